@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner, Result
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
-from tests.db.make import hello, job, report, said, throughput
+from tests.db.make import hello, job, report, run, said, throughput
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"
 
@@ -175,3 +176,29 @@ def test_why_tells_what_was_weighed(url: str) -> None:
     (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]
     assert decided["alternatives"][0] == {"nodes": 1, "gpus_per_node": 4, "batch": 256, "worth": 3.5}
     assert "weighed: 1x4, batch 256 (worth 3.5); waiting (worth 0.25)" in call("why", "7", "--database", url).stdout
+
+
+def test_slow_nodes_are_named(url: str, tmp_path: Path) -> None:
+    """Protects who asks why a job is slow: two owners' jobs ran on the node and elsewhere, one of them runs there
+    still, and a third job runs on other nodes."""
+    migrate.upgrade(url)
+    now = time.time() - 1000.0
+    with Store.open(url, "here") as store:
+        for job_id, user in ((7, "alice"), (8, "bob"), (9, "carol")):
+            store.record_jobs([job(job_id, user=user)])
+            for restart, (node, speed) in enumerate((("n2", 100), ("n1", 40 if user != "carol" else 100))):
+                names = (node,) if user != "carol" else ("n3",)
+                store.record_runs([run(job_id, restart, node_list=names, start_time=now + 100.0 * restart)])
+                told = [throughput(n, now + 100.0 * restart + n, samples=speed, seconds=1.0) for n in (2, 3, 4)]
+                report(store, job_id, restart, hello=hello(time=now + restart), throughput=told, offset=9, number=4)
+    found = printed("why", "8", "--json", "--database", url)["slow_nodes"]
+    assert [(node["name"], node["runs"], node["owners"]) for node in found] == [("n1", 2, 2)]
+    assert 0.4 < found[0]["factor"] < 0.6
+    shown = call("why", "8", "--database", url).stdout
+    assert "% of its usual speed: node n1 is slow, as 2 runs of 2 owners showed." in shown
+    assert "slow" not in call("why", "9", "--database", url).stdout
+    config = tmp_path / "ones.toml"
+    config.write_text(f'database = "{url}"\n')
+    assert "slow node  n1: about 0." in call("status", "--no-slurm", "--config", str(config)).stdout
+    told = json.loads(call("status", "--no-slurm", "--json", "--config", str(config)).stdout)
+    assert told["slow_nodes"] == found

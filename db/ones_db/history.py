@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -26,6 +26,7 @@ from ones_db.records import (
     EpochPoint,
     JobHistory,
     MembershipRecord,
+    PlacedPoint,
     ThroughputPoint,
 )
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
@@ -117,6 +118,7 @@ _RUN = (
     "restart",
     "nodes",
     "gpus_per_node",
+    "node_list",
     "kind",
     "start_time",
     "batch",
@@ -255,6 +257,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         join_s=_mean([new.report.pause_s for old, new in ordered if _joined(old, new)]),
         steps_since_change=_steps_since_change(runs, cached),
         misfit=next((_misfit(run, cached[run.id]) for run in reversed(runs) if run.world), None),
+        placed=_placed(runs, cached),
     )
 
 
@@ -347,6 +350,20 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
         for speed, time in samples[-SPEEDS:]
     ]
     return tuple(sorted(points, key=lambda point: point.time))
+
+
+def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[PlacedPoint, ...]:
+    """What each run measured at each batch, of runs whose nodes are known."""
+    found = []
+    for run in runs:
+        names = tuple(run.node_list.split(",")) if run.node_list else ()
+        if not names or len(names) != run.nodes or not run.gpus_per_node or _misfit(run, cached[run.id]):
+            continue
+        for (size, batch), samples in cached[run.id].speeds.items():
+            if size is None:
+                speed, time = median(speed for speed, _ in samples), samples[-1][1]
+                found.append(PlacedPoint(run.restart, names, run.gpus_per_node, batch, speed, time, run.kind or ""))
+    return tuple(found)
 
 
 def _pause(done: Sequence[Row]) -> float | None:

@@ -328,6 +328,21 @@ class ThroughputPoint(NamedTuple):
     """Of the GPUs; empty where it is unknown."""
 
 
+class PlacedPoint(NamedTuple):
+    """What a run measured last at a global batch, and on which nodes."""
+
+    restart: int
+    node_names: tuple[str, ...]
+    gpus_per_node: int
+    batch: int
+    samples_per_s: float
+    """Median of the newest few measurements."""
+    time: float
+    """Of the newest."""
+    kind: str = ""
+    """Of the GPUs; empty where it is unknown."""
+
+
 class NoisePoint(NamedTuple):
     """One measured gradient noise scale, in samples."""
 
@@ -389,6 +404,9 @@ class JobHistory:
     """Ranks and GPUs of the newest run that said hello, where they differ; never of a job of blocks."""
     steps_since_change: int | None = None
     """Optimizer steps since its number of GPUs last changed; None where it never did, or has not said."""
+    placed: tuple[PlacedPoint, ...] = ()
+    """What its runs measured and where, oldest run first. Nothing of a job of blocks, whose nodes change within a
+    run."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""

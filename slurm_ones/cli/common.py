@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
+
+if TYPE_CHECKING:
+    from slurm_ones.learn.nodes import SlowNode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,6 +153,14 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
         f"your jobs have not been seen yet: the companion looks every {settings.interval_s:.0f} s, at jobs whose "
         "comment begins with `ones:`"
     )
+
+
+def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:
+    """The slow nodes by the jobs that the store knows: all of the site, or those of one user."""
+    # Most commands need no models, and do not wait for numpy.
+    from slurm_ones.learn.nodes import slow_nodes
+
+    return slow_nodes([*store.finished_histories(), *store.histories().values()], now)
 
 
 def is_view(settings: Settings, store: Store) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from slurm_ones.cli.common import (
     published_for,
     reading_store,
     settings_of,
+    slow_nodes_of,
 )
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
 from slurm_ones.report.blocks import planned
@@ -31,6 +32,9 @@ from slurm_ones.report.live import LATE
 from slurm_ones.report.text import changed, plain, seconds
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
+
+if TYPE_CHECKING:
+    from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
 """How long an error is worth telling."""
@@ -67,6 +71,8 @@ class Status:
     resizes: tuple[Resizing, ...] = ()
     strategies: Mapping[str, int] = field(default_factory=dict)
     """How many jobs train by each training strategy, of those that have one."""
+    slow_nodes: tuple[SlowNode, ...] = ()
+    """Those that jobs showed to be slow; a user who may not read the database is told of none."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
@@ -131,7 +137,7 @@ def _of(
     problems += _of_companion(now, leader, last)
     problems += _of_site(store)
     found = Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
-    return replace(found, strategies=store.strategies())
+    return replace(found, strategies=store.strategies(), slow_nodes=tuple(slow_nodes_of(store, now).values()))
 
 
 def _of_site(store: Store) -> list[str]:
@@ -197,6 +203,11 @@ def lines(status: Status, *, asked: bool) -> list[str]:
     if status.strategies:
         jobs = (f"{name} ({count} job{'s' * (count != 1)})" for name, count in status.strategies.items())
         shown.append(f"strategies {', '.join(jobs)}")
+    for node in status.slow_nodes:
+        shown.append(
+            f"slow node  {node.name}: about {node.factor:.2f} of the speed of others, as {node.runs} runs of "
+            f"{node.owners} owner{'s' * (node.owners != 1)} showed"
+        )
     for resize in status.resizes:
         shown.append(
             f"resize     job {resize.job_id} {resize.change}, {resize.state}, begun {_ago(status.now, resize.since)}"

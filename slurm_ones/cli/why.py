@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,16 +21,21 @@ from slurm_ones.cli.common import (
     job_number,
     print_json,
     settings_of,
+    slow_nodes_of,
     store_of_reader,
 )
 from slurm_ones.cli.jobs import as_json
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.reasons import reason
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
 from slurm_ones.report.deadlines import deadline, open_deadline
 from slurm_ones.report.strategy import described
 from slurm_ones.report.text import clock, per_gpu, progress, resized, safe, seconds, shape, starts, troubles
+
+if TYPE_CHECKING:
+    from slurm_ones.learn.nodes import SlowNode
 
 MEMBERSHIPS = 5
 """Newest memberships of a job of blocks that are shown."""
@@ -46,6 +52,7 @@ def explain(store: Store, summary: JobSummary, decisions: int) -> dict[str, Any]
         "job": as_json(summary),
         "deadline": [asdict(said) for said in store.promises([job_id]).values()],
         "runs": [asdict(run) for run in store.runs(job_id)],
+        "slow_nodes": [asdict(node) for node in _slow_nodes(store, job_id)],
         "blocks": [asdict(block) for block in store.blocks(job_id)],
         "memberships": [asdict(member) for member in store.memberships(job_id, MEMBERSHIPS)],
         "decisions": [
@@ -110,6 +117,13 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
         yield f"    {clock(new.time)} generation {new.report.generation}: {change(new, old)}"
 
 
+def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
+    """The slow ones among the nodes that it runs on, the slowest first."""
+    names = {name for run in store.runs(job_id)[-1:] if run.end_time is None for name in run.node_list}
+    slow = slow_nodes_of(store, time.time()).values() if names else ()
+    return sorted((node for node in slow if node.name in names), key=lambda node: node.factor)
+
+
 def _deadline(store: Store, job_id: int) -> Iterator[str]:
     """What is said of its deadline; nothing of a job without one."""
     said = store.promises([job_id]).get(job_id)
@@ -145,12 +159,16 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     )
     if summary.refusal:
         yield f"  It is left alone: {safe(summary.refusal, 500)}"
-    for said in described(summary.limits) if summary.limits is not None else ():
-        yield f"  Its strategy: {safe(str(said), 500)}."
+    for limit in described(summary.limits) if summary.limits is not None else ():
+        yield f"  Its strategy: {safe(str(limit), 500)}."
     if summary.report_note:
         yield f"  Not believed of its reports: {safe(summary.report_note, 500)}"
     for line in _deadline(store, job):
         yield f"  Its {safe(line, 500)}."
+    for slow in found["slow_nodes"][:1]:
+        node, percent, runs, owners = slow["name"], 100 * slow["factor"], slow["runs"], slow["owners"]
+        said = reason("on_slow_node", node=node, percent=percent, runs=runs, owners=owners)
+        yield f"  Where it is: {safe(str(said), 500)}."
     for trouble in troubles(summary):
         yield f"  [bold red]Look at it[/]: {trouble}."
     for line in _of_blocks(store, job, running=summary.running):

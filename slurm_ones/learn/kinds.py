@@ -191,12 +191,12 @@ def _by_owner(jobs: Sequence[Told]) -> dict[tuple[str, str, str], dict[Hashable,
             speeds[job.spec, job.user][job.here].append(own)
     for (spec, user), by_kind in speeds.items():
         for here, there in permutations(sorted(by_kind), 2):
-            (before, doubt), (after, more) = _middle(by_kind[here]), _middle(by_kind[there])
+            (before, doubt), (after, more) = middle(by_kind[here]), middle(by_kind[there])
             every[user, here, there][spec].append((after - before, doubt + more + 2 * OWN**2 + NOISE**2))
-    return {key: {spec: _middle(found) for spec, found in each.items()} for key, each in every.items()}
+    return {key: {spec: middle(found) for spec, found in each.items()} for key, each in every.items()}
 
 
-def _middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Median of the logs, and the variance of that."""
     logs, variances = zip(*found, strict=True)
     return statistics.median(logs), statistics.median(variances) / len(found)

@@ -1,7 +1,7 @@
 """Sizes that owners ask for by hand: `size=8` in a job's comment.
 
 Such a job is taken out of the policy's hands. It gets its size as soon as GPUs that nobody has make room for it, within
-the limits of the site, and keeps it.
+the limits of the site, and keeps it. Where GPUs are of several kinds, a running job stays on its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.report.strategy import counts
 from slurm_ones.rules.caps import Cap, entitled, hindering, sizes_of
+from slurm_ones.schedule.kinds import accepts, kinds_held
 from slurm_ones.schedule.ledger import free_by_node, pick_nodes
 from slurm_ones.schedule.policy import ClusterView, JobView
 from slurm_ones.schedule.shapes import least_and_most, shape_of
@@ -41,8 +42,12 @@ def _with_size(
 ) -> JobView:
     if job.fixed:
         return job
-    shape, sizes = shape_of(cluster, gpus), sizes_of(cluster, job)
-    if shape is None or gpus not in sizes:
+    for kind in kinds_held(cluster, job) or [kind for kind in cluster.kinds if accepts(job, kind)]:
+        part = cluster.of_kind(kind)
+        shape, sizes = shape_of(part, gpus), sizes_of(cluster, job, kind)
+        if shape is not None and gpus in sizes:
+            break
+    else:
         return replace(job, fixed=_not_possible(job, gpus))
     if job.shape is None:
         return replace(job, limits=replace(job.limits, gpus=(gpus,)))
@@ -53,7 +58,7 @@ def _with_size(
         if cap is not None:
             return replace(job, fixed=cap.reason)
     others = [other for other in jobs.values() if other.job_id != job.job_id]
-    nodes = (job.smaller or {}).get(gpus) or _room(cluster, others, shape)
+    nodes = (job.smaller or {}).get(gpus) or _room(part, others, shape)
     if not nodes:
         return replace(job, fixed=reason("size_waits", gpus=gpus))
     least, most = least_and_most(job.limits, gpus)

@@ -68,6 +68,8 @@ class _Now:
     waiting: Mapping[Who, int] = field(default_factory=dict)
     gpus: Mapping[Who, int] = field(default_factory=dict)
     refused: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    slow: Mapping[tuple[str], float] = field(default_factory=dict)
+    """Speed of slow nodes."""
 
 
 class _Present(Collector):
@@ -85,6 +87,7 @@ class _Present(Collector):
         yield _family("running_jobs", "elastic jobs that run", now.running, *WHOSE)
         yield _family("waiting_jobs", "elastic jobs that wait", now.waiting, *WHOSE)
         yield _family("gpus", "GPUs on which elastic jobs run", now.gpus, *WHOSE)
+        yield _family("slow_node_speed", "speed of a slow node over that of others, as jobs measured", now.slow, "node")
         yield _family("refused_jobs", "elastic jobs that get no other size now", now.refused, *WHOSE, "reason")
 
 
@@ -211,6 +214,7 @@ class Metrics:
             Counter(whose[job_id] for job_id in elastic if job_id not in running),
             gpus,
             Counter((*whose[job_id], code) for job_id, code in causes.items()),
+            {(name,): node.factor for name, node in tick.slow_nodes.items()},
         )
 
     def _begin_for(self, who: Who) -> None:

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from ones_db import BlockRecord, EpochPoint, NoisePoint, RunReports, Store, Submission, ThroughputPoint, TimelineRow
+from ones_db import (
+    BlockRecord,
+    EpochPoint,
+    NoisePoint,
+    PlacedPoint,
+    RunReports,
+    Store,
+    Submission,
+    ThroughputPoint,
+    TimelineRow,
+)
 from tests.db.make import SPEC, epoch, hello, job, report, resize, resized_job, run, said, throughput
 
 
@@ -28,6 +38,10 @@ def test_history_of_a_resized_job(store: Store) -> None:
     assert history.throughput == (
         *(ThroughputPoint(1, 1, 64, 128.0, 2000.0 + n) for n in range(17, 22)),
         ThroughputPoint(1, 4, 256, 512.0, 3011.0),
+    )
+    assert history.placed == (
+        PlacedPoint(0, ("n1",), 1, 64, 128.0, 2021.0),
+        PlacedPoint(1, ("n1",), 4, 256, 512.0, 3011.0),
     )
     assert history.samples == 3 * 1000
     assert (history.batch, history.first_loss) == (256, 2.0)

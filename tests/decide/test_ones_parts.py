@@ -258,6 +258,7 @@ def test_what_a_change_costs() -> None:
     found = less_costs(worth, np.array([2, 2]), costs(30.0, 10.0, 50.0, 100.0, jobs=2))
     assert found[0].tolist() == pytest.approx([0.0, 4.0 * 0.9, 8.0]), "giving up prepares nothing"
     assert less_costs(worth, current, costs(30.0, 30.0, 0.0, 0.0, jobs=2))[0].tolist() == [0.0, 4.0, 0.0]
+    assert less_costs(worth, current, costs(1.0, 0.0, 7.0, 5.0, jobs=2))[0, 2] < 4.0, "undone before it begins"
 
 
 def test_preparing_costs_what_the_new_gpus_would_have_gained() -> None:

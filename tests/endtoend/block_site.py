@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from slurm_ones.slurm.model import JobState
 from tests.cluster import Cluster, paths
 from tests.cluster.sites import OPERATOR
-from tests.endtoend.harness import Harness
+from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
+from tests.endtoend.light_blocks import END
 
 QUICK = "max_wait_s = 30\nadvance_s = 0.1"
+EVERY_SITE = "ONES_EVERY_SITE"
+"""In the environment: 1 has the tests with blocks that take long run at every kind of site."""
+SITES = [
+    f"{name} {who}{whole}" for name in ("gres", "old") for who in ("owner", "operator") for whole in ("", " whole")
+]
+
+
+def sites(*some: str) -> list[str]:
+    """Those at which a test runs: some, or all of them where that is asked for."""
+    return SITES if os.environ.get(EVERY_SITE) else [*some]
 
 
 @dataclass
@@ -61,10 +75,10 @@ class Site:
         whole = ("--partition=whole", "--comment=ones: nodes=1-4 batch=16-64 array=blocks")
         return (*options, *whole), {"ONES_GPUS_PER_NODE": str(self.whole), **env}
 
-    def settings(self, resize: str = QUICK) -> str:
+    def settings(self, resize: str = QUICK, **top: str) -> str:
         scope = {"scope": '"own"'} if self.owner else {"scope": '"all"', "spool": f'"{self.inside}"'}
         whole = {"whole_node_gpus": f"{{whole = {self.whole}}}"} if self.whole else {}
-        return self.harness.settings(self.user, resize=resize, **scope, **whole)
+        return self.harness.settings(self.user, resize=resize, **scope, **whole, **top)
 
     def start(self, settings: str, steps: dict[int, Any]) -> subprocess.Popen[str]:
         """A companion whose policy wants these sizes."""
@@ -80,3 +94,16 @@ class Site:
             tasks = [self.harness.tasks(job_id) for job_id in steps]
             log = self.harness.companion_log(settings)[-6000:]
             raise AssertionError(f"not within {timeout_s:.0f} s: {steps}, {tasks}\n{log}") from None
+
+    def ends(self, job_id: int, settings: str) -> None:
+        """Let a job that trains nothing end. It ends well, whatever of it waits is cancelled, and the next companion
+        finds so."""
+        (self.harness.directory(job_id) / END).touch()
+        deadline = time.monotonic() + WAIT_S
+        while any(t.state in ("RUNNING", "PENDING", "COMPLETING") for t in self.harness.tasks(job_id).values()):
+            assert time.monotonic() < deadline, self.harness.tasks(job_id)
+            time.sleep(LOOK_S)
+        assert {task.state for task in self.harness.tasks(job_id).values()} <= {"COMPLETED", "CANCELLED"}
+        self.resize(settings, {})
+        with self.harness.store(settings) as store:
+            assert store.jobs([job_id])[job_id].state == JobState.COMPLETED.value

@@ -143,7 +143,7 @@ def blocks_settled(client: CommandClient, job_id: int) -> tuple[dict[int, Job], 
     deadline = time.monotonic() + LIMIT_S
     while True:
         tasks = {job.array_tasks[0]: job for job in client.tasks(job_id)}
-        trains, wrong = _train_together(job_id), ""
+        trains, wrong = _train_together(job_id, Path(next(iter(tasks.values())).work_dir)), ""
         for task, job in tasks.items():
             if job.running != (task in trains):
                 wrong = f"{trains} train, task {task} is {job.state.value}"
@@ -155,8 +155,8 @@ def blocks_settled(client: CommandClient, job_id: int) -> tuple[dict[int, Job], 
         time.sleep(0.1)
 
 
-def _train_together(job_id: int) -> tuple[int, ...]:
-    paths = Path.home().joinpath(directory_name(job_id)).glob("reports-*.jsonl")
+def _train_together(job_id: int, work_dir: Path) -> tuple[int, ...]:
+    paths = work_dir.joinpath(directory_name(job_id)).glob("reports-*.jsonl")
     newest = max(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
     reports = [decode_report(line)[2] for line in newest.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return next((m.blocks for m in reversed(reports) if isinstance(m, Membership)), ())
@@ -165,7 +165,7 @@ def _train_together(job_id: int) -> tuple[int, ...]:
 def round_of_blocks(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -> dict[str, Any]:
     """`one_round` of a job of blocks: it trains on, whatever happens."""
     client = CommandClient()
-    before = _gpus(blocks_settled(client, job_id)[0])
+    before = _gpus(settings, blocks_settled(client, job_id)[0])
     to = Allocation(big, 32) if before == 1 else Allocation(Shape(0, 1), 16)
     event, statuses = _with_a_death(settings, job_id, fatal, to)
     tasks, wrong = blocks_settled(client, job_id)
@@ -173,7 +173,7 @@ def round_of_blocks(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -
     return {
         **_found(settings, job_id, fatal, event, statuses),
         "from": str(before),
-        "shape": str(_gpus(tasks)),
+        "shape": str(_gpus(settings, tasks)),
         "state": "RUNNING" if trained else "none",
         "held": False,
         "restarts": sum(job.restart for job in trained if job.array_tasks == (0,)),
@@ -181,8 +181,9 @@ def round_of_blocks(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -
     }
 
 
-def _gpus(tasks: Mapping[int, Job]) -> int:
-    return sum(job.nodes * job.gpus_per_node for job in tasks.values() if job.running)
+def _gpus(settings: Settings, tasks: Mapping[int, Job]) -> int:
+    whole = settings.whole_node_gpus
+    return sum(job.nodes * whole.get(job.partition, job.gpus_per_node) for job in tasks.values() if job.running)
 
 
 def one_round(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -> dict[str, Any]:

@@ -10,11 +10,10 @@ import pytest
 
 from ones_wrapper.protocol import Bye
 from slurm_ones.act.transitions import State
-from slurm_ones.slurm.model import JobState
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
-from tests.endtoend.light_blocks import END, UNREADY
+from tests.endtoend.light_blocks import UNREADY
 
 pytestmark = pytest.mark.cluster
 ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
@@ -95,16 +94,7 @@ def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     unit = site.unit
     settings = site.settings()
     site.resize(settings, {job_id: [[0, 2 * unit, 32]]})
-    (site.harness.directory(job_id) / END).touch()
-    deadline = time.monotonic() + WAIT_S
-    while any(task.state in ("RUNNING", "PENDING", "COMPLETING") for task in site.harness.tasks(job_id).values()):
-        assert time.monotonic() < deadline, site.harness.tasks(job_id)
-        time.sleep(0.3)
-    assert {task.state for task in site.harness.tasks(job_id).values()} <= {"COMPLETED", "CANCELLED"}
-    # The next companion finds that it ended well.
-    site.resize(settings, {})
-    with site.harness.store(settings) as store:
-        assert store.jobs([job_id])[job_id].state == JobState.COMPLETED.value
+    site.ends(job_id, settings)
 
 
 @pytest.mark.parametrize("victim", ["newcomer", "member", "leader"])

@@ -10,6 +10,7 @@ import pytest
 
 from slurm_ones.act.transitions import State
 from tests.cluster import paths
+from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
@@ -19,7 +20,7 @@ WRITES = ("begin_resize", "step_resize", "end_resize")
 
 
 def kill_everywhere(
-    harness: Harness, job_ids: list[int], shape: str, steps: tuple[str, ...], both: bool = False
+    site: Site, job_ids: list[int], shape: str, steps: tuple[str, ...], both: bool = False
 ) -> list[dict[str, Any]]:
     """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
 
@@ -29,12 +30,12 @@ def kill_everywhere(
     stride = len(job_ids) // (2 if both else 1)
     firsts = [number if number < stride else stride - 1 - number for number in range(len(job_ids))]
     numbered = _rounds(
-        harness, {id_: (str(first), str(stride), shape) for id_, first in zip(job_ids, firsts, strict=True)}
+        site, {id_: (str(first), str(stride), shape) for id_, first in zip(job_ids, firsts, strict=True)}
     )
     wanted = {f"{when} {step}" for step in (*WRITES, *steps) for when in ("before", "after")}
     missed = sorted(wanted - {told["event"] for told in numbered if told["killed"]})
     shares = {id_: missed[number :: len(job_ids)] for number, id_ in enumerate(job_ids)}
-    named = _rounds(harness, {id_: (",".join(share), shape) for id_, share in shares.items() if share})
+    named = _rounds(site, {id_: (",".join(share), shape) for id_, share in shares.items() if share})
     rounds = numbered + named
     for told in rounds:
         assert not told["held"] and told["open"] == 0, told
@@ -47,14 +48,16 @@ def kill_everywhere(
     return rounds
 
 
-def _rounds(harness: Harness, deaths: dict[int, tuple[str, ...]]) -> list[dict[str, Any]]:
+def _rounds(site: Site, deaths: dict[int, tuple[str, ...]]) -> list[dict[str, Any]]:
     """What was found after each death, with these arguments of `tests.endtoend.killed` for each job."""
     processes, rounds = [], []
     for job_id, arguments in deaths.items():
-        settings = harness.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
-        command = [harness.cluster.python, "-m", "tests.endtoend.killed", settings, str(job_id), *arguments]
+        settings = site.settings("dwell_s = 0\nadvance_s = 0.1", tick_s="0.3")
+        command = [site.harness.cluster.python, "-m", "tests.endtoend.killed", settings, str(job_id), *arguments]
         pipe = subprocess.PIPE
-        processes.append(harness.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
+        processes.append(
+            site.harness.cluster.popen(command, user=site.user, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe)
+        )
     for process in processes:
         output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-4000:]
@@ -67,30 +70,29 @@ def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
     job_ids = [harness.light() for _ in range(JOBS)]
     harness.trains(*job_ids)
     steps = ("order", "requeuehold", "NumNodes", "StartTime", "release")
-    for told in kill_everywhere(harness, job_ids, "1x2", steps):
+    for told in kill_everywhere(Site(harness, owner=True), job_ids, "1x2", steps):
         assert told["state"] == "RUNNING" and told["shape"] in ("1x1", "1x2"), told
         changed = told["shape"] != told["from"]
         assert changed == (told["resize"] == State.DONE) == (told["restarts"] == 1), told
         assert changed or told["killed"], told
 
 
-@pytest.mark.parametrize("site", ["gres", "old"])
-def test_killed_anywhere_while_blocks_join_and_leave(site: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("words", sites("gres operator", "old owner"))
+def test_killed_anywhere_while_blocks_join_and_leave(words: str, request: pytest.FixtureRequest) -> None:
     """The job trains on with one block or with two, and no other one runs or waits unheld."""
-    harness = Harness(request.getfixturevalue(site))
+    site = Site.of(request, words, gpus=1)
     try:
-        job_ids = [harness.blocks() for _ in range(6)]
-        for job_id in job_ids:
-            harness.membership(job_id, lambda m: m.why == "first", "first membership")
+        # Each may have two nodes of the four that are handed out whole.
+        job_ids = [site.submit() for _ in range(2 if site.whole else 6)]
         steps = ("order", "release", "requeuehold")
-        for told in kill_everywhere(harness, job_ids, "0x2", steps, both=True):
+        for told in kill_everywhere(site, job_ids, "0x2", steps, both=True):
             assert told["state"] == "RUNNING" and told["shape"] in ("1", "2") and not told["restarts"], told
             changed = told["shape"] != told["from"]
             # Before it was begun the newest one is that of the round before.
             assert changed == (told["resize"] == State.DONE and told["event"] != "before begin_resize"), told
             assert changed or told["killed"], told
     finally:
-        harness.clear()
+        site.harness.clear()
 
 
 @pytest.mark.parametrize("shape", ["2x4", "99x1"])
@@ -100,7 +102,7 @@ def test_killed_anywhere_in_the_resize_of_a_waiting_job(harness: Harness, shape:
     all_nodes = harness.rigid("--nodes=4", "--gres=gpu:4")
     harness.wait(all_nodes, lambda job: job.running, "running")
     job_ids = [harness.light() for _ in range(2)]
-    for told in kill_everywhere(harness, job_ids, shape, ("uhold", "NumNodes", "release")):
+    for told in kill_everywhere(Site(harness, owner=True), job_ids, shape, ("uhold", "NumNodes", "release")):
         assert told["state"] == "PENDING" and told["restarts"] == 0, told
         if shape == "99x1":
             assert told["shape"] == "1x1" and told["resize"] in (None, State.ROLLED_BACK), told
@@ -113,6 +115,6 @@ def test_killed_anywhere_in_the_resize_of_a_waiting_job(harness: Harness, shape:
 def test_killed_anywhere_in_the_resize_of_a_job_that_is_to_start_later(harness: Harness) -> None:
     """Of which Slurm does not say whether it would ever start at the new shape: it keeps its own, held by nobody."""
     job_ids = [harness.light("--begin=now+1hour") for _ in range(2)]
-    for told in kill_everywhere(harness, job_ids, "2x4", ("uhold", "NumNodes", "release")):
+    for told in kill_everywhere(Site(harness, owner=True), job_ids, "2x4", ("uhold", "NumNodes", "release")):
         assert (told["state"], told["shape"], told["restarts"]) == ("PENDING", "1x1", 0), told
         assert told["resize"] in (None, State.ROLLED_BACK), told

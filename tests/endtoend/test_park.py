@@ -12,6 +12,7 @@ from ones_wrapper.protocol import Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
+from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_kill import JOBS, kill_everywhere
 
@@ -98,7 +99,9 @@ def test_a_companion_killed_anywhere_while_it_parks_is_succeeded(harness: Harnes
     """After every death the next one lets the job run, held by nobody and at its shape."""
     job_ids = [harness.light() for _ in range(JOBS)]
     harness.trains(*job_ids)
-    for told in kill_everywhere(harness, job_ids, "0x0", ("order", "requeuehold", "StartTime", "release")):
+    for told in kill_everywhere(
+        Site(harness, owner=True), job_ids, "0x0", ("order", "requeuehold", "StartTime", "release")
+    ):
         assert (told["state"], told["shape"]) == ("RUNNING", "1x1"), told
         assert told["resize"] in (None, State.DONE, State.ABANDONED, State.ROLLED_BACK), told
         assert told["restarts"] == (told["resize"] in (State.DONE, State.ROLLED_BACK)), told

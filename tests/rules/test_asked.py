@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +13,10 @@ from slurm_ones.reasons import reason
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.views import Bounds, decide_within
+from slurm_ones.schedule.policy import NodeView
 from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
-from slurm_ones.testing.rounds import Round, cluster, job, rounds
+from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 VIEW = cluster(2)
 RUNS = job(1, {"n1": 2}, gpus=(1, 2, 4, 8))
@@ -33,6 +36,22 @@ def test_a_size_is_given_where_there_is_room() -> None:
     assert code(8) == "size_asked" and code(2) == "size_kept" and code(1) == "size_asked"
     assert code(8, job(2, {"n2": 1})) == "size_waits"
     assert code(3) == "size_not_possible"
+
+
+def test_a_running_job_stays_on_its_kind_of_gpu() -> None:
+    """Room on GPUs of another kind is none for it, and no shape has GPUs of both."""
+    kinds = ("v100", "a100", "a100", "v100")
+    view = replace(
+        VIEW,
+        nodes=tuple(NodeView(f"n{i}", 4 if kind == "a100" else 8, kind=kind) for i, kind in enumerate(kinds)),
+        node_gpus=8,
+        gpus_of_kind={"a100": 4, "v100": 8},
+    )
+    runs = job(1, {"n1": 2}, gpus=(1, 2, 4, 8), on={"a100": Power(), "v100": Power()})
+    (found,) = with_sizes(view, [runs], {1: 8}, ())
+    assert found.shape == Shape(2, 4) and dict(found.nodes) == {"n1": 4, "n2": 4}
+    found, _ = with_sizes(view, [runs, job(2, {"n2": 1})], {1: 8}, ())
+    assert found.fixed is not None and found.fixed.code == "size_waits"
 
 
 def test_a_cap_comes_first() -> None:

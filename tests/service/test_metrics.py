@@ -27,6 +27,7 @@ from ones_db import JobRecord, ReasonRecord, ResizeRecord, Store, ThroughputPoin
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
+from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
@@ -100,6 +101,15 @@ def test_gpu_seconds_beyond_what_jobs_asked_for() -> None:
     assert figures.value("gpu_seconds_total") == 300.0 + 4 * 180.0 + 4 * 10.0
     figures.tick(big, after=-500.0)
     assert figures.value("gpu_seconds_total") == 300.0 + 4 * 180.0 + 4 * 10.0
+
+
+def test_slow_nodes() -> None:
+    """As fast as jobs showed; not shown any more once a tick finds none."""
+    figures = Figures()
+    figures.tick(slow_nodes={"n3": SlowNode("n3", 0.6, 0.05, 4, 2)})
+    assert figures.samples("slow_node_speed") == {frozenset({("node", "n3")}): 0.6}
+    figures.tick()
+    assert figures.samples("slow_node_speed") == {}
 
 
 def test_what_another_companion_counted_is_not_counted_again() -> None:

@@ -126,6 +126,8 @@ class Loader:
             loop.used = []
             if loop.rate:
                 loop.rate.expect()
+            if run.noise is not None:
+                run.noise.begin(run.progress.step)
             strategy = run.settings.strategy
             alike = strategy is not None and strategy.same_numbers
             seed_step(loop.seed, run.progress.step, run.division.replica if alike else run.group.rank)

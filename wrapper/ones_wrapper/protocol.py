@@ -127,7 +127,8 @@ class Spec:
     term: int = 0
     """Of a job of blocks: the term of its present leader. Its reports are those of this restart."""
     hot: bool = False
-    """Whether blocks can join and leave it while it trains."""
+    """Of a job of blocks: whether state moves from memory to memory as blocks join and leave. Else each change begins a
+    term, from a checkpoint."""
     multiple_of: int = 1
     """Global batches are multiples of this, where the GPUs take so many samples."""
     limits: Limits | None = None

@@ -67,15 +67,16 @@ def less_costs(worth: Floats, current: Ints, costs: Costs) -> Floats:
     A job that grows trains at its old size until the new GPUs are ready, stands still for the pause, and trains at the
     new size for the rest of the time that the change lasts. So the pause costs training, and the preparation costs what
     others would have made of the new GPUs, since these count as the job's from now on; the rest is not delayed by it.
+    A change counts at least until it begins: one that would be undone before is worth less than to stay.
     Waiting jobs pay nothing: whatever their size, they start.
     """
     columns, held = np.arange(worth.shape[1]), current[:, None]
     grows = columns > held
-    lasts = np.maximum(costs.lasts_s, 1e-9)[:, None]
     ready = np.where(grows, costs.prepare_s[:, None], 0.0)
     begins = ready + np.where(grows, costs.grow_s[:, None], costs.shrink_s[:, None])
+    lasts = np.maximum(np.maximum(costs.lasts_s[:, None], begins), 1e-9)
     old = worth[np.arange(len(worth)), current][:, None]
-    changed = worth * np.maximum(1.0 - begins / lasts, 0.0) + old * np.minimum(ready / lasts, 1.0)
+    changed = worth * (1.0 - begins / lasts) + old * ready / lasts
     result: Floats = np.where((held > 0) & (columns != held), changed, worth)
     return result
 

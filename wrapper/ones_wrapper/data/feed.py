@@ -326,6 +326,7 @@ class _Collated(Dataset[Any]):
             for index, value in zip(indices, sample_keys(self._seed, epoch, indices), strict=True):
                 seed_all(value)
                 samples.append(self.dataset[index])
-            # What collating draws cannot follow from one sample: it follows from the first and how many there are.
-            seed_all(key(self._seed, epoch, indices[0], len(indices)))
+            if self._collate is not default_collate:  # which draws nothing
+                # What collating draws cannot follow from one sample: it follows from the first and how many there are.
+                seed_all(key(self._seed, epoch, indices[0], len(indices)))
             return self._collate(samples)

@@ -138,7 +138,8 @@ class Exchange(ABC):
     @property
     def _measured(self) -> NoiseScale | None:
         """What shall see the gradients that arrive now."""
-        return None if self._stepped else self._noise
+        noise = self._noise
+        return None if self._stepped or noise is None or not noise.looks else noise
 
     def _first(self, model: torch.nn.Module) -> None:
         """Check that it is the only model."""
@@ -285,11 +286,12 @@ class DdpExchange(Exchange):
         # Not dist.all_reduce, whose checks take as long again.
         ranks = dist.group.WORLD
         assert ranks is not None
-        work = ranks.allreduce([torch.view_as_real(gradient) if gradient.is_complex() else gradient])
+        complex_ = gradient.is_complex()
+        work = ranks.allreduce([torch.view_as_real(gradient) if complex_ else gradient])
 
         def whole(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             summed = future.value()[0]
-            if gradient.is_complex():
+            if complex_:
                 summed = torch.view_as_complex(summed)
             if noise is not None:
                 noise.whole(summed, total)

@@ -1,0 +1,193 @@
+"""Which nodes are slow: from what jobs measured on them and elsewhere, at the same size, batch and kind of GPU.
+
+Slow GPUs are told by PAL (Jain and others, SC 2024) from measurements before the cluster is used. Here nothing is run
+for it: an owner's jobs of one script are compared with each other, where some ran on the node and some did not. A run
+on several nodes goes at the pace of its slowest, so it tells of each of them as little as they are many. The slowest
+node that is certain is found first; what ran there then says nothing of other nodes, neither beside it nor against it.
+
+What jobs measure is their users' word, so one user condemns no node:
+
+- each owner has one vote, the median of what their scripts say, however many jobs they run;
+- a node is slow where two owners or more say so, and as slow as their median does; of an even number the milder half
+  counts. Where all measurements are of one owner, their jobs vote instead: there is nobody else to be harmed;
+- no node is taken for slower than `SLOWEST`, and no more than `MOST` of all nodes for slow.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from ones_db import JobHistory
+from slurm_ones.learn.histories import plain_spec
+from slurm_ones.learn.kinds import NOISE, Factor, middle
+from slurm_ones.learn.throughput import ABSURD
+
+SLOWEST = 0.3
+"""Of the speed of other nodes."""
+SLOW = 0.9
+"""A node faster than this is not called slow: other hours, and neighbours on the node, make as much."""
+SPREAD = 0.15
+"""Standard deviation of the logarithm of a node's speed, before anything tells."""
+SURE = 2.5
+"""So many deviations a node must be slower than others: of hundreds of nodes that are alike few are by chance."""
+VOTES = 2
+MOST = 1 / 3
+"""Share of the nodes; one in any case."""
+ENOUGH = 3
+"""Runs that are alike from which on their noise is seen."""
+MANY = 30
+"""Runs of which every two are compared for that."""
+NORMAL = 2.2219
+"""Standard deviation of a normal distribution over the lower quartile of the differences of any two draws."""
+RECENT_S = 7 * 86400.0
+"""Older measurements tell nothing, so that a node that was repaired is tried again."""
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """A node that is slower than others."""
+
+    name: str
+    factor: float
+    """Its speed over that of others, in [`SLOWEST`, `SLOW`]."""
+    doubt: float
+    """Standard deviation of the factor's logarithm."""
+    runs: int
+    """Runs on it that tell this."""
+    owners: int
+    """Of these runs."""
+
+
+class _Run(NamedTuple):
+    """One run at one batch."""
+
+    alike: Hashable
+    """The same for runs that can be compared."""
+    voter: Hashable
+    run: Hashable
+    owner: str
+    names: frozenset[str]
+    log: float
+    """Of its samples/s."""
+
+
+class _Said(NamedTuple):
+    """What one voter's runs that are alike say of a node: its speed over that of others in logs, with its variance."""
+
+    name: str
+    voter: Hashable
+    log: float
+    variance: float
+    runs: Sequence[_Run]
+
+
+def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNode]:
+    """The slow nodes by their names, those that are most certainly slow first. `now` is in Unix seconds."""
+    alike: dict[Hashable, list[_Run]] = defaultdict(list)
+    for run in _runs(histories, now):
+        alike[run.alike].append(run)
+    names = frozenset(name for runs in alike.values() for run in runs for name in run.names)
+    noise = _noise_of(alike.values())
+    said = {key: _compared(runs, noise) for key, runs in alike.items()}
+    found: dict[str, SlowNode] = {}
+    while len(found) < max(int(MOST * len(names)), 1):
+        slow = _slow_by(said.values())
+        if not slow:
+            break
+        worst = min(slow, key=lambda node: (math.log(node.factor) / node.doubt, node.name))
+        found[worst.name] = worst
+        for key, runs in alike.items():
+            clean = [run for run in runs if worst.name not in run.names]
+            if len(clean) < len(runs):
+                alike[key], said[key] = clean, _compared(clean, noise)
+    return found
+
+
+def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
+    told = [
+        (history, point)
+        for history in histories
+        for point in history.placed
+        if abs(now - point.time) <= RECENT_S and 1.0 / ABSURD < point.samples_per_s < ABSURD
+    ]
+    alone = len({history.job.user for history, _ in told}) < VOTES
+    found = []
+    for history, point in told:
+        owner, job_id = history.job.user, history.job.job_id
+        script = plain_spec(history.spec) if history.spec is not None else job_id
+        names = frozenset(point.node_names)
+        alike = owner, script, len(names), point.gpus_per_node, point.batch, point.kind
+        voter = job_id if alone else owner
+        found.append(_Run(alike, voter, (job_id, point.restart), owner, names, math.log(point.samples_per_s)))
+    return found
+
+
+def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
+    """How far each owner's runs that are alike are apart, as a standard deviation of logs: by the lower quartile of
+    their differences (as in Rousseeuw and Croux, JASA 1993), so that slow nodes do not count. Of who ran too little it
+    is `NOISE`, and less than that of nobody."""
+    apart: dict[str, list[float]] = defaultdict(list)
+    for runs in alike:
+        if len(runs) >= ENOUGH:
+            logs = sorted(run.log for run in runs)[:: -(-len(runs) // MANY)]
+            apart[runs[0].owner] += [other - one for one, other in combinations(logs, 2)]
+    quartiles = {owner: sorted(found)[(len(found) - 1) // 4] for owner, found in apart.items()}
+    return {owner: max(NORMAL * quartile, NOISE) for owner, quartile in quartiles.items()}
+
+
+def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Said]:
+    """What runs that are alike say of each of their nodes; they are one owner's."""
+    said = []
+    each = noise.get(runs[0].owner, NOISE) ** 2 if runs else 0.0
+    for name in sorted(frozenset(name for run in runs for name in run.names)):
+        elsewhere = [run.log for run in runs if name not in run.names]
+        here = [run for run in runs if name in run.names] if elsewhere else []
+        for voter, mine in _by_voter(here).items():
+            slower = statistics.median(run.log for run in mine) - statistics.median(elsewhere)
+            weight = sum(1.0 / len(run.names) for run in mine)
+            said.append(_Said(name, voter, _bounded(slower), each * (1.0 / weight + 1.0 / len(elsewhere)), mine))
+    return said
+
+
+def _slow_by(found: Iterable[Sequence[_Said]]) -> list[SlowNode]:
+    """The nodes that are slow by all that was said."""
+    votes: dict[str, dict[Hashable, list[_Said]]] = defaultdict(lambda: defaultdict(list))
+    for some in found:
+        for said in some:
+            votes[said.name][said.voter].append(said)
+    return [node for name, by_voter in votes.items() if (node := _judged(name, by_voter)) is not None]
+
+
+def _by_voter(runs: Iterable[_Run]) -> dict[Hashable, list[_Run]]:
+    found: dict[Hashable, list[_Run]] = defaultdict(list)
+    for run in runs:
+        found[run.voter].append(run)
+    return found
+
+
+def _bounded(log: float) -> float:
+    """No claim is taken for more than what a node is believed to be."""
+    return min(max(log, math.log(SLOWEST)), -math.log(SLOWEST))
+
+
+def _judged(name: str, votes: Mapping[Hashable, Sequence[_Said]]) -> SlowNode | None:
+    """The node if it is slow, by what each voter's scripts say."""
+    if len(votes) < VOTES:
+        return None
+    each = [middle([(said.log, said.variance) for said in found]) for found in votes.values()]
+    logs, variances = sorted(log for log, _ in each), [variance for _, variance in each]
+    # The middle one; of an even number the milder of two.
+    log, variance = logs[len(logs) // 2], statistics.median(variances) / len(each)
+    believed = Factor(0.0, SPREAD**2).heard([(log, variance)])
+    doubt = math.sqrt(believed.variance)
+    if believed.mean > math.log(SLOW) or believed.mean + SURE * doubt > 0:
+        return None
+    witnesses = [run for found in votes.values() for said in found for run in said.runs]
+    runs, owners = {run.run for run in witnesses}, {run.owner for run in witnesses}
+    return SlowNode(name, max(math.exp(believed.mean), SLOWEST), doubt, len(runs), len(owners))

@@ -1,0 +1,113 @@
+"""The leader believes nothing of a newcomer that it cannot check: what comes to nothing is said in the job's log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from ones_wrapper.job_io import OrderReader
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.connections import new_token
+from ones_wrapper.membership.coordinator import DEAD_S, Coordinator
+from ones_wrapper.membership.plan import Plan, encode
+from ones_wrapper.protocol import Order
+from tests.wrapper.membership.test_plan import member
+from tests.wrapper.membership.test_standstill import Clock
+from tests.wrapper.runs import write_order
+
+Turn = Callable[[], None]
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board.host("127.0.0.1", new_token())
+
+
+@pytest.fixture
+def leader(board: Board, tmp_path: Path) -> Coordinator:
+    """Block 0 trains alone, and blocks 0 and 7 are to."""
+    write_order(tmp_path, Order(1, 0, blocks=(0, 7)))
+    return Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False, lambda: False)
+
+
+@pytest.fixture
+def turn(leader: Coordinator, board: Board, monkeypatch: pytest.MonkeyPatch) -> Turn:
+    """A second later the leader looks at everything; block 0 has given a sign."""
+    clock = Clock(monkeypatch)
+
+    def turn() -> None:
+        clock.ahead += 1.0
+        board.put(f"sign-{member(0).uid}-0", str(clock.ahead))
+        leader._turn()
+
+    return turn
+
+
+def join(board: Board, text: str) -> None:
+    board.put(f"join-{board.count('joined', 1)}", text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"task": 7}', encode(member(7)).replace("7", "-7", 1)])
+def test_a_newcomer_that_is_no_block_is_ignored_and_said(
+    leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Protects training from what another process wrote; the next newcomer is heard as ever."""
+    join(board, text)
+    turn()
+    assert "a block that wanted to join is ignored: " in capsys.readouterr().err
+    assert (leader.lost, board.read("newest")) == ("", None)
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    turn()
+    assert board.read("newest") == "1" and "ignored" not in capsys.readouterr().err
+
+
+def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
+    leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects training: it goes on with those that are there."""
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    turn()
+    assert board.read("newest") == "1" and leader.proposal(lambda plan: True) == (1, 0)
+    for _ in range(int(DEAD_S) + 1):
+        turn()
+    said = capsys.readouterr().err
+    assert f"block 7 gave no sign for {DEAD_S:g} s; it does not join" in said
+    assert f"membership 1 was dropped: block 7 gave no sign for {DEAD_S:g} s" in said
+    assert board.read("verdict-1") == "dropped" and leader.proposal(lambda plan: True) == (0, 0)
+    turn()
+    assert (leader.lost, board.read("newest")) == ("", "1"), "it is not planned with again"
+
+
+def test_an_order_that_names_blocks_nobody_knows_changes_nothing(leader: Coordinator, board: Board, turn: Turn) -> None:
+    """Protects training from an order that came too early, or is wrong."""
+    for _ in range(5):
+        turn()
+    assert (leader.lost, board.read("newest")) == ("", None)
+
+
+def test_the_board_is_cleared_of_groups_that_everybody_has_left(leader: Coordinator, board: Board, turn: Turn) -> None:
+    """Protects the leader's memory over many changes; those of the last two memberships stay, which ranks may use."""
+    if not hasattr(Store, "list_keys"):
+        pytest.skip("this torch cannot list what is in a store")
+    texts, parts = ("formed-{}-1", "next-{}"), ("control-{}", "data-{}", "copy-{}-1", "default-{}")
+    for generation in (1, 2, 12):
+        for name in texts:
+            board.put(name.format(generation), "1")
+        for name in parts:
+            board.store(name.format(generation)).set("0/1", "1")
+    board.put("shapes", "1")
+
+    def there(generation: int) -> int:
+        found = [board.read(name.format(generation)) is not None for name in texts]
+        return sum((*found, *(board.store(name.format(generation)).check(["0/1"]) for name in parts)))
+
+    for generation, expected in ((1, (6, 6, 6)), (2, (6, 6, 6)), (12, (0, 6, 6)), (13, (0, 0, 6))):
+        leader.committed(Plan(generation, 0, (member(0),)))
+        turn()
+        assert (there(1), there(2), there(12)) == expected
+    assert board.read("shapes") == "1" and leader.lost == ""
