@@ -104,6 +104,7 @@ LONG = (
     "tests/endtoend/test_kill.py",
     "tests/endtoend/test_kinds.py",
     "tests/endtoend/test_leaves.py",
+    "tests/endtoend/test_limits.py::test_blocks_leave_for_a_rigid_job",
     "tests/endtoend/test_metrics.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",
