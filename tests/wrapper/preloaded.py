@@ -195,7 +195,6 @@ class _Node:
     """A forked node launcher, with what `ones-run` uses of `subprocess.Popen`."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], stdin: int, start_new_session: bool) -> None:
-        assert [*command[1:3]] == NODE, command
         self._command = command
         self.returncode: int | None = None
         everything = signal.valid_signals()
@@ -232,10 +231,15 @@ class _Node:
         return code
 
 
+def _popen(command: Sequence[str], **options: Any) -> Any:
+    """A node launcher is forked; a launcher that starts it is what it is."""
+    return (_Node if [*command[1:3]] == NODE else subprocess.Popen)(command, **options)
+
+
 class _Subprocess:
     """The module `subprocess` as `ones-run` sees it, where a node launcher is a fork."""
 
-    DEVNULL, TimeoutExpired, run, Popen = subprocess.DEVNULL, subprocess.TimeoutExpired, subprocess.run, _Node
+    DEVNULL, TimeoutExpired, run, Popen = subprocess.DEVNULL, subprocess.TimeoutExpired, subprocess.run, _popen
 
 
 if __name__ == "__main__":

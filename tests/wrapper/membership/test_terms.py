@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,8 +15,7 @@ from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
-from tests.wrapper.strategies import optimus
-from tests.wrapper.strategies.optimus_script import EPOCHS, SAMPLES
+from tests.wrapper.strategies import fused, optimus
 
 
 @pytest.fixture
@@ -97,16 +98,19 @@ def test_the_last_checkpoint_counts_where_the_first_block_dies_in_the_change(
 
 
 @pytest.mark.slow
-def test_a_mesh_grows_by_a_block_that_could_not_train_alone(tmp_path: Path) -> None:
-    """Protects Optimus-2D: one rank becomes a mesh of 2 × 2 by a block of three, which is no mesh."""
+@pytest.mark.parametrize(("its", "ranks"), [(optimus, 3), (fused, 1)], ids=["mesh", "fused"])
+def test_a_strategy_grows_and_shrinks(tmp_path: Path, its: ModuleType, ranks: int) -> None:
+    """Protects Optimus-2D and fusion: one rank becomes a mesh of 2 × 2 by a block of three, which could not train
+    alone, or two that train all members; and then one again."""
     directory = tmp_path / "job"
     more = {"HURRY": str(directory / "hurry"), "OUT": str(directory / "out.json"), "PACE_MS": "300"}
-    script = Path(optimus.__file__).with_name("optimus_script.py")
+    name = str(its.__name__).rpartition(".")[2]
+    script = Path(str(its.__file__)).with_name(f"{name}_script.py")
     job = Job(directory, script=script, PYTHONPATH=str(Path(__file__).parents[3]), **more)
     try:
         job.start(0)
         job.wait(First)
-        job.start(1, ranks=3)
+        job.start(1, ranks)
         job.order(0, 1)
         job.wait_for(0, 1)
         job.order(0)
@@ -115,11 +119,12 @@ def test_a_mesh_grows_by_a_block_that_could_not_train_alone(tmp_path: Path) -> N
         assert job.end() == [0, 0], job.errors()
     finally:
         job.kill()
-    assert worlds(job) == [1, 4, 1]
-    assert_exactly_once(directory, EPOCHS, SAMPLES)
+    assert worlds(job) == [1, 1 + ranks, 1]
+    of = importlib.import_module(f"{its.__name__}_script")
+    assert_exactly_once(directory, of.EPOCHS, of.SAMPLES)
     team = Team(1)
     try:
-        (wanted,) = team.run(optimus.expected)
+        (wanted,) = team.run(its.expected)
     finally:
         team.close()
     found = json.loads((directory / "out.json").read_text())

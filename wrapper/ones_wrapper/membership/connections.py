@@ -8,6 +8,7 @@ one is initialised whose registered backend hands out what was formed: so everyt
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ COLLECTIVE_S = 1800.0
 """How long a collective of a formed group may take: an evaluation of one rank holds up the others. What hangs is found
 by heartbeats."""
 
+_NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
+"""What ranks put on the board when they form a membership's groups, by its generation."""
 _BACKENDS = {"gloo": ("ones_gloo", "cpu"), "nccl": ("ones_nccl", "cuda")}
 _kept: deque[Any] = deque(maxlen=8)
 """Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
@@ -56,6 +59,18 @@ class Formed:
         """Another raw gloo group of the same ranks. Collective."""
         self.copies += 1
         return control_group(self.board, f"copy-{self.plan.generation}-{self.copies}", self.rank, self.plan.world)
+
+
+def forget_groups(board: Board, before: int) -> None:
+    """Remove what ranks put on the board when they formed the groups of generations before this one: some 0.2 KB a rank
+    and group. Nobody may need those groups any more. Raises `BoardLostError`.
+    """
+
+    def past(name: str) -> bool:
+        found = _NAMES.fullmatch(name)
+        return found is not None and int(found[1]) < before
+
+    board.forget(past)
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership.board import Board, BoardLostError
-from ones_wrapper.membership.connections import FORM_S
+from ones_wrapper.membership.connections import FORM_S, forget_groups
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
 from ones_wrapper.standstill import Standstill
 
@@ -69,6 +69,8 @@ class Coordinator:
         self._published_at = 0.0
         self._formed = self._offered = False
         self._last = present.generation
+        self._before = 0
+        """Generation of the membership before the present one, until the board was cleared of those before that."""
         self._heard = 0
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
@@ -119,7 +121,7 @@ class Coordinator:
     def committed(self, plan: Plan) -> None:
         """The change was made."""
         with self._lock:
-            self._present, self._plan = plan, None
+            self._before, self._present, self._plan = self._present.generation, plan, None
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
@@ -167,11 +169,20 @@ class Coordinator:
         if self.lost:
             self._board.put("lost", self.lost)
             return
+        self._clear()
         plan = self._plan
         if plan is None:
             self._publish()
         elif not self._offered:
             self._check(plan)
+
+    def _clear(self) -> None:
+        """After a change, remove from the board what formed the groups before those that were left: all who changed
+        had left these."""
+        with self._lock:
+            before, self._before = self._before, 0
+        if before:
+            forget_groups(self._board, before)
 
     def _hear_newcomers(self) -> None:
         for member in self._present.members:
