@@ -130,6 +130,8 @@ LONG = (
     "tests/wrapper/test_same_result.py",
 )
 """What takes longest, the longest of it first. A third of it runs each time; all of it with ONES_LONG=all."""
+LONGEST = ("tests/endtoend/test_slurm_away.py", "tests/endtoend/test_shares.py")
+"""What takes minutes of waiting: it runs with ONES_LONG=all alone."""
 LONG_TESTS = "ONES_LONG"
 MANY = 1000
 """More tests than this are all tests."""
@@ -140,7 +142,8 @@ def drawn(tests: Iterable[str]) -> set[str]:
     each run takes about as long as any other."""
     if os.environ.get(LONG_TESTS) == "all":
         return {*tests}
-    place = {test: next(i for i, begin in enumerate(LONG) if test.startswith(begin)) for test in tests}
+    left = [test for test in tests if not test.startswith(LONGEST)]
+    place = {test: next(i for i, begin in enumerate(LONG) if test.startswith(begin)) for test in left}
     return {*sorted(place, key=lambda test: (place[test], test))[int(os.environ[SEED]) % 3 :: 3]}
 
 
@@ -164,7 +167,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    long = {item.nodeid for item in items if item.nodeid.startswith(LONG)}
+    long = {item.nodeid for item in items if item.nodeid.startswith((*LONG, *LONGEST))}
     # One that was asked for by its name runs.
     left_out = long - drawn(long) if len(items) > MANY else set()
     for item in items:
@@ -173,7 +176,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason=f"not drawn by this run's seed: {LONG_TESTS}=all runs all"))
-    items[:] = workers.in_order(items, SLOW + LONG)
+    items[:] = workers.in_order(items, LONG)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,6 +20,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 from ones_db import JobHistory
@@ -33,11 +34,17 @@ SLOW = 0.9
 """A node faster than this is not called slow: other hours, and neighbours on the node, make as much."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's speed, before anything tells."""
-SURE = 2.0
-"""So many deviations a node must be slower than others."""
+SURE = 2.5
+"""So many deviations a node must be slower than others: of hundreds of nodes that are alike few are by chance."""
 VOTES = 2
 MOST = 1 / 3
 """Share of the nodes; one in any case."""
+ENOUGH = 3
+"""Runs that are alike from which on their noise is seen."""
+MANY = 30
+"""Runs of which every two are compared for that."""
+NORMAL = 2.2219
+"""Standard deviation of a normal distribution over the lower quartile of the differences of any two draws."""
 RECENT_S = 7 * 86400.0
 """Older measurements tell nothing, so that a node that was repaired is tried again."""
 
@@ -86,7 +93,8 @@ def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNod
     for run in _runs(histories, now):
         alike[run.alike].append(run)
     names = frozenset(name for runs in alike.values() for run in runs for name in run.names)
-    said = {key: _compared(runs) for key, runs in alike.items()}
+    noise = _noise_of(alike.values())
+    said = {key: _compared(runs, noise) for key, runs in alike.items()}
     found: dict[str, SlowNode] = {}
     while len(found) < max(int(MOST * len(names)), 1):
         slow = _slow_by(said.values())
@@ -97,7 +105,7 @@ def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNod
         for key, runs in alike.items():
             clean = [run for run in runs if worst.name not in run.names]
             if len(clean) < len(runs):
-                alike[key], said[key] = clean, _compared(clean)
+                alike[key], said[key] = clean, _compared(clean, noise)
     return found
 
 
@@ -120,16 +128,30 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
     return found
 
 
-def _compared(runs: Sequence[_Run]) -> list[_Said]:
-    """What runs that are alike say of each of their nodes."""
+def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
+    """How far each owner's runs that are alike are apart, as a standard deviation of logs: by the lower quartile of
+    their differences (as in Rousseeuw and Croux, JASA 1993), so that slow nodes do not count. Of who ran too little it
+    is `NOISE`, and less than that of nobody."""
+    apart: dict[str, list[float]] = defaultdict(list)
+    for runs in alike:
+        if len(runs) >= ENOUGH:
+            logs = sorted(run.log for run in runs)[:: -(-len(runs) // MANY)]
+            apart[runs[0].owner] += [other - one for one, other in combinations(logs, 2)]
+    quartiles = {owner: sorted(found)[(len(found) - 1) // 4] for owner, found in apart.items()}
+    return {owner: max(NORMAL * quartile, NOISE) for owner, quartile in quartiles.items()}
+
+
+def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Said]:
+    """What runs that are alike say of each of their nodes; they are one owner's."""
     said = []
+    each = noise.get(runs[0].owner, NOISE) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
         elsewhere = [run.log for run in runs if name not in run.names]
         here = [run for run in runs if name in run.names] if elsewhere else []
         for voter, mine in _by_voter(here).items():
             slower = statistics.median(run.log for run in mine) - statistics.median(elsewhere)
             weight = sum(1.0 / len(run.names) for run in mine)
-            said.append(_Said(name, voter, _bounded(slower), NOISE**2 * (1.0 / weight + 1.0 / len(elsewhere)), mine))
+            said.append(_Said(name, voter, _bounded(slower), each * (1.0 / weight + 1.0 / len(elsewhere)), mine))
     return said
 
 

@@ -37,10 +37,12 @@ _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "MALLOC", "GLIBC", "KMP_"
 
 
 def forkable(env: Mapping[str, str]) -> bool:
-    """Whether a process with this environment may be a fork: what is read at the start is as it is here."""
+    """Whether a process with this environment may be a fork: what is read at the start is as it is here, and no folder
+    but the repository, of which all is that is imported already, is searched for modules first."""
 
     def read(env: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONPATH"}
+        found = {name: value for name, value in env.items() if name.startswith(_AT_START)}
+        return found | {"PYTHONPATH": found.get("PYTHONPATH", "").removeprefix(str(_ROOT))}
 
     return read(env) == read(os.environ)
 
@@ -195,7 +197,6 @@ class _Node:
     """A forked node launcher, with what `ones-run` uses of `subprocess.Popen`."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], stdin: int, start_new_session: bool) -> None:
-        assert [*command[1:3]] == NODE, command
         self._command = command
         self.returncode: int | None = None
         everything = signal.valid_signals()
@@ -232,10 +233,15 @@ class _Node:
         return code
 
 
+def _popen(command: Sequence[str], **options: Any) -> Any:
+    """A node launcher is forked; a launcher that starts it is what it is."""
+    return (_Node if [*command[1:3]] == NODE else subprocess.Popen)(command, **options)
+
+
 class _Subprocess:
     """The module `subprocess` as `ones-run` sees it, where a node launcher is a fork."""
 
-    DEVNULL, TimeoutExpired, run, Popen = subprocess.DEVNULL, subprocess.TimeoutExpired, subprocess.run, _Node
+    DEVNULL, TimeoutExpired, run, Popen = subprocess.DEVNULL, subprocess.TimeoutExpired, subprocess.run, _popen
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
 from ones_wrapper.hot_run import HotRun
 from ones_wrapper.job import Job as Job
+from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.limits import MOST_GPUS
@@ -81,6 +82,7 @@ def init(
     if _run is not None and not _run.ended:
         raise RuntimeError("init: call it once")
     started = time.time()
+    plain_steps.stop()
     accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
     spec = checked_spec(batch, max_batch, max_local_batch, epochs, accumulation_steps, multiple_of)
     if lr_ramp < 0:

@@ -185,7 +185,7 @@ class Hello:
     gpus_per_node: int
     world: int
     batch: int
-    """Global batch in samples."""
+    """Global batch in samples; 0, as all that such a script does not say, where it never calls `ones.init`."""
     lr_factor: float
     """Learning rate over the one that the script set for `Spec.base_batch`."""
     base_batch: int
@@ -247,7 +247,7 @@ class Throughput:
     """Optimizer steps since the job's first run."""
     cursor: int
     samples: int
-    """Samples used in the interval, over all ranks."""
+    """Samples used in the interval, over all ranks; 0, as `batch`, where the script never calls `ones.init`."""
     seconds: float
     """Length of the interval."""
     batch: int
