@@ -177,7 +177,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason=f"not drawn by this run's seed: {LONG_TESTS}=all runs all"))
-    items[:] = workers.in_order(items, SLOW + LONG)
+    items[:] = workers.in_order(items, LONG)
 
 
 @pytest.hookimpl(optionalhook=True)

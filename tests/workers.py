@@ -37,11 +37,11 @@ def file_of(item: str) -> str:
 
 def in_order(items: Sequence[pytest.Item], long: tuple[str, ...]) -> list[pytest.Item]:
     """What needs a Slurm first, and of each kind the files that take long before the others: short ones fill the end.
-    `long` is how the names of long tests begin. Raises `pytest.UsageError` for a file that `ON_SLURM` does not know.
+    `long` is how the names of the longest tests begin. Raises `pytest.UsageError` for a file that `ON_SLURM` lacks.
     """
     slurm: dict[str, int] = {}
     """How many tests of each file need a Slurm."""
-    heavy = {file_of(item.nodeid) for item in items if item.nodeid.startswith(long)}
+    heavy = {file_of(item.nodeid) for item in items if item.get_closest_marker("slow") or item.nodeid.startswith(long)}
     for item in items:
         if item.get_closest_marker("cluster"):
             file = file_of(item.nodeid)

@@ -78,7 +78,7 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
     # A policy that gives free GPUs away.
     settings = harness.settings(scope='"own"')
     with harness.running(settings, "--act"):
-        harness.ticks(settings, 5)
+        harness.ticks(settings)
     (folder / "leave").touch()
     for stranger, word in zip(strangers, ("ones-run", "does its script call ones.init?"), strict=True):
         other = harness.wait(stranger, lambda job: job.ended, "ended")

@@ -37,10 +37,12 @@ _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "MALLOC", "GLIBC", "KMP_"
 
 
 def forkable(env: Mapping[str, str]) -> bool:
-    """Whether a process with this environment may be a fork: what is read at the start is as it is here."""
+    """Whether a process with this environment may be a fork: what is read at the start is as it is here, and no folder
+    but the repository, of which all is that is imported already, is searched for modules first."""
 
     def read(env: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in env.items() if name.startswith(_AT_START) and name != "PYTHONPATH"}
+        found = {name: value for name, value in env.items() if name.startswith(_AT_START)}
+        return found | {"PYTHONPATH": found.get("PYTHONPATH", "").removeprefix(str(_ROOT))}
 
     return read(env) == read(os.environ)
 

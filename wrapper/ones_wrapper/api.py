@@ -23,6 +23,7 @@ from ones_wrapper.job import Job as Job
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
+from ones_wrapper.limits import MOST_GPUS
 from ones_wrapper.membership.files import own_block
 from ones_wrapper.protocol import Spec
 from ones_wrapper.replicas import limits_of, noise_may_be_measured
@@ -104,9 +105,14 @@ def init(
             strategy.bind(group)
         return its
 
+    def fits(world: int) -> bool:
+        if not isinstance(strategy, Strategy):
+            return True
+        return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
+
     settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
-        run: Run = HotRun.meet(group, settings, started, block, limited)
+        run: Run = HotRun.meet(group, settings, started, block, limited, fits)
     else:
         run = Run(group, limited(), settings, started)
     if noise_scale and noise_may_be_measured(strategy, run.spec):

@@ -18,21 +18,39 @@ from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
 from ones_wrapper.group import RankError, TorchGroup
-from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
+from ones_wrapper.job_io import OrderReader, OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch import find_job_directory, prepare_job_directory
 from ones_wrapper.launch.ending import flush_files, leave
+from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.launch.restart_policy import DONT_RESTART, NEXT_TERM, PEER_LOST
+from ones_wrapper.launch.restart_policy import DONT_RESTART, NEXT_TERM, PEER_LOST, STOP_CODE
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
 from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.too_few import wait_for_others
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.resize_log import shape_name
 from ones_wrapper.run import Run
 from ones_wrapper.run_settings import Identity, Settings
+
+
+def _wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path, fits: Callable[[int], bool]) -> None:
+    """Of ranks that lost others, and cannot train without them. Returns where nobody comes."""
+    FLAGS.armed, blocks.fits = True, fits
+
+    def orders(term: int) -> OrderReader:
+        return OrderReader(directory, term, find_spool(os.environ), blocks.block.array)
+
+    blocks.listen(0, orders, lambda: FLAGS.stop, lambda why: leave(PEER_LOST))
+    generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
+    blocks.lead_first(generation, hot=False)
+    stopped = wait_for_others(group, blocks)
+    blocks.close()
+    if stopped:
+        raise SystemExit(STOP_CODE)
 
 
 class HotRun(Run):
@@ -66,10 +84,11 @@ class HotRun(Run):
         started: float,
         block: Block,
         spec_of: Callable[[], Spec],
+        fits: Callable[[int], bool] = lambda world: True,
     ) -> HotRun:
         """Find those who train, or lead. Collective over the block. `spec_of` is called once the group's ranks are
-        those with which this block begins. Leaves the process where the job is over, and where ranks have to start
-        again.
+        those with which this block begins; `fits` says whether the strategy can use so many. Leaves the process where
+        the job is over, and where ranks have to start again.
         """
         directory = find_job_directory(os.environ, Path.cwd())
         if group.rank == 0:
@@ -87,14 +106,17 @@ class HotRun(Run):
                 FLAGS.armed = armed
             name = f"{block.task}.{block.restart}.{local}"
             identity = Identity(block.array, found.leader.term, leads, name)
-            return cls(group, spec_of(), settings, started, identity, Blocks(group, found))
+            blocks = Blocks(group, found)
+            if leads and found.leader.term > 0 and not fits(group.world):
+                _wait_for_others(group, blocks, directory, fits)
+            return cls(group, spec_of(), settings, started, identity, blocks)
         except NextTermError:
             raise SystemExit(NEXT_TERM) from None
         except NotWantedError as why:
             if local == 0:
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
-        except BoardLostError as why:  # on some ranks of the block, perhaps: all look again
+        except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
             log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
             raise SystemExit(PEER_LOST) from None
 

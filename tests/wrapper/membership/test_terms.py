@@ -99,11 +99,11 @@ def test_the_last_checkpoint_counts_where_the_first_block_dies_in_the_change(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("its", "ranks"), [(optimus, 3), (fused, 1)], ids=["mesh", "fused"])
-def test_a_strategy_grows_and_shrinks(tmp_path: Path, its: ModuleType, ranks: int) -> None:
-    """Protects Optimus-2D and fusion: one rank becomes a mesh of 2 × 2 by a block of three, which could not train
-    alone, or two that train all members; and then one again."""
+def test_a_strategy_grows_loses_a_block_and_shrinks(tmp_path: Path, its: ModuleType, ranks: int) -> None:
+    """Protects Optimus-2D and fusion: one rank becomes a mesh of 2 × 2 by a block of three, which cannot train alone,
+    or two that train all members; one is lost, and comes back; then there is one again."""
     directory = tmp_path / "job"
-    more = {"HURRY": str(directory / "hurry"), "OUT": str(directory / "out.json"), "PACE_MS": "300"}
+    more = {"HURRY": str(directory / "hurry"), "OUT": str(directory / "out.json"), "PACE_MS": "300", "SQUARES": "1"}
     name = str(its.__name__).rpartition(".")[2]
     script = Path(str(its.__file__)).with_name(f"{name}_script.py")
     job = Job(directory, script=script, PYTHONPATH=str(Path(__file__).parents[3]), **more)
@@ -112,14 +112,23 @@ def test_a_strategy_grows_and_shrinks(tmp_path: Path, its: ModuleType, ranks: in
         job.wait(First)
         job.start(1, ranks)
         job.order(0, 1)
-        job.wait_for(0, 1)
+        grown = job.wait_for(0, 1)
+        job.blocks[0].kill()
+        if ranks > 1:
+            while "waiting for other blocks of the job" not in job.blocks[1].errors:
+                assert not job.blocks[1].ended(), job.errors()
+                time.sleep(0.02)
+        else:
+            job.wait_for(1)
+        job.start(0, restart=1)
+        grown = job.wait_for(0, 1, after=grown.generation)
         job.order(0)
-        job.wait_for(0, after=1)
+        job.wait_for(0, after=grown.generation)
         job.hurry()
-        assert job.end() == [0, 0], job.errors()
+        assert [block.end() for block in job.blocks[1:]] == [0, 0], job.errors()
     finally:
         job.kill()
-    assert worlds(job) == [1, 1 + ranks, 1]
+    assert worlds(job) == ([1, 4, 4, 1] if ranks == 3 else [1, 2, 1, 2, 1])
     of = importlib.import_module(f"{its.__name__}_script")
     assert_exactly_once(directory, of.EPOCHS, of.SAMPLES)
     team = Team(1)

@@ -248,8 +248,13 @@ class DdpExchange(Exchange):
         idle = self._group.world == 1 and part.count == 1 and self._noise is None
         # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
         apart = (idle or not part.last) and not model.static_graph
-        with self._adding_up(part), self._within(part), model.no_sync() if apart else nullcontext():
-            yield
+        with self._within(part):
+            if part.count == 1 and not apart:
+                self._unit = part.samples  # nothing adds up
+                yield
+                return
+            with self._adding_up(part), model.no_sync() if apart else nullcontext():
+                yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
