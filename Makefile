@@ -51,8 +51,8 @@ check: lint
 	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile -m 'not cluster and not slow'
 
 # All tests, and of the longest a third, drawn by the run's seed (ONES_LONG=all: all of them). More workers than a small
-# machine has cores: half of the tests wait for a Slurm, and each worker has clusters of its own.
-WORKERS ?= 3
+# machine has cores: two of them begin with what waits for a Slurm, each on clusters of its own (tests/workers.py).
+WORKERS ?= 4
 # mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole. What runs
 # in the background hears no Ctrl-C, so it is ended by the shell.
 test: style

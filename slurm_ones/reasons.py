@@ -30,7 +30,6 @@ SENTENCES: dict[str, str] = {
     "blocks_depend": "blocks of its job array depend on others: submit it without dependencies between its tasks",
     "blocks_differ": "tasks of its job array are not alike (another {what}), and blocks have to be",
     "blocks_many": "its job array has more than {most} tasks, and so many blocks no job can have",
-    "not_hot": "its training cannot take blocks in: submit it with the plain template",
     "interactive": "it is interactive, and Slurm requeues batch jobs alone: submit it with sbatch",
     "not_requeueable": "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… "
     "Requeue=1",
@@ -126,6 +125,7 @@ SENTENCES: dict[str, str] = {
     "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its interruption",
     "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
     "fewer_switches": "its nodes are then below {switches} leaf switches rather than {before}: gradients arrive sooner",
+    "avoids_slow_nodes": "it asks for other nodes than {nodes}, on which jobs are slow",
     "on_slow_node": "it trains at about {percent:.0f} % of its usual speed: node {node} is slow, as {runs:run|runs} of "
     "{owners:owner|owners} showed",
     "better_nodes": "on nodes {nodes} its steps are expected to be shorter, and that repays the move",
@@ -270,7 +270,6 @@ CAUSES = {
     "blocks_depend": "blocks that depend on each other",
     "blocks_differ": "blocks that are not alike",
     "blocks_many": "more blocks than a job can have",
-    "not_hot": "training that cannot take blocks in",
     "interactive": "interactive",
     "not_requeueable": "not requeueable",
     "task_counts": "submitted with task counts",

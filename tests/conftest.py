@@ -8,11 +8,13 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from ones_db import migrate
+from tests import workers
 from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
 from tests.cluster.sites import GRES_TYPED
@@ -90,6 +92,8 @@ LONG = (
     "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
     "tests/packaging/test_wheels.py::TestCompanion::test_a_demo_without_torch",
     "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
+    "tests/endtoend/test_carried.py",
+    "tests/endtoend/test_check.py",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",
     "tests/endtoend/test_deadlines.py",
@@ -100,13 +104,16 @@ LONG = (
     "tests/endtoend/test_kill.py",
     "tests/endtoend/test_kinds.py",
     "tests/endtoend/test_leaves.py",
+    "tests/endtoend/test_limits.py::test_blocks_leave_for_a_rigid_job",
     "tests/endtoend/test_metrics.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",
     "tests/endtoend/test_places.py",
     "tests/endtoend/test_service.py",
+    "tests/endtoend/test_slow_node.py",
     "tests/endtoend/test_studies.py",
     "tests/endtoend/test_study.py",
+    "tests/endtoend/test_sweep.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/plugin/test_plugin.py",
@@ -118,11 +125,14 @@ LONG = (
     "tests/wrapper/membership/test_hot_onebit.py",
     "tests/wrapper/membership/test_hot_uneven.py",
     "tests/wrapper/membership/test_launched.py",
+    "tests/wrapper/membership/test_terms.py",
     "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_onebit_lamb.py",
     "tests/wrapper/test_same_result.py",
 )
 """What takes longest, the longest of it first. A third of it runs each time; all of it with ONES_LONG=all."""
+LONGEST = ("tests/endtoend/test_slurm_away.py", "tests/endtoend/test_shares.py")
+"""What takes minutes of waiting: it runs with ONES_LONG=all alone."""
 LONG_TESTS = "ONES_LONG"
 MANY = 1000
 """More tests than this are all tests."""
@@ -133,7 +143,8 @@ def drawn(tests: Iterable[str]) -> set[str]:
     each run takes about as long as any other."""
     if os.environ.get(LONG_TESTS) == "all":
         return {*tests}
-    place = {test: next(i for i, begin in enumerate(LONG) if test.startswith(begin)) for test in tests}
+    left = [test for test in tests if not test.startswith(LONGEST)]
+    place = {test: next(i for i, begin in enumerate(LONG) if test.startswith(begin)) for test in left}
     return {*sorted(place, key=lambda test: (place[test], test))[int(os.environ[SEED]) % 3 :: 3]}
 
 
@@ -157,7 +168,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    long = {item.nodeid for item in items if item.nodeid.startswith(LONG)}
+    long = {item.nodeid for item in items if item.nodeid.startswith((*LONG, *LONGEST))}
     # One that was asked for by its name runs.
     left_out = long - drawn(long) if len(items) > MANY else set()
     for item in items:
@@ -166,8 +177,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason=f"not drawn by this run's seed: {LONG_TESTS}=all runs all"))
-    # Those that need a Slurm wait, the others compute: begun first, they leave others to fill the machine with.
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
+    items[:] = workers.in_order(items, LONG)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return workers.scheduler(config, log)
 
 
 def pytest_report_header() -> str:

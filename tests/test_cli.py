@@ -24,7 +24,7 @@ from ones_db import BlockRecord, ReasonRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.reasons import reason
 from tests.cluster import Cluster
-from tests.db.make import SPEC, decision, hello, job, report, resized_job, said, throughput
+from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.db.test_views import BEGAN, fill_blocks
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
@@ -225,6 +225,20 @@ class TestWhy:
         assert "2 × 32" in listed.stdout and "job 7: the loss was not a finite number" in listed.stdout
         (found,) = printed("jobs", "7", "--json", "--database", filled)
         assert (found["passes"], found["local_batch"], found["nonfinite"], found["attempts"]) == (2, 32, 12, 2)
+
+    def test_a_script_that_tells_no_samples(self, filled: str) -> None:
+        """Its steps are told, and nothing that would be made up."""
+        with Store.open(filled, "gres") as store:
+            store.record_jobs([job(11, restart=0)])
+            store.record_runs([run(11, gpus=2)])
+            unsaid = {"batch": 0, "base_batch": 0, "max_batch": 0, "dataset": 0, "epochs": 0}
+            steps = throughput(2, 2011.0, step=41, samples=0, batch=0, cursor=0, loss=None, seconds=10.0)
+            report(store, 11, 0, hello=hello(world=2, step=1, **unsaid), steps=steps, offset=90, number=2)
+            assert (store.histories([11])[11].throughput, store.histories([11])[11].spec) == ((), None)
+        done = call("why", "11", "--database", filled)
+        assert "Run 0 took 41 optimizer steps on 1x2, 4 a second" in done.stdout
+        assert "shape 1x2, batch unknown" in done.stdout and "epochs –" in done.stdout
+        assert "optimizer steps" not in call("why", "7", "--database", filled).stdout
 
     def test_a_job_of_blocks(self, filled: str) -> None:
         """One job: who trains, where, how that came and what it cost. Its blocks' own names answer for it."""

@@ -42,8 +42,9 @@ class CachedRun:
     """The memberships of a term, in order."""
 
     def add_sample(self, row: Any) -> None:
-        """Take in a throughput sample that is newer than those before."""
-        if row.seconds > 0 and (size := self._size_at(row)) != MIXED:
+        """Take in a throughput sample that is newer than those before. One without samples is of a script that does
+        not tell them, and measures no throughput."""
+        if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append((row.samples / row.seconds, row.time))
         if row.noise is not None:

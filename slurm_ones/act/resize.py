@@ -169,11 +169,18 @@ class ResizeMachine(Machine):
         except Refused as error:
             return self.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
         self.ask_for_few_switches(job, target_of(resize))
-        return self.move(resize, State.RELEASING)
+        slow = self.lists.choose(job, target_of(resize)) if self.lists is not None else ()
+        if self.lists is None or not slow:
+            return self.move(resize, State.RELEASING)
+        resize = self.move(resize, State.RELEASING, reason("avoids_slow_nodes", nodes=",".join(slow)))
+        self.lists.note(job, slow)
+        return resize
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.held and never_starts(job):
             return self.move(resize, State.RESHAPING_BACK, reason("never_starts", cause=job.reason))
+        if job.held and self.lists is not None:
+            self.lists.ask(job)
         try:
             return self._release(resize, job, State.WAITING, State.STARTING)
         except UnknownJob:
@@ -185,6 +192,8 @@ class ResizeMachine(Machine):
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
             return self.move(resize, State.STARTING, deadline=self.times.start_deadline)
+        if never_starts(job) and self.lists is not None and self.lists.clear(job):
+            return resize
         # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
         if never_starts(job):
             return self.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
@@ -318,6 +327,8 @@ class ResizeMachine(Machine):
 
     def _reshape(self, resize: ResizeRecord, job: Job) -> None:
         """Ask Slurm for the shape that the resize heads for, and for the kind of GPU where that changes."""
+        if self.lists is not None:
+            self.lists.clear(job)
         kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
         self.client.reshape(job.key, target_of(resize), kind=kind)
 

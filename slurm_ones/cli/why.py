@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ones_db import JobSummary, ReasonRecord, Store, StoreError
+from ones_db import JobSummary, ReasonRecord, RunRecord, Store, StoreError
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -139,6 +139,16 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
     yield deadline(said) if said is not None and abs(said.deadline - at) < 1.0 else open_deadline(at)
 
 
+def plain_pace(run: RunRecord) -> str:
+    """How fast a run stepped whose script says nothing of its samples; empty of any other, and before it can be told.
+    The hello of such a run is written at the end of its first step."""
+    if run.batch != 0 or not run.step or run.hello_time is None or run.report_time is None:
+        return ""
+    took = run.report_time - run.hello_time
+    size = f"{run.nodes}x{run.gpus_per_node}"
+    return f"took {run.step} optimizer steps on {size}, {(run.step - 1) / took:.4g} a second" if took > 0 else ""
+
+
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     """What the command prints of a job, in rich's markup, a line each."""
     job, found = summary.job_id, explain(store, summary, decisions)
@@ -169,6 +179,8 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
         if run.note:
             when = f" ({clock(run.hello_time)})" if run.hello_time else ""
             yield f"  Run {run.restart} said{when}: {safe(run.note, 500)}"
+        if pace := plain_pace(run):
+            yield f"  Run {run.restart} {pace}"
         if run.attempts:
             yield f"  Run {run.restart} started its ranks {run.attempts + 1} times."
     for d in found["decisions"]:

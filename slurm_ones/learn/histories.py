@@ -42,6 +42,11 @@ def reshards(spec: Spec | None) -> bool:
     return spec is not None and spec.limits is not None and spec.limits.reshards
 
 
+def by_terms(spec: Spec | None) -> bool:
+    """Whether each change of a job of blocks begins a term from a checkpoint, whoever joins or leaves."""
+    return spec is not None and not spec.hot
+
+
 def inexact(spec: Spec | None) -> bool:
     """Whether another number of GPUs is another training, at the same batch."""
     return spec is not None and spec.limits is not None and not spec.limits.exact

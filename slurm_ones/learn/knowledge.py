@@ -15,6 +15,7 @@ from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.learn.hierarchy import Heard, Kin, Tree
 from slurm_ones.learn.histories import (
+    by_terms,
     dataset_of,
     epochs_in,
     inexact,
@@ -52,6 +53,9 @@ written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
 """The same where blocks join or leave, and seconds until those that join are ready: before any did, as it was measured
 of small models (docs/benchmarks.md)."""
+TERM_S = 5.0
+"""The same where a change begins a term from a checkpoint, since state does not move from memory to memory. A guess:
+ranks fork and the script begins, about a second of a small model, and a large one is written and read besides."""
 
 SPARE = 100
 """Jobs whose models are kept beyond as many as were ever looked at at once; those that reported last."""
@@ -86,11 +90,13 @@ class Known:
 
 @dataclass(frozen=True)
 class _Switches:
-    """What changes of jobs of blocks cost, in seconds: that blocks joined, that they left, until they were ready."""
+    """What changes of jobs of blocks cost, in seconds: that blocks joined, that they left, until they were ready, and
+    either where it begins a term."""
 
     join_s: float = JOIN_S
     leave_s: float = LEAVE_S
     ready_s: float = READY_S
+    term_s: float = TERM_S
 
 
 @dataclass(frozen=True)
@@ -203,15 +209,20 @@ class Learner:
         """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
-            if history.spec is not None and history.join_s is not None:
-                joins[plain_spec(history.spec)].append(history.join_s)
-        leaves = [leave for history in histories if (leave := leave_of(history)) is not None]
+            cost = history.switch_s if by_terms(history.spec) else history.join_s
+            if history.spec is not None and cost is not None:
+                joins[plain_spec(history.spec)].append(cost)
+        moved = [history for history in histories if not by_terms(history.spec)]
+        leaves = [leave for history in moved if (leave := leave_of(history)) is not None]
         readies = [ready for history in histories if (ready := ready_of(history)) is not None]
         self._joins = {spec: statistics.median(found) for spec, found in joins.items()}
+        hot = [cost for spec, cost in self._joins.items() if not by_terms(spec)]
+        terms = [cost for spec, cost in self._joins.items() if by_terms(spec)]
         self._switches = _Switches(
-            statistics.median(self._joins.values()) if joins else JOIN_S,
+            statistics.median(hot) if hot else JOIN_S,
             statistics.median(leaves) if leaves else LEAVE_S,
             statistics.median(readies) if readies else READY_S,
+            statistics.median(terms) if terms else TERM_S,
         )
 
     def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
@@ -323,16 +334,13 @@ class Learner:
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
-        join, leave, ready = history.join_s, leave_of(history), ready_of(history)
+        anew = by_terms(history.spec)
+        join, leave, ready = history.switch_s if anew else history.join_s, leave_of(history), ready_of(history)
         if join is None:
             kin = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
-            join = kin if kin is not None else typical.join_s
-        return replace(
-            known,
-            resize_s=join,
-            shrink_s=leave if leave is not None else typical.leave_s,
-            prepare_s=ready if ready is not None else typical.ready_s,
-        )
+            join = kin if kin is not None else typical.term_s if anew else typical.join_s
+        known = replace(known, resize_s=join, prepare_s=ready if ready is not None else typical.ready_s)
+        return known if anew else replace(known, shrink_s=leave if leave is not None else typical.leave_s)
 
     def _as_told(self, history: JobHistory) -> JobHistory:
         """The history with the spec that is expected of the job, where it has told none."""

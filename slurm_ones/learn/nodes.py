@@ -20,6 +20,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 from ones_db import JobHistory
@@ -33,11 +34,17 @@ SLOW = 0.9
 """A node faster than this is not called slow: other hours, and neighbours on the node, make as much."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's speed, before anything tells."""
-SURE = 2.0
-"""So many deviations a node must be slower than others."""
+SURE = 2.5
+"""So many deviations a node must be slower than others: of hundreds of nodes that are alike few are by chance."""
 VOTES = 2
 MOST = 1 / 3
 """Share of the nodes; one in any case."""
+ENOUGH = 3
+"""Runs that are alike from which on their noise is seen."""
+MANY = 30
+"""Runs of which every two are compared for that."""
+NORMAL = 2.2219
+"""Standard deviation of a normal distribution over the lower quartile of the differences of any two draws."""
 RECENT_S = 7 * 86400.0
 """Older measurements tell nothing, so that a node that was repaired is tried again."""
 
@@ -70,18 +77,35 @@ class _Run(NamedTuple):
     """Of its samples/s."""
 
 
+class _Said(NamedTuple):
+    """What one voter's runs that are alike say of a node: its speed over that of others in logs, with its variance."""
+
+    name: str
+    voter: Hashable
+    log: float
+    variance: float
+    runs: Sequence[_Run]
+
+
 def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNode]:
     """The slow nodes by their names, those that are most certainly slow first. `now` is in Unix seconds."""
-    runs = _runs(histories, now)
-    most = max(int(MOST * len(frozenset().union(*(run.names for run in runs)))), 1)
+    alike: dict[Hashable, list[_Run]] = defaultdict(list)
+    for run in _runs(histories, now):
+        alike[run.alike].append(run)
+    names = frozenset(name for runs in alike.values() for run in runs for name in run.names)
+    noise = _noise_of(alike.values())
+    said = {key: _compared(runs, noise) for key, runs in alike.items()}
     found: dict[str, SlowNode] = {}
-    while len(found) < most:
-        clean = [run for run in runs if found.keys().isdisjoint(run.names)]
-        slow = _told(clean)
+    while len(found) < max(int(MOST * len(names)), 1):
+        slow = _slow_by(said.values())
         if not slow:
             break
         worst = min(slow, key=lambda node: (math.log(node.factor) / node.doubt, node.name))
         found[worst.name] = worst
+        for key, runs in alike.items():
+            clean = [run for run in runs if worst.name not in run.names]
+            if len(clean) < len(runs):
+                alike[key], said[key] = clean, _compared(clean, noise)
     return found
 
 
@@ -104,23 +128,40 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
     return found
 
 
-def _told(runs: Sequence[_Run]) -> list[SlowNode]:
-    """The nodes that these runs call slow."""
-    alike: dict[Hashable, list[_Run]] = defaultdict(list)
-    for run in runs:
-        alike[run.alike].append(run)
-    said: dict[str, dict[Hashable, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    witnesses: dict[str, list[_Run]] = defaultdict(list)
-    for some in alike.values():
-        for name in sorted(frozenset().union(*(run.names for run in some))):
-            elsewhere = [run.log for run in some if name not in run.names]
-            here = [run for run in some if name in run.names] if elsewhere else []
-            witnesses[name] += here
-            for voter, mine in _by_voter(here).items():
-                slower = statistics.median(run.log for run in mine) - statistics.median(elsewhere)
-                weight = sum(1.0 / len(run.names) for run in mine)
-                said[name][voter].append((_bounded(slower), NOISE**2 * (1.0 / weight + 1.0 / len(elsewhere))))
-    return [node for name, votes in said.items() if (node := _judged(name, votes, witnesses[name])) is not None]
+def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
+    """How far each owner's runs that are alike are apart, as a standard deviation of logs: by the lower quartile of
+    their differences (as in Rousseeuw and Croux, JASA 1993), so that slow nodes do not count. Of who ran too little it
+    is `NOISE`, and less than that of nobody."""
+    apart: dict[str, list[float]] = defaultdict(list)
+    for runs in alike:
+        if len(runs) >= ENOUGH:
+            logs = sorted(run.log for run in runs)[:: -(-len(runs) // MANY)]
+            apart[runs[0].owner] += [other - one for one, other in combinations(logs, 2)]
+    quartiles = {owner: sorted(found)[(len(found) - 1) // 4] for owner, found in apart.items()}
+    return {owner: max(NORMAL * quartile, NOISE) for owner, quartile in quartiles.items()}
+
+
+def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Said]:
+    """What runs that are alike say of each of their nodes; they are one owner's."""
+    said = []
+    each = noise.get(runs[0].owner, NOISE) ** 2 if runs else 0.0
+    for name in sorted(frozenset(name for run in runs for name in run.names)):
+        elsewhere = [run.log for run in runs if name not in run.names]
+        here = [run for run in runs if name in run.names] if elsewhere else []
+        for voter, mine in _by_voter(here).items():
+            slower = statistics.median(run.log for run in mine) - statistics.median(elsewhere)
+            weight = sum(1.0 / len(run.names) for run in mine)
+            said.append(_Said(name, voter, _bounded(slower), each * (1.0 / weight + 1.0 / len(elsewhere)), mine))
+    return said
+
+
+def _slow_by(found: Iterable[Sequence[_Said]]) -> list[SlowNode]:
+    """The nodes that are slow by all that was said."""
+    votes: dict[str, dict[Hashable, list[_Said]]] = defaultdict(lambda: defaultdict(list))
+    for some in found:
+        for said in some:
+            votes[said.name][said.voter].append(said)
+    return [node for name, by_voter in votes.items() if (node := _judged(name, by_voter)) is not None]
 
 
 def _by_voter(runs: Iterable[_Run]) -> dict[Hashable, list[_Run]]:
@@ -135,13 +176,11 @@ def _bounded(log: float) -> float:
     return min(max(log, math.log(SLOWEST)), -math.log(SLOWEST))
 
 
-def _judged(
-    name: str, votes: Mapping[Hashable, Sequence[tuple[float, float]]], witnesses: Sequence[_Run]
-) -> SlowNode | None:
-    """The node if it is slow, by what each voter's scripts say: log and variance."""
+def _judged(name: str, votes: Mapping[Hashable, Sequence[_Said]]) -> SlowNode | None:
+    """The node if it is slow, by what each voter's scripts say."""
     if len(votes) < VOTES:
         return None
-    each = [middle(found) for found in votes.values()]
+    each = [middle([(said.log, said.variance) for said in found]) for found in votes.values()]
     logs, variances = sorted(log for log, _ in each), [variance for _, variance in each]
     # The middle one; of an even number the milder of two.
     log, variance = logs[len(logs) // 2], statistics.median(variances) / len(each)
@@ -149,5 +188,6 @@ def _judged(
     doubt = math.sqrt(believed.variance)
     if believed.mean > math.log(SLOW) or believed.mean + SURE * doubt > 0:
         return None
+    witnesses = [run for found in votes.values() for said in found for run in said.runs]
     runs, owners = {run.run for run in witnesses}, {run.owner for run in witnesses}
     return SlowNode(name, max(math.exp(believed.mean), SLOWEST), doubt, len(runs), len(owners))

@@ -207,14 +207,23 @@ def _array(script: Script, optin: OptIn | None) -> list[Finding]:
     if array is None:
         return [Finding(Weight.ERROR, 0, "array=blocks, and no --array: add #SBATCH --array=0-7%1")] if blocks else []
     if not blocks:
-        text = "its array's tasks are jobs of their own, which are not resized; as parts of one job: array=blocks"
-        return [Finding(Weight.ERROR, line, text)]
+        return _tasks_apart(array, line)
     found = []
     if not array.endswith("%1"):
         found.append(Finding(Weight.ERROR, line, f"--array={array}: end it with %1, or all blocks start at once"))
     if "--dependency" in script.options:
         line = script.line("--dependency")
         found.append(Finding(Weight.WARNING, line, "--dependency: it must not be one between the tasks of this array"))
+    return found
+
+
+def _tasks_apart(array: str, line: int) -> list[Finding]:
+    """What stands against the tasks of an ordinary array, each of which is an elastic job (`eligibility`)."""
+    text = "its array's tasks are jobs of their own, and the last of them keeps its size; as parts of one: array=blocks"
+    found = [Finding(Weight.WARNING, line, text)]
+    if "%" in array:
+        text = f"--array={array}: while tasks wait for this throttle the others keep their sizes"
+        found.append(Finding(Weight.WARNING, line, text))
     return found
 
 

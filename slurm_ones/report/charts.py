@@ -117,6 +117,8 @@ def _colours(count: int) -> list[Any]:
 
 def _stack(axis: Axes, panel: Panel, jobs: Sequence[str], colours: Mapping[str, Any], unit_s: float) -> None:
     """Draw the GPUs that each job holds, one job on another, over time in units of `unit_s` seconds."""
+    from matplotlib.ticker import MaxNLocator
+
     moments, holding = held(panel.bars, jobs)
     for job, top, own in zip(jobs, holding.cumsum(axis=0), holding, strict=True):
         # Drawn as pixels: as shapes, a day of many jobs makes a page of many megabytes.
@@ -134,6 +136,7 @@ def _stack(axis: Axes, panel: Panel, jobs: Sequence[str], colours: Mapping[str, 
     axis.set_title(panel.title, loc="left", fontsize=9)
     axis.set_ylabel("GPUs")
     axis.set_ylim(0, panel.capacity * 1.05)
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))  # no GPU is held by halves
     axis.set_xlim(left=0)
 
 

@@ -116,7 +116,7 @@ def shape(job: JobSummary) -> str | None:
 
 def progress(job: JobSummary) -> str:
     """Epochs done, of how many, and how far into the present one."""
-    if job.epoch is None:
+    if job.epoch is None or job.batch == 0:  # the latter of a script that tells no samples
         return "–"
     part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
     return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"

@@ -321,9 +321,7 @@ class Round:
             return reason("batch_misses", first=batch[0], last=batch[1], base=base, most=most)
         limits = self.settings.limits
         if hot(elastic):
-            # Of its blocks each has a time limit of its own: see `rules.blocks.going`.
-            spec = history.spec if history is not None else None
-            return None if spec is None or spec.hot else reason("not_hot")
+            return None  # of its blocks each has a time limit of its own: see `rules.blocks.going`
         return near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
 
 

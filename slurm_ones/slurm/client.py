@@ -129,6 +129,13 @@ class SlurmClient(Protocol):
         knows no topology. The job's `switches` show it in `details`.
         """
 
+    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
+        """Keep a pending job off these nodes, in place of those before; off none where none is named.
+
+        It outlives the start: Slurm refuses to change it until the job waits again. The job's `excluded` show it in
+        `details`. Raises `Refused` for a job that is not pending.
+        """
+
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         """Send a signal, such as USR1, to the job's steps, or to its batch script too; to those of each task that runs
         where the id is an array's. Raises `Refused` where only tasks that wait are meant."""
@@ -218,6 +225,10 @@ class LeaderOnlyClient:
         self._change(
             f"ask for {most or 'any'} switches for job {job_id}", lambda: self._client.few_switches(job_id, most)
         )
+
+    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
+        what = f"keep job {job_id} off {', '.join(names) or 'no node'}"
+        self._change(what, lambda: self._client.exclude_nodes(job_id, names))
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._check()

@@ -155,6 +155,10 @@ class Job:
     Slurm 23.02 on."""
     switch_wait_s: float = field(default=0.0, compare=False)
     """So long it waits for that at most."""
+    excluded: tuple[str, ...] = field(default=(), compare=False)
+    """Nodes that it is not to have. `SlurmClient.details` alone shows it, and the next."""
+    required: tuple[str, ...] = field(default=(), compare=False)
+    """Nodes that it is to have, others beside them or not."""
     command: str = field(default="", compare=False)
     """The path of its batch script. `SlurmClient.details` alone shows it, and the next two."""
     submit_line: str = field(default="", compare=False)

@@ -206,6 +206,9 @@ class PySlurmClient:
     def few_switches(self, job_id: JobKey, most: int) -> None:
         self._command.few_switches(job_id, most)
 
+    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
+        self._command.exclude_nodes(job_id, names)
+
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._command.signal(job_id, signal, batch=batch)
 

@@ -262,6 +262,8 @@ def _job_of_json(entry: Mapping[str, Any]) -> Job:
         throttle=number(entry.get("array_max_tasks")),
         batch=bool(entry.get("batch_flag", True)),
         switches=number(entry.get("required_switches")),
+        excluded=entry.get("excluded_nodes"),
+        required=entry.get("required_nodes"),
         switch_wait_s=float(number(entry.get("maximum_switch_wait_time"))),
         command=entry.get("command"),
         submit_line=entry.get("submit_line"),

@@ -24,6 +24,9 @@ from .spec import Bind
 
 STATE = "cluster.json"
 NODES_SECONDS = 120.0
+CONTROLLER = "slurmctld(-wlm)?"
+"""The controller's name as the system has it, a pattern: on Debian, 26.05 has the second one once it was reconfigured.
+"""
 # Every slurmd puts the socket of auth/slurm at /run/slurm, and of two that start at once one may find it
 # taken and die. So each has a /run/slurm of its own, as on a real node; all but the first, whose socket
 # serves the commands that users type.
@@ -273,7 +276,7 @@ class Cluster:
 
     def signal_slurmctld(self, name: str) -> None:
         """Send the controller a signal, such as STOP."""
-        self.box.run(["pkill", f"-{name}", "-x", "slurmctld"])
+        self.box.run(["pkill", f"-{name}", "-x", CONTROLLER])
 
     @property
     def nodes(self) -> list[str]:
@@ -299,7 +302,7 @@ class Cluster:
         return self.box.run(["pgrep", "-f", f"^slurmd -N {node}$"], check=False).returncode == 0
 
     def _controller_lives(self) -> bool:
-        return self.box.run(["pgrep", "-x", "slurmctld"], check=False).returncode == 0
+        return self.box.run(["pgrep", "-x", CONTROLLER], check=False).returncode == 0
 
     def stop(self) -> None:
         """End the cluster: every process, every mount, and (unless kept) every file."""

@@ -39,13 +39,13 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 class Training:
     """One job of blocks that trains with PyTorch, and what it left."""
 
-    def __init__(self, site: Site, epochs: int, step_ms: int = 200, **env: str) -> None:
+    def __init__(self, site: Site, epochs: int, *more: str, step_ms: int = 200, **env: str) -> None:
         self.site, self.epochs = site, epochs
         self.harness = harness = site.harness
         self.folder = harness.folder("traces")
         inside = f"/scratch/{self.folder.name}"
         arguments = ["--epochs", epochs, "--samples", SAMPLES, "--batch", 16, "--step-ms", step_ms, "--gamma", GAMMA]
-        arguments += ["--hurry", f"{inside}/hurry", "--out", f"{inside}/out.json"]
+        arguments += [*more, "--hurry", f"{inside}/hurry", "--out", f"{inside}/out.json"]
         env |= {"ONES_TRACE": f"{inside}/trace-{{restart}}-{{rank}}.jsonl"}
         options, env = site.asked((*OPTIONS, *(() if site.whole else ("--cpus-per-gpu=1",))), env)
         template = WHOLE_NODE_BLOCKS if site.whole else BLOCKS
@@ -123,6 +123,21 @@ def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     assert sorted(m.pause_s for m in told[1:])[1] < 5 and all(m.pause_s < 20 for m in told)
     with site.harness.store(training.settings) as store:
         assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 3
+
+
+def test_a_sharded_model_grows_and_shrinks(site: Site) -> None:
+    """1 → 2 → 1 GPUs of a model sharded by FSDP2, each by a term from a checkpoint: no run is requeued."""
+    training = Training(site, 100, "--sharded")
+    training.sizes(2, batch=32)
+    training.sizes(1, batch=16)
+    runs = training.end()
+    told = site.harness.memberships(training.job_id)
+    assert [m.world for m in told] == [1, 2, 1], told
+    assert all(m.pause_s < 20 and not m.bytes for m in told)
+    byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
+    assert byes == ["moved", "moved", "finished"]
+    with site.harness.store(training.settings) as store:
+        assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 2
 
 
 def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -> None:

@@ -22,8 +22,12 @@ STRANGER = """
 import sys, time, torch, torch.distributed as dist
 from pathlib import Path
 dist.init_process_group("gloo")
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
 while not Path(sys.argv[1]).exists():
-    dist.all_reduce(torch.ones(1))
+    weight.grad = torch.ones(1)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
     time.sleep(0.1)
 dist.destroy_process_group()
 """
@@ -32,17 +36,20 @@ dist.destroy_process_group()
 @pytest.mark.cluster
 @pytest.mark.skipif(CASES["transformers"].missing, reason="transformers is not installed")
 def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> None:
-    """The Trainer's example, 1 → 2 → 1 GPUs with another batch: no sample lost or repeated, its log whole. Beside it a
-    job that opted in and starts a plain script by torchrun: nothing says what it can do, so it keeps its size, with a
-    reason that says what to do.
+    """The Trainer's example, 1 → 2 → 1 GPUs with another batch: no sample lost or repeated, its log whole. Beside it
+    two jobs that opted in and start a plain script by torchrun and by ones-run: nothing says what they can do, so they
+    keep their sizes though GPUs are free, with a reason that says what to do. The steps of the one by ones-run are
+    counted.
     """
     folder = harness.folder("trainer")
     inside = f"/scratch/{folder.name}"
     (folder / "stranger.py").write_text(STRANGER)
     torchrun = f"exec {harness.cluster.python} -m torch.distributed.run --nproc-per-node=1"
     options = ["--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--comment=ones: gpus=1-4", f"--chdir={inside}"]
-    wrap = f"--wrap={torchrun} --master-port=29684 stranger.py {inside}/hurry"
-    stranger = int(harness.cluster.run(["sbatch", "--parsable", *options, wrap], user="alice").stdout)
+    strangers = [
+        int(harness.cluster.run(["sbatch", "--parsable", *options, f"--wrap={by} stranger.py {inside}/leave"]).stdout)
+        for by in (f"{torchrun} --master-port=29684", "exec ones-run")
+    ]
     arguments = [INTERRUPTED, EXAMPLES / "trainer_elastic.py", "--epochs", EPOCHS, "--samples", SAMPLES]
     job_id = harness.submit(
         *map(str, arguments),
@@ -68,11 +75,21 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
     evaluated = [entry["epoch"] for entry in state["log_history"] if "eval_loss" in entry]
     assert evaluated == [*range(1, EPOCHS + 1)] and state["global_step"] == EPOCHS * 13
 
-    other = harness.wait(stranger, lambda job: job.ended, "ended")
-    assert (other.state.value, other.restart, other.nodes) == ("COMPLETED", 0, 1)
-    assert "ones-run" in json.dumps(harness.why(settings, stranger))
-    with harness.store(settings) as store:
-        assert not store.resizes(stranger)
+    # A policy that gives free GPUs away.
+    settings = harness.settings(scope='"own"')
+    with harness.running(settings, "--act"):
+        harness.ticks(settings)
+    (folder / "leave").touch()
+    for stranger, word in zip(strangers, ("ones-run", "does its script call ones.init?"), strict=True):
+        other = harness.wait(stranger, lambda job: job.ended, "ended")
+        assert (other.state.value, other.restart, other.nodes, other.gpus_per_node) == ("COMPLETED", 0, 1, 1)
+        assert word in json.dumps(harness.why(settings, stranger))
+        with harness.store(settings) as store:
+            assert not store.resizes(stranger)
+        said = harness.cluster.run(["slurm-ones", "why", str(stranger), "--config", settings]).stdout
+        counted = re.findall(r"Run 0 took (\d+) optimizer steps on 1x1, (\S+) a second", said)
+        assert len(counted) == (stranger == strangers[1]), said
+    assert int(counted[0][0]) > 10 and 1 < float(counted[0][1]) < 10
 
 
 def logged_by_lightning(folder: Path, words: str) -> None:

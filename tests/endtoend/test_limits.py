@@ -8,6 +8,7 @@ import pytest
 
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
+from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
@@ -50,6 +51,33 @@ def test_an_elastic_job_shrinks_for_a_rigid_one_of_higher_priority(harness: Harn
     with harness.store(settings) as store:
         (resize,) = store.resizes(elastic)
         assert resize.state == State.DONE
+    words = f"shrinks from 16 to 12 GPUs: job {rigid}, which cannot be resized and has the higher priority, waits for"
+    assert words in said(harness, settings, elastic)
+
+
+def test_blocks_leave_for_a_rigid_job(harness: Harness) -> None:
+    """They held all GPUs. Nothing is requeued or starts anew: the others train on, and the rigid job waits seconds."""
+    site = Site(harness, owner=True)
+    elastic = site.submit("--gres=gpu:4")
+    # This policy leaves a job what it has, though it learns that it trains no faster.
+    settings = site.settings()
+    site.resize(settings, {elastic: [[0, 16, 64]]})
+    with harness.running(settings, "--act", "--own"):
+        harness.ticks(settings, 2)
+        before = harness.memberships(elastic)[-1]
+        assert before.world == 16
+        submitted = time.monotonic()
+        rigid = first_in_line(harness, "--nodes=1", "--gres=gpu:4")
+        harness.wait(rigid, lambda job: job.running, "running")
+        waited = time.monotonic() - submitted
+        left = harness.membership(elastic, lambda m: m.world <= 12, "membership of those that stay")
+        harness.resize_ended(settings, elastic)
+    print(f"a rigid job waited {waited:.1f} s for GPUs of blocks")
+    assert waited < 30, waited
+    assert (left.world, left.why, left.generation) == (12, "order", before.generation + 1) and not any(left.restarts)
+    tasks = harness.tasks(elastic)
+    assert {n for n, task in tasks.items() if task.state == "RUNNING"} == {*left.blocks}
+    assert {tasks[n].node_list for n in left.blocks}.isdisjoint(harness.job(rigid).node_list)
     words = f"shrinks from 16 to 12 GPUs: job {rigid}, which cannot be resized and has the higher priority, waits for"
     assert words in said(harness, settings, elastic)
 

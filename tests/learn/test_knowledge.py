@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, Known, Learner
+from slurm_ones.learn.knowledge import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, TERM_S, Known, Learner
 
 
 def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.0) -> JobHistory:
@@ -175,8 +175,9 @@ def test_what_a_resize_costs() -> None:
 def test_what_a_change_of_blocks_costs() -> None:
     """A job's own changes, else those of jobs of its spec whoever leads them, else of all, else half a second; and
     nothing of it is said of a job that is requeued."""
-    learner, spec = Learner(), history(0, 1).spec
-    assert spec is not None
+    learner, told = Learner(), history(0, 1).spec
+    assert told is not None
+    spec = replace(told, hot=True)
     new = learner.about(None, blocks=True)
     assert (new.resize_s, new.shrink_s, new.prepare_s) == (JOIN_S, LEAVE_S, READY_S)
     other = replace(spec, base_batch=7)
@@ -184,15 +185,33 @@ def test_what_a_change_of_blocks_costs() -> None:
         [
             replace(history(1, 3), spec=replace(spec, term=4), join_s=2.0, switch_s=1.0),
             replace(history(2, 3), spec=other, join_s=6.0, switch_s=3.0),
-            replace(history(3, 3), switch_s=0.01),
+            replace(history(3, 3), spec=spec, switch_s=0.01),
         ]
     )
-    known = learner.about(history(9, 1), blocks=True)
+    mine = replace(history(9, 1), spec=spec)
+    known = learner.about(mine, blocks=True)
     assert (known.resize_s, known.shrink_s, known.prepare_s) == (2.0, 0.01, READY_S)
-    assert learner.about(replace(history(9, 1), spec=replace(spec, base_batch=9)), blocks=True).resize_s == 4.0
-    assert learner.about(replace(history(9, 1), join_s=0.7, switch_s=0.4), blocks=True).resize_s == 0.7
+    assert learner.about(replace(mine, spec=replace(spec, base_batch=9)), blocks=True).resize_s == 4.0
+    assert learner.about(replace(mine, join_s=0.7, switch_s=0.4), blocks=True).resize_s == 0.7
     assert learner.about(history(9, 1)).resize_s == RESIZE_S
     assert learner.about(history(9, 1)).shrink_s is None
+
+
+def test_what_a_change_costs_that_begins_a_term() -> None:
+    """As long where blocks leave as where they join, and learnt apart from changes from memory to memory: the job's
+    own, else those of jobs of its spec, else of all such, else some seconds."""
+    learner, job = Learner(), history(9, 1)
+    assert job.spec is not None and not job.spec.hot
+    new = learner.about(job, blocks=True)
+    assert (new.resize_s, new.shrink_s, new.prepare_s) == (TERM_S, None, READY_S)
+    hot = replace(history(1, 3), spec=replace(job.spec, hot=True), join_s=0.3, switch_s=0.2)
+    other = replace(history(2, 3), spec=replace(job.spec, base_batch=7), switch_s=4.0)
+    learner.finished([hot, other])
+    assert learner.about(job, blocks=True).resize_s == 4.0
+    learner.finished([hot, other, replace(history(3, 3), join_s=3.0, switch_s=2.0)])
+    assert learner.about(job, blocks=True).resize_s == 2.0
+    assert learner.about(replace(job, switch_s=1.5), blocks=True).resize_s == 1.5
+    assert learner.about(replace(job, spec=hot.spec), blocks=True).resize_s == 0.3
 
 
 def test_a_job_with_nothing_new_is_not_learned_again() -> None:

@@ -55,7 +55,6 @@ def test_our_own_templates_have_no_fault() -> None:
         (("--requeue", "--no-requeue"), 3, "--no-requeue"),
         (("--gres=gpu:1", "--gpus=4"), 2, "--gpus"),
         (("--gres=gpu:1", "-G 4"), 2, "--gpus"),
-        (("--nodes=1", "--nodes=1 --array=0-9"), 2, "array"),
         (("ones: gpus", "ones gpus"), 5, "must begin with ones:"),
         (("ones: gpus", "my run; ones: gpus"), 5, "must begin with ones:"),
         (("gpus=1-16", "gpu=1-16"), 5, "gpu=1-16"),
@@ -82,6 +81,15 @@ def test_what_prevents_resizing_is_named_with_its_line(change: tuple[str, str], 
 )
 def test_blocks_that_would_not_be_blocks(change: tuple[str, str], line: int, word: str) -> None:
     assert [place for place, text in faults(BLOCKS.replace(*change)) if word in text] == [line]
+
+
+def test_tasks_of_an_ordinary_array_are_elastic() -> None:
+    """A sweep's script is no mistake, and its owner hears which tasks keep their sizes."""
+    for array, words in (("0-9", ["the last of them keeps"]), ("0-9%4", ["the last of them keeps", "%4: while tasks"])):
+        verdict = examine(GOOD.replace("--nodes=1", f"--nodes=1 --array={array}"))
+        assert verdict.elastic and len(verdict.findings) == len(words)
+        assert all(word in one.text and one.line == 2 for word, one in zip(words, verdict.findings, strict=True))
+    assert [text for _, text in faults(GOOD.replace("--nodes=1", "--nodes=1 --array=0-9%1"))] == []
 
 
 def test_directives_after_the_first_command_and_nearly_directives() -> None:

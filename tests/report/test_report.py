@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobRecord, ResizeRecord, Store, migrate
+from slurm_ones.report import charts
 from slurm_ones.report.charts import Bar, Panel, draw_gpus, held, thinned
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain, resized, safe, seconds
@@ -83,6 +84,15 @@ def test_draw_leaves_a_picture(tmp_path: Path) -> None:
     """A PNG of some size is written, also for a cluster on which nothing ran."""
     draw_gpus([Panel("one", [Bar("a", 0, 10, 1)], 4), Panel("none", [], 4)], tmp_path / "gpus.png")
     assert (tmp_path / "gpus.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 16, 18, 1000])
+def test_gpus_are_counted_in_whole_numbers(gpus: int) -> None:
+    """Protects the scale of small clusters, whose marks would be fractions of a GPU."""
+    _, (axis,) = charts._figure(1, 3.5)
+    charts._stack(axis, Panel("one", [Bar("a", 0, 10, 1)], gpus), ["a"], {"a": "red"}, 1.0)
+    marks = [at for at in axis.get_yticks() if at <= gpus]
+    assert len(marks) >= 2 and all(at == int(at) for at in marks)
 
 
 def test_page_tells_what_went_wrong_and_where_the_time_went(tmp_path: Path) -> None:

@@ -160,9 +160,9 @@ def test_one_that_waits_changes_as_a_waiting_job() -> None:
     assert change.moves is None and change.resizes and str(change.elastic.job.key) == "1_0"
 
 
-def test_training_that_cannot_take_blocks_in_is_left_alone() -> None:
-    made = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: told(spec=replace(HOT, hot=False))})
-    assert made.begin == () and made.outcomes[1].code == "not_hot"
+def test_training_whose_changes_begin_a_term_grows_like_others() -> None:
+    (change,) = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: told(spec=replace(HOT, hot=False))}).begin
+    assert change.moves is not None and change.moves.gained == 1
 
 
 def test_dwell_follows_from_what_a_change_costs() -> None:

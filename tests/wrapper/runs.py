@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ones_wrapper.protocol import Order, Report, decode_report, encode, reports_name
+from tests.wrapper.preloaded import Started, forkable
 
 TRAIN = Path(__file__).parent / "train.py"
 TIMEOUT_S = 180.0
@@ -23,6 +24,9 @@ R = TypeVar("R", bound=Report)
 
 class Run:
     """One run: `ones-run --gpus-per-node RANKS train.py …` in the background."""
+
+    forked = True
+    """Whether it is a fork of a process that has imported torch (`preloaded`), where that makes no difference."""
 
     def __init__(
         self,
@@ -42,20 +46,15 @@ class Run:
             "ONES_TRACE": str(job_dir / "trace-{restart}-{rank}.jsonl"),
             **env,
         }
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ones_wrapper.launch",
-                f"--gpus-per-node={ranks}",
-                str(script),
-                *arguments,
-            ],
-            env=clean,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        arguments = (f"--gpus-per-node={ranks}", str(script), *arguments)
+        self.process: Started | subprocess.Popen[str]
+        if self.forked and forkable(clean):
+            self.process = Started(arguments, clean)
+        else:
+            command = [sys.executable, "-m", "ones_wrapper.launch", *arguments]
+            self.process = subprocess.Popen(
+                command, env=clean, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         self.output = self.errors = ""
 
     def end(self) -> int:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from ones_wrapper.boundary import Boundary
+from ones_wrapper.boundary import _ASKS, Boundary
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import TorchGroup
+from ones_wrapper.job_io import OrderReader
 from ones_wrapper.launch.process_hooks import Flags
+from ones_wrapper.protocol import Order
 from ones_wrapper.reporter import PENDING, WARM_UP, Meter
 
 
@@ -89,6 +94,46 @@ def test_short_steps_agree_less_often() -> None:
         agreed.append(boundary.finish_agreement() is not None)
         boundary.start_agreement(0.02, due=False, measure=False)
     assert [i for i, a in enumerate(agreed) if a][:2] == [1, 6]
+
+
+class Other(TorchGroup):
+    """Two ranks, as rank 0 sees them; the other one asks for what stands in `asks`."""
+
+    asks: Sequence[int] = ()
+    sent: list[int]
+
+    def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        self.sent.append(len(values))
+        others = self.asks if len(values) == len(self.asks) else [_ASKS * bool(self.asks)] if len(values) == 1 else []
+        return lambda: [max(pair) for pair in zip_longest(values, others, fillvalue=0)]
+
+
+def test_ranks_say_what_they_ask_for_only_where_one_asks() -> None:
+    """Protects throughput, and that what any rank asks for reaches all: a signal that one rank alone got, an order once
+    and not again. A quiet boundary repeats no stop.
+    """
+    group = Other(0, 2, 0, 1, 2, torch.device("cpu"), None)  # type: ignore[arg-type]
+    group.sent = []
+    orders = SimpleNamespace(order=Order(3, 0, 64), poll=lambda: orders.order)
+    boundary = Boundary(group, cast(OrderReader, orders), None, 0, Flags())
+
+    def step() -> tuple[int, int, list[int]]:
+        group.sent.clear()
+        boundary.start_agreement(0.01, due=False, measure=False)
+        agreed = boundary.finish_agreement()
+        if agreed is None:
+            return -1, -1, list(group.sent)
+        return agreed.stop, agreed.wanted, list(group.sent)
+
+    assert step() == (0, 64, [1, 10])
+    assert [step() for _ in range(5)] == [(-1, -1, [])] * 3 + [(0, 64, [1]), (-1, -1, [])], "10 ms: every fourth"
+    boundary._skip = 0
+    group.asks = [1] + [0] * 9
+    assert step() == (1, 64, [1, 10])
+    boundary._skip, group.asks = 0, ()
+    assert step() == (0, 64, [1])
+    boundary._skip, orders.order = 0, Order(4, 0)
+    assert step() == (0, 0, [1, 10])
 
 
 def test_losses_that_are_kept_are_added_as_if_at_once() -> None:

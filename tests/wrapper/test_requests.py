@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ones_wrapper.job_io import SAVE, STOP, OwnerRequests, Previous, previous
 from ones_wrapper.launch.restart_policy import DONT_RESTART
 from ones_wrapper.protocol import (
@@ -65,9 +67,11 @@ def test_the_start_before(tmp_path: Path) -> None:
     assert previous(tmp_path, 0) is None
 
 
-def test_what_a_start_cost_is_reported(tmp_path: Path) -> None:
+def test_what_a_start_cost_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the breakdown of a restart: queue, launch, import, process group, load, first step; and the counts."""
-    run = Run(tmp_path, "--epochs", "1", ranks=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "forked", False)  # with imports
+        run = Run(tmp_path, "--epochs", "1", ranks=2)
     assert run.end() == 0, run.errors
     hello, first = run.of(Hello)[0], run.of(First)
     assert [report.step for report in first] == [1] and first[0].seconds > 0

@@ -36,6 +36,7 @@ parser.add_argument("--memory", type=int, default=0, help="samples a pass that f
 parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
 parser.add_argument("--enough", type=int, default=-1, help="step from which on the script needs no further epoch")
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
+parser.add_argument("--sharded", action="store_true", help="by FSDP2")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
 
@@ -50,7 +51,7 @@ job = ones.init(
 )
 torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
-model = job.ddp(model.double())
+model = job.fsdp(model.double(), modules=torch.nn.Linear) if args.sharded else job.ddp(model.double())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=args.gamma)
 generator = torch.Generator().manual_seed(1)
@@ -83,7 +84,8 @@ for _ in job.epochs():
     job.epoch_end()
     if 0 <= args.enough <= step:
         break
+whole = [p.full_tensor() if args.sharded else p for p in model.parameters()] if args.out else []
 if args.out and job.rank == 0:
-    parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    parameters = torch.cat([p.detach().flatten() for p in whole]).tolist()
     threads = os.environ.get("OMP_NUM_THREADS")
     args.out.write_text(json.dumps({"parameters": parameters, "lr": optimizer.param_groups[0]["lr"], "omp": threads}))

@@ -20,9 +20,12 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
 from ones_wrapper.hot_run import HotRun
 from ones_wrapper.job import Job as Job
+from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
+from ones_wrapper.limits import MOST_GPUS
 from ones_wrapper.membership.files import own_block
+from ones_wrapper.protocol import Spec
 from ones_wrapper.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run import Run
 from ones_wrapper.run_settings import Settings, checked_spec
@@ -79,6 +82,7 @@ def init(
     if _run is not None and not _run.ended:
         raise RuntimeError("init: call it once")
     started = time.time()
+    plain_steps.stop()
     accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
     spec = checked_spec(batch, max_batch, max_local_batch, epochs, accumulation_steps, multiple_of)
     if lr_ramp < 0:
@@ -91,18 +95,27 @@ def init(
     if uneven and strategy is not None:
         raise ValueError(f"init: uneven=True is for plain data parallel, and {strategy.name} divides its own work")
     group = join(backend)
-    spec = replace(spec, limits=limits_of(strategy, spec, group))
-    may_measure = noise_may_be_measured(strategy, spec)
-    if rule.follows_noise and not may_measure:
-        raise ValueError(f"init: lr_rule='adascale' needs the noise scale, which {_name(strategy)} does not show")
-    if strategy is not None:
-        strategy.bind(group)
+
+    def limited() -> Spec:
+        """With what depends on the ranks."""
+        its = replace(spec, limits=limits_of(strategy, spec, group))
+        if rule.follows_noise and not noise_may_be_measured(strategy, its):
+            raise ValueError(f"init: lr_rule='adascale' needs the noise scale, which {_name(strategy)} does not show")
+        if strategy is not None:
+            strategy.bind(group)
+        return its
+
+    def fits(world: int) -> bool:
+        if not isinstance(strategy, Strategy):
+            return True
+        return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
+
     settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
-        run: Run = HotRun.meet(group, spec, settings, started, block)
+        run: Run = HotRun.meet(group, settings, started, block, limited, fits)
     else:
-        run = Run(group, spec, settings, started)
-    if noise_scale and may_measure:
+        run = Run(group, limited(), settings, started)
+    if noise_scale and noise_may_be_measured(strategy, run.spec):
         run.noise = NoiseScale(group)
     _run = run
     return Job(run)

@@ -1,8 +1,9 @@
 """Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
 
-The agreement is one maximum over ten integers (and two for each rank, where shares are uneven), begun at one boundary
-and obeyed at the next. When steps are so short that it would cost more than `SHARE` of them, the ranks agree at every
-n-th boundary only; rank 0 says n, as part of the agreement.
+The agreement is begun at one boundary and obeyed at the next. It is one maximum over a single integer, which says
+whether any rank asks for anything. Where one does, a second one over ten integers says what (and two for each rank,
+where shares are uneven). When steps are so short that this would cost more than `SHARE` of them, or several make up
+`EVERY_S`, the ranks agree at every n-th boundary only; rank 0 says n, as part of the agreement.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ SHARE = 0.01
 """Most of a step's time that agreeing may take."""
 LONGEST_S = 1.0
 """Longest time between two agreements, where steps are shorter than that."""
-
+EVERY_S = 0.1
+"""Time between two agreements that is short enough, whatever they cost: who asks waits as long."""
+MOST_LEFT_OUT = 3
+"""Most boundaries in a row at which the ranks do not agree for the sake of `EVERY_S`."""
+_ASKS = 2**32
+"""In the single integer: a rank asks for something. Below that stands rank 0's n."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
 """Who asks for a stop; where both do, the owner's is the one that lasts."""
@@ -86,6 +92,12 @@ class Boundary:
         self._skip = 0
         self._later: Callable[[], list[int]] | None = None
         """The agreement that is being found."""
+        self._proposed: list[int] = []
+        """What this rank asks for in it."""
+        self._told = (0, 0)
+        """Number and batch of the order that this rank told the others last."""
+        self._quiet = Agreement(0, False, 0, 0, False, False, True)
+        """What is agreed where no rank asks for anything."""
         self._began_s = self._cost_s = 0.0
         self._answered = 0
         self.applied = 0
@@ -107,6 +119,7 @@ class Boundary:
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
         """This rank reads orders and requests from now on, or no longer, of another run. Not collective."""
         self._orders, self._requests, self._restart = orders, requests, restart
+        self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
         """All ranks go on from the same: the orders whose batch is in force, and whose drain was obeyed. Nothing may be
@@ -115,6 +128,7 @@ class Boundary:
         assert self._later is None
         self.applied, self._answered = applied, answered
         self._skip, self._cost_s = 0, 0.0
+        self._told = (0, 0)
 
     def _order(self) -> Order | None:
         if self._orders is None:
@@ -130,7 +144,8 @@ class Boundary:
         """The order that was there before the first step: its batch counts, a drain waits for the first
         boundaries.
         """
-        return self._agreed(self._group.maximum(self._proposal(0, int(self._flags.checkpoint), 1, False, False)))
+        self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, False)
+        return self._agreed(self._group.maximum(self._proposed))
 
     def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
         """Called by all ranks at every step boundary, once they have done what was agreed before: propose what is
@@ -152,8 +167,10 @@ class Boundary:
                 asked = True
         interval = self._interval(step_s)
         proposal = self._proposal(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)
+        word = interval if first else 0
+        self._proposed = proposal
         started = time.perf_counter()
-        self._later = self._group.maximum_later(proposal)
+        self._later = self._group.maximum_later([_ASKS + word if self._asks(proposal) else word])
         self._began_s = time.perf_counter() - started
 
     def finish_agreement(self) -> Agreement | None:
@@ -164,10 +181,14 @@ class Boundary:
             return None
         later, self._later = self._later, None
         started = time.perf_counter()
-        agreed = self._agreed(later())
+        word = later()[0]
         cost = self._began_s + time.perf_counter() - started
         # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
         self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
+        if word < _ASKS:
+            self._skip = word - 1
+            return self._quiet
+        agreed = self._agreed(self._group.maximum(self._proposed))
         if agreed.drain:
             self._answered = agreed.number
         return agreed
@@ -175,7 +196,14 @@ class Boundary:
     def _interval(self, step_s: float) -> int:
         if step_s <= 0 or self._group.world == 1:
             return 1
-        return max(1, min(round(self._cost_s / (SHARE * step_s)), int(LONGEST_S / step_s)))
+        enough = min(round(EVERY_S / step_s), MOST_LEFT_OUT + 1)
+        return max(1, min(max(round(self._cost_s / (SHARE * step_s)), enough), int(LONGEST_S / step_s)))
+
+    def _asks(self, proposal: list[int]) -> bool:
+        """Whether the others must see what this rank proposes. What they were told of an order, they know."""
+        stop, asked, number, wanted, drain, _, look, due, plan, change, *measured = proposal
+        new = any(measured[: len(measured) // 2])  # times; what ranks hold is of no use without these
+        return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
 
     def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
         """What this rank asks for."""
@@ -203,7 +231,10 @@ class Boundary:
     def _agreed(self, proposal: list[int]) -> Agreement:
         """What all ranks make of it."""
         stop, asked, number, wanted, drain, interval, look, due, plan, change, *measured = proposal
-        self._skip = interval - 1
+        # Where a change of ranks is under way nobody waits longer than needed.
+        self._skip = 0 if plan else interval - 1
+        self._told = (self._proposed[2], self._proposed[3])
+        self._quiet = Agreement(0, False, number, wanted, False, False, True)
         also = (plan, change, tuple(measured))
         return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
 

@@ -129,7 +129,7 @@ class TorchGroup(Group):
         return replace(self, control=control, main=False)
 
     def become(
-        self, rank: int, world: int, nodes: int, gpus_per_node: int, control: Any, again: Callable[[], Any]
+        self, rank: int, world: int, nodes: int, gpus_per_node: int, control: Any, again: Callable[[], Any] | None
     ) -> None:
         """From now on these are the ranks. Not collective; who holds this object sees the change."""
         self.rank, self.world, self.nodes, self.gpus_per_node = rank, world, nodes, gpus_per_node
@@ -146,7 +146,8 @@ class TorchGroup(Group):
 
         def result() -> list[int]:
             work.wait()
-            return [int(v) for v in tensor.tolist()]
+            found: list[int] = tensor.tolist()
+            return found
 
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,20 +18,39 @@ from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
 from ones_wrapper.group import RankError, TorchGroup
-from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
+from ones_wrapper.job_io import OrderReader, OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch import find_job_directory, prepare_job_directory
-from ones_wrapper.launch.ending import leave
+from ones_wrapper.launch.ending import flush_files, leave
+from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
+from ones_wrapper.launch.restart_policy import DONT_RESTART, NEXT_TERM, PEER_LOST, STOP_CODE
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
 from ones_wrapper.membership.board import BoardLostError
+from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.too_few import wait_for_others
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.resize_log import shape_name
 from ones_wrapper.run import Run
 from ones_wrapper.run_settings import Identity, Settings
+
+
+def _wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path, fits: Callable[[int], bool]) -> None:
+    """Of ranks that lost others, and cannot train without them. Returns where nobody comes."""
+    FLAGS.armed, blocks.fits = True, fits
+
+    def orders(term: int) -> OrderReader:
+        return OrderReader(directory, term, find_spool(os.environ), blocks.block.array)
+
+    blocks.listen(0, orders, lambda: FLAGS.stop, lambda why: leave(PEER_LOST))
+    generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
+    blocks.lead_first(generation, hot=False)
+    stopped = wait_for_others(group, blocks)
+    blocks.close()
+    if stopped:
+        raise SystemExit(STOP_CODE)
 
 
 class HotRun(Run):
@@ -57,8 +77,19 @@ class HotRun(Run):
         blocks.listen(self.spec.max_local_batch, self._orders, lambda: FLAGS.stop, self._abandon)
 
     @classmethod
-    def meet(cls, group: TorchGroup, spec: Spec, settings: Settings, started: float, block: Block) -> HotRun:
-        """Find those who train, or lead. Collective over the block. Leaves the process where the job is over."""
+    def meet(
+        cls,
+        group: TorchGroup,
+        settings: Settings,
+        started: float,
+        block: Block,
+        spec_of: Callable[[], Spec],
+        fits: Callable[[int], bool] = lambda world: True,
+    ) -> HotRun:
+        """Find those who train, or lead. Collective over the block. `spec_of` is called once the group's ranks are
+        those with which this block begins; `fits` says whether the strategy can use so many. Leaves the process where
+        the job is over, and where ranks have to start again.
+        """
         directory = find_job_directory(os.environ, Path.cwd())
         if group.rank == 0:
             prepare_job_directory(directory, os.environ, Path.cwd())
@@ -66,16 +97,26 @@ class HotRun(Run):
         def ready(term: int) -> None:
             rescue.wait(directory / "hot", term)
 
+        local, armed = group.rank, FLAGS.armed
         try:
-            blocks, leads = Blocks.meet(group, directory, block, os.environ, ready)
-            name = f"{block.task}.{block.restart}.{group.rank}"
-            identity = Identity(block.array, blocks.leader.term, leads, name)
-            return cls(group, spec, settings, started, identity, blocks)
+            found, leads = come_in(group, directory, block, os.environ, ready)
+            if not leads:
+                FLAGS.armed = True
+                wait_for_term(group, found, lambda: FLAGS.stop, lambda why: leave(PEER_LOST))
+                FLAGS.armed = armed
+            name = f"{block.task}.{block.restart}.{local}"
+            identity = Identity(block.array, found.leader.term, leads, name)
+            blocks = Blocks(group, found)
+            if leads and found.leader.term > 0 and not fits(group.world):
+                _wait_for_others(group, blocks, directory, fits)
+            return cls(group, spec_of(), settings, started, identity, blocks)
+        except NextTermError:
+            raise SystemExit(NEXT_TERM) from None
         except NotWantedError as why:
-            if group.rank == 0:
+            if local == 0:
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
-        except BoardLostError as why:  # on some ranks of the block, perhaps: all look again
+        except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
             log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
             raise SystemExit(PEER_LOST) from None
 
@@ -102,7 +143,7 @@ class HotRun(Run):
     def begin(self) -> None:
         if self._begun:
             return
-        strategy = self.settings.strategy
+        strategy, blocks = self.settings.strategy, self._blocks
         hot = self.loop.exchanges.hot and (strategy is None or strategy.hot)
         if self._newcomer:
             if not hot:
@@ -112,10 +153,14 @@ class HotRun(Run):
             return
         self.spec = replace(self.spec, term=self._restart, hot=hot)
         super().begin()
+        together = not blocks.waiting
         generation = self.group.on_first(lambda: last_generation(self.directory, self._restart)) + 1
-        plan = self._blocks.lead_first(generation, hot)
+        plan = blocks.lead_first(generation, hot)
+        self._boundary.members = blocks
+        if together:
+            self._report_membership(Change(plan, False, False, 0, 0.0, blocks.stood_still_at, {}))
+            return
         if hot:
-            self._boundary.members = self._blocks
             self._shapes = warm_up.Shapes(self.loop.exchanges)
         again = self._previous is not None and self._previous.failed
         plan = replace(plan, why="lost" if again else "first")
@@ -205,7 +250,30 @@ class HotRun(Run):
     def _carry_out(self, agreed: Agreement) -> None:
         super()._carry_out(agreed)
         if self._boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):
-            self._change()
+            self._change() if self._blocks.hot else self._end_term()
+
+    def _end_term(self) -> None:
+        """Write a checkpoint, from which the next term begins with the blocks of the plan, and end these ranks. Their
+        launchers start those of blocks that stay again. Returns where the checkpoint cannot be written."""
+        self._reporter.flush()
+        blocks, began = self._blocks, time.time()
+        plan, why = blocks.coming, ""
+        flush_files()
+        if not self.save(f"for term {plan.term}"):
+            why = "its checkpoint could not be written"
+        why = why or self.group.on_first(lambda: blocks.announce(began))
+        if why:
+            blocks.stay(why)
+            return
+        names = ", ".join(map(str, plan.tasks))
+        if self.group.rank == 0:
+            log(f"term {plan.term} begins at step {self.progress.step}, with blocks {names}")
+        self._reporter.bye("moved", self.progress.step, 0, f"the next term begins with blocks {names}")
+        self._leaving_now = FLAGS.leaving = True
+        self.group.maximum([0])  # none may end before rank 0 has spoken
+        blocks.close()
+        self.saver.let_go()
+        raise SystemExit(0 if blocks.leaves else NEXT_TERM)
 
     def _change(self) -> None:
         self._reporter.flush()
@@ -409,6 +477,7 @@ class HotRun(Run):
         optimizer's step, or at a boundary."""
         return (
             self._begun
+            and self._blocks.hot
             and self.loop.exchanges.steps_together
             and (self._at_boundary or (self.loop.within and not self.loop.mid_step))
         )

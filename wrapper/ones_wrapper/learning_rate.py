@@ -97,17 +97,18 @@ class LrScale:
             self.factor = target
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.factor == 1.0:
+            return
         self._base[optimizer] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * self.factor
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        rates = self._base.pop(optimizer)
-        for group, lr in zip(optimizer.param_groups, rates, strict=True):
+        for group, lr in zip(optimizer.param_groups, self._base.pop(optimizer, ()), strict=False):
             group["lr"] = lr
         self.stepped = True
         # To learn an optimizer's state, torch.distributed.checkpoint steps at rate 0: that is no step of the ramp.
-        if self.left and any(float(lr) for lr in rates):
+        if self.left and any(float(group["lr"]) for group in optimizer.param_groups):
             self._moves = True
 
     def expect(self) -> None:

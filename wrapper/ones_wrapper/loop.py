@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -103,16 +103,14 @@ class Loader:
             seconds = time.perf_counter() - began
             log(f"epoch {epoch}: {feed.size} of {len(feed.labels)} samples were chosen in {seconds:.1f} s")
 
-    @contextmanager
-    def passing(self, part: AccumulationStep) -> Iterator[None]:
-        """Around the forward and backward pass of one accumulation step."""
+    def passing(self, part: AccumulationStep) -> AbstractContextManager[None]:
+        """Around the forward and backward pass of one accumulation step, which begins with this call."""
         loop = self._run.loop
         self._enter(part)
-        with (
-            loop.exchanges.during(part),
-            loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext(),
-        ):
-            yield
+        exchanging = loop.exchanges.during(part)
+        if loop.accumulation is None:
+            return exchanging
+        return _both(exchanging, loop.accumulation.during(part.index, part.count))
 
     def complete(self, part: AccumulationStep) -> None:
         """The step that ends with this pass was made. Not collective."""
@@ -126,6 +124,8 @@ class Loader:
             loop.used = []
             if loop.rate:
                 loop.rate.expect()
+            if run.noise is not None:
+                run.noise.begin(run.progress.step)
             strategy = run.settings.strategy
             alike = strategy is not None and strategy.same_numbers
             seed_step(loop.seed, run.progress.step, run.division.replica if alike else run.group.rank)
@@ -142,3 +142,9 @@ class Loader:
         loop.schedules.leave()
         if loop.accumulation is not None:
             loop.accumulation.drop()
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
+    with outer, inner:
+        yield

@@ -127,7 +127,8 @@ class Spec:
     term: int = 0
     """Of a job of blocks: the term of its present leader. Its reports are those of this restart."""
     hot: bool = False
-    """Whether blocks can join and leave it while it trains."""
+    """Of a job of blocks: whether state moves from memory to memory as blocks join and leave. Else each change begins a
+    term, from a checkpoint."""
     multiple_of: int = 1
     """Global batches are multiples of this, where the GPUs take so many samples."""
     limits: Limits | None = None
@@ -184,7 +185,7 @@ class Hello:
     gpus_per_node: int
     world: int
     batch: int
-    """Global batch in samples."""
+    """Global batch in samples; 0, as all that such a script does not say, where it never calls `ones.init`."""
     lr_factor: float
     """Learning rate over the one that the script set for `Spec.base_batch`."""
     base_batch: int
@@ -246,7 +247,7 @@ class Throughput:
     """Optimizer steps since the job's first run."""
     cursor: int
     samples: int
-    """Samples used in the interval, over all ranks."""
+    """Samples used in the interval, over all ranks; 0, as `batch`, where the script never calls `ones.init`."""
     seconds: float
     """Length of the interval."""
     batch: int

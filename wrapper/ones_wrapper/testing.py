@@ -42,7 +42,7 @@ import torch.distributed as dist
 
 from ones_wrapper.launch import process_hooks
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
-from ones_wrapper.launch.rank import end_with_parent
+from ones_wrapper.launch.rank import end_with_parent, set_defaults
 from ones_wrapper.launch.rank_placement import free_port
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
@@ -267,17 +267,24 @@ class Start:
         }
         os.environ.update({name: str(value) for name, value in place.items()})
         os.environ.update(env)
+        set_defaults(os.environ)
         torch.set_num_threads(1)  # a pool of threads does not survive the fork
         vars(FLAGS).update(vars(Flags()))
         process_hooks._callbacks.clear()
-        faulthandler.register(_STACK_SIGNAL, self._stack(rank).open("w"), all_threads=False)
+        stack = self._stack(rank).open("a", buffering=1)
+        faulthandler.register(_STACK_SIGNAL, stack, all_threads=False)
+        stack.write(f"begun, process {os.getpid()}\n")
 
     def outcome(self, timeout_s: float) -> list[RankResult]:
         """The results of the ranks, by rank. Raises RankFailed where one failed or the time is over."""
-        until = time.monotonic() + timeout_s
+        half, until = time.monotonic() + timeout_s / 2, time.monotonic() + timeout_s
         results: dict[int, RankResult] = {}
         failed: list[int] = []
         while len(results) < self._world and time.monotonic() < until:
+            if time.monotonic() > half:  # where they wait then too tells a hang from slowness
+                half = until
+                for rank in self._pids:
+                    self._ask_stack(rank, timeout_s / 2)
             found = self._receive([rank for rank in self._pipes if rank not in results])
             results |= found
             more = [rank for rank, one in found.items() if one.trace]
@@ -287,7 +294,10 @@ class Start:
         if failed:
             self._raise(results, failed)
         if hung := [rank for rank in self._pipes if rank not in results]:
-            where = "\n".join(f"{self._name(rank)} is at\n{self._stack_of(rank)}" for rank in hung)
+            for rank in hung:
+                self._ask_stack(rank, timeout_s)
+            time.sleep(0.2)
+            where = "\n".join(f"{self._name(rank)} is at\n{self._stack(rank).read_text()}" for rank in hung)
             raise RankFailed(f"still running after {timeout_s:g} s:\n{where}")
         return [results[rank] for rank in range(self._world)]
 
@@ -325,10 +335,14 @@ class Start:
     def _stack(self, rank: int) -> Path:
         return self._directory / f"stack-{rank}"
 
-    def _stack_of(self, rank: int) -> str:
-        os.kill(self._pids[rank], _STACK_SIGNAL)
-        time.sleep(0.2)
-        return self._stack(rank).read_text()
+    def _ask_stack(self, rank: int, after_s: float) -> None:
+        """Have a rank write where it is; the signal would end one that has not begun."""
+        stack = self._stack(rank)
+        begun = stack.exists() and "begun, " in stack.read_text()
+        with stack.open("a") as file:
+            file.write(f"after {after_s:g} s: " if begun else f"not begun after {after_s:g} s\n")
+        if begun:
+            os.kill(self._pids[rank], _STACK_SIGNAL)
 
     def end(self) -> None:
         """End the ranks that are left, and collect them."""

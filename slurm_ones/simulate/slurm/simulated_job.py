@@ -121,6 +121,8 @@ class SimulatedJob:
     """Its hold is that of a requeue."""
     switches: int = 0
     """Most leaf switches that were asked for; here all nodes are below one."""
+    excluded: frozenset[str] = frozenset()
+    """Nodes that it is not to have."""
     restart: int = 0
     begin: float = 0.0
     """Earliest start."""
@@ -183,7 +185,7 @@ class SimulatedJob:
 
     def as_queued(self, gpus: int) -> QueuedJob:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
-        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
+        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s, self.excluded)
 
     def cancel_events(self) -> None:
         """Nothing that was to happen happens."""
@@ -235,6 +237,7 @@ class SimulatedJob:
             array_tasks=self.array_tasks,
             switches=self.switches,
             switch_wait_s=60.0 if self.switches else 0.0,
+            excluded=tuple(sorted(self.excluded)),
             throttle=self.array.throttle if self.array is not None else 0,
             batch=request.batch,
             exit_code=self.exit_code,

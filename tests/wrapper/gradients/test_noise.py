@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from ones_wrapper.gradients.noise import PENDING, NoiseScale, efficiency
+from ones_wrapper.gradients.noise import EVERY, FIRST, PENDING, NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Hello, Throughput
 from tests.wrapper.runs import Run
@@ -66,3 +66,23 @@ def test_squares_are_added_up_together() -> None:
         noise.step(8)
     noise.exchange()
     assert noise.samples == pytest.approx(trace / square, rel=1e-4)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_most_steps_are_not_measured(world: int) -> None:
+    """Protects throughput, and the estimate: of each `EVERY` steps one counts, on its own or beside the step before."""
+    noise = NoiseScale(cast(Group, SimpleNamespace(rank=0, world=world, total=list)))
+    looked = []
+    for number in range(FIRST, FIRST + 2 * EVERY + 1):
+        noise.begin(number)
+        if noise.looks:
+            looked.append(number - FIRST)
+        gradient = torch.tensor([1.0, 3.0 if number % 2 else 1.0])
+        noise.local(0, gradient, 8 if world == 1 else 4, 8)
+        noise.whole(torch.tensor([1.0, 1.0]), 8)
+        noise.step(8)
+    assert looked == ([0, 3, 4, 7, 8] if world == 1 else [0, 4, 8])
+    # Alone: two differences, of 2 in one of two numbers. Two ranks: their gradients are one in even steps.
+    assert noise._steps == (2 if world == 1 else 3)
+    noise.exchange()
+    assert noise.samples == pytest.approx(8 * 4 / 2 / 4 if world == 1 else 0.0)

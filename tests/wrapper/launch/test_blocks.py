@@ -410,6 +410,7 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("true_command")
 def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
     ranks at another port; nothing is counted as a failure; and nothing is over before the script says so."""
@@ -482,6 +483,7 @@ def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
     assert run.end() == 0, run.errors
 
 
+@pytest.mark.usefixtures("true_command")
 def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
     """Protects from a membership that a half-dead block joins: the whole block starts again, and it is counted."""
     text = f"lead()\nif env['ONES_ATTEMPT'] == '0':\n    os.kill(os.getpid(), 9) if rank else sys.exit({PEER_LOST})\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch import LaunchOptions, find_job_directory, main
+from ones_wrapper.launch import LaunchOptions, find_job_directory, main, rank_placement
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.places import make_job_directory
 from ones_wrapper.launch.rank import set_defaults
@@ -26,6 +26,7 @@ from ones_wrapper.launch.rank_placement import (
     listens,
     master_port,
     next_free,
+    refused,
 )
 from ones_wrapper.launch.supervise import Launch
 
@@ -151,6 +152,22 @@ def test_a_taken_port_is_passed_over() -> None:
     with socket.create_server(("", free_port())) as server:
         number = server.getsockname()[1]
         assert listens(number) and next_free(number) in PORTS and next_free(number) != number
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such names are Linux's")
+def test_two_launchers_take_no_port_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects two jobs on a node whose ids are equal in their last three digits: the ranks of both listen only seconds
+    after their launchers looked."""
+    ours: dict[int, socket.socket] = {}
+    monkeypatch.setattr(rank_placement, "_claims", ours)
+    port = free_port()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0ones-port-{port}")
+        mine = next_free(port, refused)
+        assert mine != port and [*ours] == [mine]
+    assert not refused(mine) and not refused(port)
+    for claim in ours.values():
+        claim.close()
 
 
 def test_each_start_has_its_port() -> None:

@@ -179,6 +179,7 @@ def ranks_of(run: Run) -> list[int]:
     raise AssertionError("no ranks")
 
 
+@pytest.mark.usefixtures("true_command")
 def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     """Protects the whole way: a rank dies, the others are ended, all start again within the same `ones-run` from
     the last checkpoint, and each sample has been used once in what counts.
@@ -286,6 +287,7 @@ def asked(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.usefixtures("true_command")
 def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> None:
     """Protects a job at its time limit: checkpoint, requeue, counted; then a second warning before any progress
     requeues nothing; a refusal by Slurm is said and not counted.
@@ -339,7 +341,7 @@ def test_ranks_that_do_not_end_in_time_are_requeued_without(tmp_path: Path) -> N
         tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)\n"
     )
     (job / "reports-1.jsonl").write_bytes(reports)  # as if this run had loaded it
-    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 40)}
+    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
     run = Run(job, restart=1, script=deaf, **slurm(tmp_path), **end)
     ranks_of(run)
     time.sleep(0.5)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ones_wrapper.job_io import OrderReader
 from ones_wrapper.membership.board import Board
@@ -87,3 +88,26 @@ def test_an_order_that_names_blocks_nobody_knows_changes_nothing(leader: Coordin
     for _ in range(5):
         turn()
     assert (leader.lost, board.read("newest")) == ("", None)
+
+
+def test_the_board_is_cleared_of_groups_that_everybody_has_left(leader: Coordinator, board: Board, turn: Turn) -> None:
+    """Protects the leader's memory over many changes; those of the last two memberships stay, which ranks may use."""
+    if not hasattr(Store, "list_keys"):
+        pytest.skip("this torch cannot list what is in a store")
+    texts, parts = ("formed-{}-1", "next-{}"), ("control-{}", "data-{}", "copy-{}-1", "default-{}")
+    for generation in (1, 2, 12):
+        for name in texts:
+            board.put(name.format(generation), "1")
+        for name in parts:
+            board.store(name.format(generation)).set("0/1", "1")
+    board.put("shapes", "1")
+
+    def there(generation: int) -> int:
+        found = [board.read(name.format(generation)) is not None for name in texts]
+        return sum((*found, *(board.store(name.format(generation)).check(["0/1"]) for name in parts)))
+
+    for generation, expected in ((1, (6, 6, 6)), (2, (6, 6, 6)), (12, (0, 6, 6)), (13, (0, 0, 6))):
+        leader.committed(Plan(generation, 0, (member(0),)))
+        turn()
+        assert (there(1), there(2), there(12)) == expected
+    assert board.read("shapes") == "1" and leader.lost == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.wrapper.membership.blocks import Job
 from tests.wrapper.membership.histories import History
 
 TRANSITIONS = int(os.environ.get("ONES_TRANSITIONS", "12"))
+MEMORY_MB = 4.0 + 0.01 * TRANSITIONS
+"""Most that a rank's memory grows: by what torch and its allocator keep, and by 10 KB a change."""
 
 
 @pytest.fixture
@@ -22,17 +25,28 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job.kill()
 
 
-def held(pid: int) -> tuple[int, int]:
-    """(threads, open files) of a process."""
-    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+class Held(NamedTuple):
+    """What a process has."""
+
+    threads: int
+    files: int
+    memory: float
+    """Resident, in MB."""
+
+    @classmethod
+    def of(cls, pid: int) -> Held:
+        process = Path(f"/proc/{pid}")
+        pages = int((process / "statm").read_text().split()[1])
+        threads, files = (len([*(process / name).iterdir()]) for name in ("task", "fd"))
+        return cls(threads, files, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
 
 def test_nothing_is_left_of_many_changes(job: Job) -> None:
-    """Protects long jobs: threads, sockets and groups of memberships that were left are given back."""
-    job.start(0)
+    """Protects long jobs: threads, sockets, groups and memory of memberships that were left are given back."""
+    job.start(0, ranks=2)
     job.wait(First)
-    rank = job.blocks[0].ranks()[0]
-    counts: list[tuple[int, int]] = []
+    ranks = dict(zip(("leader", "other rank"), job.blocks[0].ranks(), strict=True))
+    counts: dict[str, list[Held]] = {name: [] for name in ranks}
     for cycle in range(TRANSITIONS // 2):
         generation = job.of(Membership)[-1].generation
         job.order(0, 1)
@@ -41,14 +55,20 @@ def test_nothing_is_left_of_many_changes(job: Job) -> None:
         job.order(0)
         job.wait_for(0, after=generation + 1)
         assert block.end() == 0, job.errors()
-        counts.append(held(rank))
+        for name, pid in ranks.items():
+            counts[name].append(Held.of(pid))
     pauses = job.of(Membership)
-    print("threads, files:", counts[0], counts[len(counts) // 2], counts[-1])
-    for name, found in (("growing", [m for m in pauses if m.world == 2]), ("shrinking", pauses[2::2])):
+    for name, found in (("growing", [m for m in pauses if m.world == 3]), ("shrinking", pauses[2::2])):
         middle = sorted(m.pause_s for m in found)
         print(name, f"median {middle[len(middle) // 2]:.4f} s, most {middle[-1]:.4f} s of {len(middle)}")
-    settled = counts[2:]
-    assert settled[-1][0] <= settled[0][0] + 3 and settled[-1][1] <= settled[0][1] + 6, counts
+    for name, held in counts.items():
+        print(name, *(held[len(held) * number // 4] for number in range(4)), held[-1])
+        settled = held[2:]
+        assert settled[-1].threads <= settled[0].threads + 3 and settled[-1].files <= settled[0].files + 6, held
+        # The last quarter has no more than the first.
+        quarter = -(-len(settled) // 4)
+        first, last = ([one.memory for one in part] for part in (settled[:quarter], settled[-quarter:]))
+        assert min(last) <= max(first) + MEMORY_MB, held
 
 
 @pytest.mark.slow

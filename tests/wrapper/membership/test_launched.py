@@ -149,6 +149,30 @@ def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool
 
 
 @pytest.mark.slow
+def test_a_sharded_model_grows_and_shrinks(tmp_path: Path) -> None:
+    """Protects a model sharded by FSDP2 from a requeue, and from imports: it gains and loses a block, the one that led,
+    by two checkpoints; `ones-run` and the node launcher of the block that stays are the same to the end."""
+    job = LaunchedJob(tmp_path / "job", "--sharded")
+    try:
+        first, second, whole = two(job)
+        assert whole.pause_s < 20.0
+        launchers = second.launchers()
+        job.order(1)
+        alone = job.wait_for(1)
+        assert first.end() == 0, first.errors
+        assert second.launchers() == launchers
+        assert job.asked() == []
+        job.hurry()
+        assert second.end() == 0, second.errors
+        assert [hello.step for hello in job.of(Hello)] == [0, whole.step, alone.step]
+        assert job.asked() == [CANCELLED]
+        assert not (job.directory / "tries-1.json").exists()
+        job.assert_as_undisturbed()
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
 def test_a_node_that_is_gone_and_its_block_requeued(job: LaunchedJob) -> None:
     """Protects a job from the end of its leader's node: the other leads from its memory; the block that Slurm requeues
     joins hot; a task that starts when all is over does not import torch."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from ones_wrapper import hot_run
 from ones_wrapper.hot_run import HotRun
 from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.membership import meeting
-from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader
@@ -73,9 +73,10 @@ def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(
             raise BoardLostError("gone")
 
     found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
-    monkeypatch.setattr(Blocks, "meet", lambda *_: (found, False))
+    monkeypatch.setattr(hot_run, "come_in", lambda *_: (found, True))
+    monkeypatch.setattr(hot_run, "Blocks", lambda *_: None)
     monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
     anything: Any = SimpleNamespace(rank=1)
     with pytest.raises(SystemExit) as left:
-        LostAtOnce.meet(anything, anything, anything, 0.0, Block(7, 1, 0))
+        LostAtOnce.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
     assert left.value.code == PEER_LOST

@@ -10,10 +10,12 @@ import pytest
 from ones_wrapper.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import new_token
-from ones_wrapper.membership.coordinator import DEAD_S, Coordinator
-from ones_wrapper.membership.plan import Plan
+from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
+from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.membership.watch import MAIN_S, Watch
+from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
+from tests.wrapper.runs import write_order
 
 
 class Clock:
@@ -42,6 +44,23 @@ def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
         clock.ahead += 1.0
         leader._turn()
     assert "gave no sign" in leader.lost
+
+
+def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None:
+    """Protects a block that came before its order: what stood still could see none. Later it is turned away as ever."""
+    board = Board.host("127.0.0.1", new_token())
+    write_order(tmp_path, Order(1, 0, blocks=(0,)))
+    leader = Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False, lambda: False)
+    board.put("join-1", encode(member(1)))
+    assert board.count("joined", 1) == 1
+    leader._turn()
+    clock.ahead += 3600.0
+    leader._turn()
+    assert board.read("leave-1.0") is None
+    for _ in range(int(UNWANTED_S) + 1):
+        clock.ahead += 1.0
+        leader._turn()
+    assert board.read("leave-1.0") == "no order wants it"
 
 
 def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -9,15 +12,27 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper.layouts.optimus import Optimus2D
+from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import Spec
 from tests.wrapper.layouts.dense import HEADS, HIDDEN, LENGTH, VOCAB, Meshed, in_double, texts
 from tests.wrapper.strategies import script
 
 SAMPLES, EPOCHS, BATCH, SEED = 48, 4, 8, 3
+SQUARES = "SQUARES"
+"""In the environment: the ranks are one mesh."""
 
 
-def optimus() -> Optimus2D:
+def optimus(kind: type[Optimus2D] = Optimus2D) -> Optimus2D:
     """The largest mesh that the ranks make."""
-    return Optimus2D(q=(1, 2), hidden=HIDDEN, heads=HEADS, vocab=VOCAB, layers=1, length=LENGTH, element_bytes=8)
+    return kind(q=(1, 2), hidden=HIDDEN, heads=HEADS, vocab=VOCAB, layers=1, length=LENGTH, element_bytes=8)
+
+
+class Squares(Optimus2D):
+    """One mesh alone, of one rank or of four."""
+
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+        its = super().limits(spec, most_gpus, ranks_per_node)
+        return replace(its, sizes=tuple(row for row in its.sizes if row.gpus in (1, 4)))
 
 
 def data() -> TensorDataset:
@@ -32,7 +47,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 def main() -> None:
     """As the example, and paced."""
-    its = optimus()
+    its = optimus(Squares if SQUARES in os.environ else Optimus2D)
     job = ones.init(batch=BATCH, max_local_batch=4, max_accumulation_steps=2, epochs=EPOCHS, strategy=its)
     model = job.ddp(in_double(lambda: Meshed(its.mesh)))
     optimizer = job.register(model=model, optimizer=optimizer_of(model))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import tee
+from itertools import islice, tee
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
 from ones_wrapper.data.shares import Shares
+
+PLANNED = 32
+"""Passes that are planned at once."""
 
 
 class Share(NamedTuple):
@@ -128,6 +131,10 @@ def accumulation_steps(
     """
     count = accumulation_count(share.total, replicas, max_local, unit)
     largest = _largest(largest_share or _largest(share.total, replicas, unit), count, unit)
+    if count == 1:
+        start = share.start if share.samples else share.start - 1
+        yield AccumulationStep(share, start, share.samples, 0, 1, largest)
+        return
     for index in range(count):
         part = split(share.start, share.samples, count, index, unit)
         yield AccumulationStep(
@@ -241,7 +248,7 @@ class Feed:
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
         used, fetched = tee(plan(cursor, self.samples, cut))
-        self._requests.to_come = (
+        self._requests.to_come = _ahead(
             _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in fetched
         )
         return zip(used, iter(self._loader), strict=True)
@@ -274,6 +281,12 @@ def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> lis
     """The dataset indices that a pass fetches: those it counts, or one that it does not count."""
     chosen: list[int] = order[part.start : part.start + max(part.samples, 1)].tolist()
     return chosen
+
+
+def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
+    """The same, several planned at once: one after the other, between steps, each takes some times as long."""
+    while several := list(islice(requests, PLANNED)):
+        yield from several
 
 
 def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -326,6 +339,7 @@ class _Collated(Dataset[Any]):
             for index, value in zip(indices, sample_keys(self._seed, epoch, indices), strict=True):
                 seed_all(value)
                 samples.append(self.dataset[index])
-            # What collating draws cannot follow from one sample: it follows from the first and how many there are.
-            seed_all(key(self._seed, epoch, indices[0], len(indices)))
+            if self._collate is not default_collate:  # which draws nothing
+                # What collating draws cannot follow from one sample: it follows from the first and how many there are.
+                seed_all(key(self._seed, epoch, indices[0], len(indices)))
             return self._collate(samples)

@@ -138,7 +138,8 @@ class Exchange(ABC):
     @property
     def _measured(self) -> NoiseScale | None:
         """What shall see the gradients that arrive now."""
-        return None if self._stepped else self._noise
+        noise = self._noise
+        return None if self._stepped or noise is None or not noise.looks else noise
 
     def _first(self, model: torch.nn.Module) -> None:
         """Check that it is the only model."""
@@ -247,8 +248,13 @@ class DdpExchange(Exchange):
         idle = self._group.world == 1 and part.count == 1 and self._noise is None
         # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
         apart = (idle or not part.last) and not model.static_graph
-        with self._adding_up(part), self._within(part), model.no_sync() if apart else nullcontext():
-            yield
+        with self._within(part):
+            if part.count == 1 and not apart:
+                self._unit = part.samples  # nothing adds up
+                yield
+                return
+            with self._adding_up(part), model.no_sync() if apart else nullcontext():
+                yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -285,11 +291,12 @@ class DdpExchange(Exchange):
         # Not dist.all_reduce, whose checks take as long again.
         ranks = dist.group.WORLD
         assert ranks is not None
-        work = ranks.allreduce([torch.view_as_real(gradient) if gradient.is_complex() else gradient])
+        complex_ = gradient.is_complex()
+        work = ranks.allreduce([torch.view_as_real(gradient) if complex_ else gradient])
 
         def whole(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             summed = future.value()[0]
-            if gradient.is_complex():
+            if complex_:
                 summed = torch.view_as_complex(summed)
             if noise is not None:
                 noise.whole(summed, total)

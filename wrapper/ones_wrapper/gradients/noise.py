@@ -18,7 +18,11 @@ import torch
 from ones_wrapper.group import Group
 
 SPAN = 100
-"""Steps over which the running means forget."""
+"""Measured steps over which the running means forget."""
+EVERY = 4
+"""Of so many steps one is measured: its squares take time, and the noise scale changes over thousands of steps."""
+FIRST = 32
+"""Of the job's first steps each is measured, so that its first report tells something."""
 MOST = 1e4
 """Batches beyond which a noise scale is not told apart: there the signal is lost in the noise."""
 PENDING = 64
@@ -32,6 +36,12 @@ class NoiseScale:
         self._group = group
         self.known = 0.0
         """The noise scale, in samples, that an earlier run ended with; 0 for none."""
+        self.measures = True
+        """Whether the present step is measured; the same on all ranks."""
+        self._keeps = True
+        """Whether the next one is, which a rank alone compares with this one."""
+        self.looks = True
+        """Whether the present step's gradients are needed: else nobody need show them."""
         self._alone: dict[int, torch.Tensor] = {}
         """Last gradient of each bucket, where there is one rank."""
         self._alone_samples = 0
@@ -55,6 +65,11 @@ class NoiseScale:
         self._window, self._steps = [0.0, 0.0], 0
         self._trace = self._square = self._weight = 0.0
 
+    def begin(self, number: int) -> None:
+        """The step begins before which the job made `number` steps."""
+        self.measures, self._keeps = _measured(number), _measured(number + 1)
+        self.looks = self.measures or (self._keeps and self._group.world == 1)
+
     def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int, passes: int = 1) -> None:
         """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
 
@@ -63,7 +78,7 @@ class NoiseScale:
         parts = min(self._group.world * passes, total)
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)
-        elif samples and parts > 1:
+        elif self.measures and samples and parts > 1:
             self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
@@ -74,16 +89,18 @@ class NoiseScale:
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
         """This rank's shard of the same, where each rank has another: squares add up over shards."""
         parts = min(self._group.world * passes, total)
-        if parts > 1:
+        if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
 
     def _compare(self, bucket: int, gradient: torch.Tensor, samples: int) -> None:
         last = self._alone.get(bucket)
-        if last is not None and last.shape == gradient.shape and self._alone_samples == samples:
+        if last is not None and last.shape != gradient.shape:
+            last = None
+        if self.measures and last is not None and self._alone_samples == samples:
             self._step += [(_square(gradient - last), samples / 2, 0.0), (_dot(gradient, last), 0.0, 1.0)]
-        if last is not None and last.shape == gradient.shape:
+        if self._keeps and last is not None:
             last.copy_(gradient)
-        else:
+        elif self._keeps:
             self._alone[bucket] = gradient.detach().clone()
 
     def skip(self) -> None:
@@ -95,7 +112,7 @@ class NoiseScale:
         self._alone_samples = total
         found, self._step = self._step, []
         skipped, self._skips = self._skips, False
-        if skipped:
+        if skipped or not self.measures:
             return
         if found if self._group.world == 1 else total > 1:
             self._seen += found
@@ -143,6 +160,10 @@ def efficiency(batch: int, base_batch: int, noise: float | None) -> float:
     if noise is None or batch <= base_batch:
         return 1.0
     return (noise + base_batch) / (noise + batch)
+
+
+def _measured(number: int) -> bool:
+    return number < FIRST or number % EVERY == 0
 
 
 def _square(gradient: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ from ones_wrapper.launch.rank_placement import (
     master_port,
     next_free,
     number,
+    refused,
     require_torch,
     without_stale,
 )
@@ -284,6 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments,
                 job_dir=job_dir,
                 options=options,
+                taken=refused,
                 now=now,
                 attempt=attempt,
                 retries=limits.retries,

@@ -36,11 +36,13 @@ from ones_wrapper.launch.rank_placement import (
     next_free,
     own_node,
     placement_on,
+    refused,
     require_torch,
 )
 from ones_wrapper.launch.restart_policy import (
     CRASHED,
     HUNG,
+    NEXT_TERM,
     OUT_OF_MEMORY,
     PEER_LOST,
     STOP_CODE,
@@ -139,7 +141,7 @@ class Ranks:
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
         # Those that follow are mere consequences; what starts again was said already.
-        if not self.stopped and code not in (PEER_LOST, OUT_OF_MEMORY) and (first or code in CRASHED):
+        if not self.stopped and code not in (PEER_LOST, NEXT_TERM, OUT_OF_MEMORY) and (first or code in CRASHED):
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
     def _check(self) -> None:
@@ -163,7 +165,7 @@ class Ranks:
 
 
 class Forks:
-    """How often a block's ranks were started again since they lost the others."""
+    """How often a block's ranks were started again, since they lost the others or a term ended."""
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
@@ -196,7 +198,7 @@ class Forks:
             "ONES_FORK": str(self.count),
             "TORCHELASTIC_RESTART_COUNT": str(int(env.get("ONES_ATTEMPT", "0")) + self.count),
             # The nodes of a block start again each by itself, and must come to the same port.
-            "MASTER_PORT": str(next_free(port) if env.get("ONES_NODES") == "1" else port),
+            "MASTER_PORT": str(next_free(port, refused) if env.get("ONES_NODES") == "1" else port),
             "ONES_LAUNCHED": f"{time.time():.3f}",
             "ONES_IMPORT_S": "0.000",
         }
@@ -240,11 +242,12 @@ def main(argv: Sequence[str]) -> int:
         if local_rank is not None:
             break
         code = ranks.wait()
-        if code == PEER_LOST and block:
+        if code in (PEER_LOST, NEXT_TERM) and block:
             if not ranks.stopped and forks.wait() and not ranks.stopped:
-                log("other blocks were lost; starting the ranks again", "ones-run")
+                if code == PEER_LOST:
+                    log("other blocks were lost; starting the ranks again", "ones-run")
                 continue
-            code = STOP_CODE if ranks.stopped else code
+            code = STOP_CODE if ranks.stopped else PEER_LOST
         written = bool(code) and write_exit_code(job_dir, restart, node, code, task)
         # A stop that was asked for: srun would call it an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ones_wrapper.job_io import log
-from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch import hang_detector, plain_steps
 from ones_wrapper.launch.ending import flush_files, leave
 from ones_wrapper.launch.errors import show
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
@@ -79,6 +79,7 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
     sys.modules["__main__"] = main
     vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
     code, note = 0, ""
+    plain_steps.start()
     try:
         exec(module_code(arguments, main) if script == MODULE else script_code(script), vars(main))
     except SystemExit as leaving:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -126,6 +127,28 @@ def listens(port: int) -> bool:
             probe.bind(("", port))
         except OSError:
             return True
+    return False
+
+
+_claims: dict[int, socket.socket] = {}
+
+
+def refused(port: int) -> bool:
+    """Whether something listens at that port of this machine, or another launcher here, of a job with the same twenty,
+    took it for ranks that do not listen yet. Else it is this process's until that ends.
+    """
+    if listens(port):
+        return True
+    if port in _claims or sys.platform != "linux":
+        return False
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        # A name without a file: it belongs to the machine's network, as ports do, and goes with the process.
+        claim.bind(f"\0ones-port-{port}")
+    except OSError:
+        claim.close()
+        return True
+    _claims[port] = claim
     return False
 
 

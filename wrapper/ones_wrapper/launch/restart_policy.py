@@ -31,6 +31,9 @@ HUNG = 102
 PEER_LOST = 103
 """A block that it trained with was lost; to be started again at once."""
 
+NEXT_TERM = 104
+"""The ranks of a block wrote a checkpoint, from which they train on with other blocks; to be started again at once."""
+
 CRASHED = tuple(
     128 + s
     for s in (
@@ -58,7 +61,8 @@ def explaining_code(codes: Sequence[int]) -> int:
         for code in failed:
             if code in group:
                 return code
-    for consequences in ((STOP_CODE, PEER_LOST), (PEER_LOST,)):
+    again = (PEER_LOST, NEXT_TERM)
+    for consequences in ((STOP_CODE, *again), again):
         for code in failed:
             if code not in consequences:
                 return code

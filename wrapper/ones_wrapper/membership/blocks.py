@@ -4,13 +4,11 @@ over.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +19,12 @@ from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.ahead import Ahead
 from ones_wrapper.membership.board import Board, BoardLostError, in_time
+from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
-from ones_wrapper.membership.files import Block, HotFolder, Leader
-from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, find_or_found, own_address
+from ones_wrapper.membership.entrance import ANEW, HOT, MODE, Found
+from ones_wrapper.membership.files import Leader
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.transfer import Receiver, send, senders
 from ones_wrapper.membership.watch import Watch
@@ -53,23 +53,25 @@ class Change:
 
 
 class Blocks:
-    """Made by `meet`. Methods are collective over the ranks of the group where they say so."""
+    """Made of what `entrance.come_in` found. Methods are collective over the ranks of the group where they say so."""
 
-    def __init__(
-        self, group: TorchGroup, folder: HotFolder, block: Block, leader: Leader, board: Board, uid: str, address: str
-    ) -> None:
-        self.folder = folder
-        self.block = block
-        self.leader = leader
+    def __init__(self, group: TorchGroup, found: Found) -> None:
+        self.folder = found.folder
+        self.block = found.block
+        self.leader = found.leader
         """Of the present term."""
         self._group = group
-        self._board = board
-        self._address = address
-        self._local = group.rank
+        self._board = found.board
+        self._address = found.address
+        self._local = found.local
         self._backend = dist.get_backend()
-        self._me = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node)
-        self.present: Plan | None = None
+        self._me = found.me
+        self.present = found.present
         """The membership; None before this block has joined."""
+        self.hot = found.present is None
+        """Whether state moves from memory to memory. Else each change begins a term, from a checkpoint."""
+        self.stood_still_at = found.stood_still_at
+        """Unix time at which the term before ended, where this one began with what that announced."""
         self._coming: Plan | None = None
         self._former: Former | None = None
         self._ahead: Ahead | None = None
@@ -83,29 +85,6 @@ class Blocks:
         self._orders: Callable[[int], OrderReader] | None = None
         self._leaving: Callable[[], bool] = bool
         self._abandon: Callable[[str], None] = lambda why: None
-
-    @classmethod
-    def meet(
-        cls, group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
-    ) -> tuple[Blocks, bool]:
-        """Find the job's leader, or lead: (this rank's part, whether this block leads). Collective over the block.
-
-        `ready` is called before a term is claimed, with the term before. Raises `NotWantedError` where the job is over.
-        """
-        folder, address = HotFolder(job_dir, block.array), own_address(env)
-        hosted: list[Board] = []
-
-        def look() -> tuple[Leader | None, bool, str]:
-            folder.prepare()
-            leader, board = find_or_found(folder, block, address, ready)
-            hosted.append(board) if board else None
-            return leader, board is not None, f"{block.task}.{block.restart}.{secrets.token_hex(4)}"
-
-        leader, leads, uid = group.on_first(look)
-        if leader is None:
-            raise NotWantedError("the job is over")
-        board = hosted[0] if hosted else Board.connect(leader.host, leader.port, leader.token)
-        return cls(group, folder, block, leader, board, uid, address), leads
 
     @property
     def waiting(self) -> bool:
@@ -137,6 +116,8 @@ class Blocks:
         self._orders, self._leaving, self._abandon = orders, leaving, abandon
         self._watch = Watch(self._board.again(), f"{self._me.uid}-{self._local}", leaving, self._why_lost, abandon)
         self._watch.start()
+        if self.present is not None and self._group.rank == 0:
+            self._coordinate(self.present)
 
     @property
     def local_rank(self) -> int:
@@ -144,11 +125,15 @@ class Blocks:
         return self._local
 
     def lead_first(self, generation: int, hot: bool) -> Plan:
-        """The first membership of a term: this block alone. Others can join where it is `hot`."""
+        """The first membership of a term: this block alone, or those that it began with, whose state does not move from
+        memory to memory. It does where it is `hot`."""
+        if self.present is not None:
+            return self.present
+        self.hot = hot
         self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
         if hot:
             self._listen(plan)
-        if hot and self._group.rank == 0:
+        if self._group.rank == 0:
             self._coordinate(plan)
         return plan
 
@@ -177,7 +162,7 @@ class Blocks:
 
     def _may(self, coming: Plan) -> bool:
         """Whether a change to this plan would do now."""
-        stays = self.present is not None and not _leavers(self.present, coming)
+        stays = self.hot and self.present is not None and not _leavers(self.present, coming)
         return stays or self.may_leave()
 
     def look(self) -> None:
@@ -222,6 +207,35 @@ class Blocks:
             self._told = self._board.token
             with suppress(BoardLostError):
                 self._board.put("shapes", text)
+
+    # -- the next term ------------------------------------------------------------------------------------------------
+
+    @property
+    def coming(self) -> Plan:
+        """The plan that is prepared for."""
+        assert self._coming is not None
+        return self._coming
+
+    def announce(self, began: float) -> str:
+        """Say who trains in the next term, in files and to those who wait; why that failed, empty where it did not. Not
+        collective: rank 0 does, once the checkpoint is durable. Training stood still at `began`, in Unix time.
+        """
+        why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
+        if not why:
+            with suppress(BoardLostError):
+                self._board.put(f"verdict-{self.coming.generation}", "committed")
+        return why
+
+    def stay(self, why: str) -> None:
+        """The term goes on: the next one cannot begin."""
+        if self._coordinator is not None:
+            self._coordinator.dropped(why)
+        self._forget()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this block is none of the plan that is prepared for."""
+        return self.coming.first_rank(self._me.uid) is None
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
@@ -390,6 +404,8 @@ class Blocks:
         self._forget()
         try:
             self._coming = plan = self._plan(generation)
+            if not self.hot:
+                return
             self._former = self._ahead.take(generation) if self._ahead is not None else None
             if self._former is None and plan.first_rank(self._me.uid) is not None:
                 self._begin_forming(plan, 0)
@@ -458,9 +474,13 @@ class Blocks:
     def _coordinate(self, plan: Plan) -> None:
         assert self._orders is not None
         self._coordinator = Coordinator(
-            self._board.again(), plan, self._orders(plan.term), self._leaving, self._superseded, self.fits
+            self._board.again(), plan, self._orders(plan.term), self._leaving, self._superseded, self._fits, self.hot
         )
+        self._board.put(MODE, HOT if self.hot else ANEW)
         self._coordinator.start()
+
+    def _fits(self, world: int) -> bool:
+        return self.fits(world)
 
     def _superseded(self) -> bool:
         newest = self.folder.newest()

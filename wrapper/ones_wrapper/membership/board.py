@@ -91,10 +91,17 @@ class Board:
         except RuntimeError as error:
             raise BoardLostError(str(error)) from None
 
-    def forget(self, key: str) -> None:
-        """Remove a text. Raises `BoardLostError`."""
+    def forget(self, past: Callable[[str], bool]) -> None:
+        """Remove the texts and the parts of the store of whose names `past` holds. A torch that cannot list a store's
+        keys (2.6 cannot) keeps them. Raises `BoardLostError`.
+        """
+        if not hasattr(self._store, "list_keys"):
+            return
+        begin = f"ones-{self.token}"
         try:
-            self._texts.delete_key(key)
+            for key in self._store.list_keys():
+                if key.startswith(begin) and past(key[len(begin) + 1 :].split("/")[0]):
+                    self._store.delete_key(key)
         except RuntimeError as error:
             raise BoardLostError(str(error)) from None
 

@@ -8,6 +8,7 @@ one is initialised whose registered backend hands out what was formed: so everyt
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.membership.board import Board, BoardLostError, in_time
 from ones_wrapper.membership.plan import Plan
 
 FORM_S = 20.0
@@ -29,6 +31,8 @@ COLLECTIVE_S = 1800.0
 """How long a collective of a formed group may take: an evaluation of one rank holds up the others. What hangs is found
 by heartbeats."""
 
+_NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
+"""What ranks put on the board when they form a membership's groups, by its generation."""
 _BACKENDS = {"gloo": ("ones_gloo", "cpu"), "nccl": ("ones_nccl", "cuda")}
 _kept: deque[Any] = deque(maxlen=8)
 """Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
@@ -55,6 +59,18 @@ class Formed:
         """Another raw gloo group of the same ranks. Collective."""
         self.copies += 1
         return control_group(self.board, f"copy-{self.plan.generation}-{self.copies}", self.rank, self.plan.world)
+
+
+def forget_groups(board: Board, before: int) -> None:
+    """Remove what ranks put on the board when they formed the groups of generations before this one: some 0.2 KB a rank
+    and group. Nobody may need those groups any more. Raises `BoardLostError`.
+    """
+
+    def past(name: str) -> bool:
+        found = _NAMES.fullmatch(name)
+        return found is not None and int(found[1]) < before
+
+    board.forget(past)
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
@@ -142,6 +158,37 @@ def enter(formed: Formed, backend: str) -> None:
         )  # fmt: skip
         del _formed[name]
     sys.excepthook = hook  # each initialisation puts another cover around it
+
+
+def begin(group: TorchGroup, board: Board, plan: Plan, rank: int) -> None:
+    """Make torch.distributed and `group` anew, of all ranks with which a term begins. Collective over them.
+
+    Raises `BoardLostError` where they do not all come.
+    """
+    if len(plan.members) == 1:
+        return
+    backend, hook, device = dist.get_backend(), sys.excepthook, group.device
+    keep(dist.group.WORLD)
+    keep(group.control)
+    dist.destroy_process_group()
+    store = board.again().store(f"term-{plan.term}")
+    store.set_timeout(timedelta(seconds=FORM_S))
+
+    def form() -> Any:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread begins on the first one
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=plan.world, device_id=device if backend == "nccl" else None
+        )
+        return dist.new_group(backend="gloo")
+
+    try:
+        control = in_time(form, FORM_S)
+    except RuntimeError as error:
+        raise BoardLostError(f"the ranks of term {plan.term} did not find each other: {error}"[:300]) from None
+    finally:
+        sys.excepthook = hook
+    group.become(rank, plan.world, plan.nodes, plan.ranks_per_node, control, None)
 
 
 def keep(group: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership.board import Board, BoardLostError
-from ones_wrapper.membership.connections import FORM_S
+from ones_wrapper.membership.connections import FORM_S, forget_groups
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
 from ones_wrapper.standstill import Standstill
 
@@ -21,6 +21,8 @@ DEAD_S = 5.0
 """A rank that has given no sign for so long is lost."""
 UNWANTED_S = 3.0
 """How long a newcomer that no order names waits for one: a file system may show a new order late."""
+AGAIN_S = 30.0
+"""After a checkpoint that could not be written the next term waits so long before it is tried again."""
 DEADLINE_S = FORM_S + 5.0
 """A published plan that not all could form by then is dropped."""
 
@@ -48,13 +50,17 @@ class Coordinator:
         own: Callable[[], bool],
         superseded: Callable[[], bool],
         fits: Callable[[int], bool] = lambda world: True,
+        hot: bool = True,
     ) -> None:
         """`board` is a connection of its own. `own` says whether the leader's own block was told to end,
-        `superseded` whether another leads by now, and `fits` whether the job can train with so many ranks.
+        `superseded` whether another leads by now, and `fits` whether the job can train with so many ranks. Where state
+        does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed beforehand.
         """
         self._board = board
         self._orders = orders
         self._own, self._superseded, self._fits = own, superseded, fits
+        self._hot = hot
+        self._not_before = 0.0
         self._refused = 0
         """Ranks of the membership that did not fit last."""
         self._lock = threading.Lock()
@@ -63,6 +69,8 @@ class Coordinator:
         self._published_at = 0.0
         self._formed = self._offered = False
         self._last = present.generation
+        self._before = 0
+        """Generation of the membership before the present one, until the board was cleared of those before that."""
         self._heard = 0
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
@@ -113,13 +121,15 @@ class Coordinator:
     def committed(self, plan: Plan) -> None:
         """The change was made."""
         with self._lock:
-            self._present, self._plan = plan, None
+            self._before, self._present, self._plan = self._present.generation, plan, None
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
         """The change that was offered was not made; training goes on as before."""
         with self._lock:
             self._offered = False
+        if not self._hot:
+            self._not_before = time.monotonic() + AGAIN_S
         self._drop(why)
 
     def _drop(self, why: str) -> None:
@@ -144,6 +154,9 @@ class Coordinator:
     def _turn(self) -> None:
         if stood_s := self._still.look():
             self._published_at += stood_s
+            self._ordered = self._ordered[0], self._ordered[1] + stood_s
+            for times in (self._since, self._ready):
+                times.update({uid: at + stood_s for uid, at in times.items()})
             for signs in self._signs.values():
                 signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
@@ -156,11 +169,20 @@ class Coordinator:
         if self.lost:
             self._board.put("lost", self.lost)
             return
+        self._clear()
         plan = self._plan
         if plan is None:
             self._publish()
         elif not self._offered:
             self._check(plan)
+
+    def _clear(self) -> None:
+        """After a change, remove from the board what formed the groups before those that were left: all who changed
+        had left these."""
+        with self._lock:
+            before, self._before = self._before, 0
+        if before:
+            forget_groups(self._board, before)
 
     def _hear_newcomers(self) -> None:
         for member in self._present.members:
@@ -228,7 +250,7 @@ class Coordinator:
         waited = now - min(self._ready.values(), default=now)
         choice = next_plan(present.members, wanted, ready, leaving, waited)
         self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
-        if choice is None or not self._usable(sum(member.ranks for member in choice.members)):
+        if choice is None or now < self._not_before or not self._usable(sum(member.ranks for member in choice.members)):
             return
         self._last += 1
         moves = choice.members[0].uid != present.members[0].uid
@@ -240,7 +262,7 @@ class Coordinator:
         )
         plan = Plan(
             self._last,
-            present.term + moves,
+            present.term + (moves or not self._hot),
             choice.members,
             order.number if order is not None and by_order else None,
             (order.batch or 0) if order is not None and as_ordered else 0,
@@ -252,7 +274,7 @@ class Coordinator:
         self._board.put(f"plan-{plan.generation}", encode(plan))
         self._board.put("newest", str(plan.generation))
         with self._lock:
-            self._plan = plan
+            self._plan, self._formed = plan, not self._hot
 
     def _usable(self, world: int) -> bool:
         """Whether the job can train with so many ranks; else it is said once, and training goes on as it is."""

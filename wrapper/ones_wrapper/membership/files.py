@@ -4,6 +4,7 @@
 
     leader-<term>.json   where the leader of a term is (`Leader`); each is made once, and the highest term counts
     over                 the job has ended: a block that starts now has nothing to do
+    coming.json          where the next term begins from a checkpoint: the blocks that train in it
 
 Several blocks may look for a leader at once. A term is claimed by linking a whole file to its name, which one of them
 can do. The standard library alone: `ones-run` looks here before torch is imported.
@@ -27,9 +28,11 @@ from ones_wrapper.job_io import log, not_ours
 from ones_wrapper.protocol import HOT
 
 OVER = "over"
+COMING = "coming.json"
 KEPT = 8
 """Leader files that stay, for people who look what happened."""
 MOST_BYTES = 4096
+MOST_COMING = 1 << 20
 _MOST_ENTRIES = 10_000
 _STALE_S = 3600.0
 _NAME = re.compile(r"leader-(0|[1-9]\d{0,8})\.json", re.ASCII)
@@ -180,6 +183,30 @@ class HotFolder:
         except OSError as error:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
+    def announce(self, coming: Mapping[str, Any]) -> str:
+        """Say what the next term begins with; why that failed, empty where it did not."""
+        new = self.path / f".{COMING}-{os.urandom(8).hex()}"
+        try:
+            _write(new, json.dumps(dict(coming) | {"array": self._array}).encode())
+            new.replace(self.path / COMING)
+        except OSError as error:
+            return f"{self.path / COMING} cannot be written ({error.strerror})"
+        return ""
+
+    def announced(self) -> dict[str, Any] | None:
+        """What `announce` was given last; None where that is not of this job. What cannot be read is named in the log
+        once."""
+        try:
+            data = json.loads(_read_own(self.path / COMING, MOST_COMING))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)[:200]
+            self._say(f"{self.path / COMING} is ignored: {why}")
+            return None
+        ours = isinstance(data, dict) and data.get("array") == self._array
+        return data if ours else None
+
     def _terms(self) -> list[int]:
         """Terms that files are named for, the highest first."""
         found: list[int] = []
@@ -250,7 +277,7 @@ class HotFolder:
             log(text)
 
 
-def _read_own(path: Path) -> bytes:
+def _read_own(path: Path, most: int = MOST_BYTES) -> bytes:
     """What a small file of this user says. Raises OSError or ValueError."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -259,9 +286,9 @@ def _read_own(path: Path) -> bytes:
             raise ValueError("is not a regular file")
         if state.st_uid != os.geteuid():
             raise ValueError(f"belongs to user {state.st_uid}, not to you")
-        if state.st_size > MOST_BYTES:
-            raise ValueError(f"is larger than {MOST_BYTES} bytes")
-        return os.read(file, MOST_BYTES + 1)
+        if state.st_size > most:
+            raise ValueError(f"is larger than {most} bytes")
+        return os.read(file, most + 1)
     finally:
         os.close(file)
 

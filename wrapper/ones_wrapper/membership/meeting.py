@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch.distributed as dist
 
 from ones_wrapper.membership.board import ANSWER_S, Board, BoardLostError
+from ones_wrapper.membership.coming import GATHER, find_coming
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader, living
 
@@ -45,11 +46,21 @@ def own_address(env: Mapping[str, str]) -> str:
 def find_or_found(
     folder: HotFolder, block: Block, address: str, ready: Callable[[int], None]
 ) -> tuple[Leader | None, Board | None]:
-    """(the leader, the board where this process is the one); (None, None) where the job is over."""
+    """(the leader, the board where this process is the one); (None, None) where the job is over.
+
+    Where a term was announced and has not begun, the block that it names first leads it, and the others wait for that.
+    """
     until = time.monotonic() + DYING_S
+    patience: float | None = None
     while not folder.over():
         leader = folder.newest()
-        if leader is not None and living(leader):
+        coming = find_coming(folder, leader)
+        if coming is not None and not coming.led_by(block):
+            patience = patience or time.monotonic() + coming.patience_s()
+            if time.monotonic() < patience:
+                time.sleep(0.05)
+                continue
+        if coming is None and leader is not None and living(leader):
             try:
                 board = _board(leader)
                 if board.read("lost") is None:
@@ -62,6 +73,7 @@ def find_or_found(
         term = folder.next_term(leader)
         ready(term - 1)
         board = Board.host(address, new_token())
+        board.put(GATHER, coming.encode() if coming is not None else "")
         leader = Leader(term, address, board.port, board.token, block.task, block.restart)
         if folder.claim(leader):
             return leader, board

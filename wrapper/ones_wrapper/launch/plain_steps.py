@@ -1,0 +1,89 @@
+"""Counts the optimizer steps of a script that never calls `ones.init`, and reports how many it takes a second.
+
+Such a script says nothing of its samples, its batch and what it can carry. So there is no spec, and its job keeps its
+size; but what it does at that size can be measured, by torch's public hook for all optimizers. Of several optimizers
+the one that steps first is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ones_wrapper.job_io import ReportWriter
+from ones_wrapper.membership.files import own_block
+from ones_wrapper.protocol import Hello, Throughput
+
+NOTE = "its script does not call ones.init: its optimizer steps are counted, and it keeps its size"
+
+_stop: Callable[[], None] | None = None
+
+
+def start(env: Mapping[str, str] = os.environ) -> None:
+    """Count from now on, on rank 0. Not in a block, whose reports belong to a leader."""
+    global _stop
+    if env.get("RANK") != "0" or not env.get("ONES_JOB_DIR") or own_block(env) is not None:
+        return
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    # Compiled steps do not look into it.
+    counted = torch.compiler.disable(PlainSteps(env))  # type: ignore[no-untyped-call]
+    _stop = register_optimizer_step_post_hook(counted).remove
+
+
+def stop() -> None:
+    """The script reports by itself: nothing more is counted."""
+    global _stop
+    if _stop is not None:
+        _stop()
+    _stop = None
+
+
+class PlainSteps:
+    """The hook. Its first report is written at the end of the first step, so a script that takes none has none."""
+
+    def __init__(self, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._env, self._clock = env, clock
+        self._every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
+        self._writer: ReportWriter | None = None
+        self._counted = self._step = 0
+        self._since = 0.0
+
+    def __call__(self, optimizer: object, args: Any, kwargs: Any) -> None:
+        """A step of any optimizer ended."""
+        now = self._clock()
+        if self._writer is None:
+            env = self._env
+            self._writer = ReportWriter(Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0))
+            self._counted, self._step, self._since = id(optimizer), 1, now
+            self._writer.send(self._hello())
+        elif id(optimizer) == self._counted:
+            self._step += 1
+            if now - self._since >= self._every_s:
+                self._writer.send(Throughput(0, self._step, 0, 0, now - self._since, 0, 1.0))
+                self._since = now
+
+    def _hello(self) -> Hello:
+        """What is known without the script: zeros stand for all that it does not say."""
+        nodes, world = int(self._env.get("GROUP_WORLD_SIZE") or 1), int(self._env.get("WORLD_SIZE") or 1)
+        return Hello(
+            nodes=nodes,
+            gpus_per_node=world // nodes,
+            world=world,
+            batch=0,
+            lr_factor=1.0,
+            base_batch=0,
+            max_batch=0,
+            dataset=0,
+            epochs=0,
+            epoch=0,
+            cursor=0,
+            step=self._step,
+            checkpoint="",
+            note=NOTE,
+            attempt=int(self._env.get("ONES_ATTEMPT") or 0),
+        )

@@ -1,0 +1,112 @@
+"""A term that begins with several blocks, from a checkpoint: how those find each other.
+
+Where a job's state cannot move from memory to memory (shards of FSDP2, a model in two dimensions), its members change
+so: all write one checkpoint at a step boundary, the leader announces in the job's folder who trains next, and the ranks
+end. Their launchers fork new ones, of which the first block announced leads the next term and the others answer it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode
+
+LEAST_S, MOST_S = 10.0, 60.0
+"""How long blocks wait for each other, whose ranks fork, and import what the script does before `init`. Who comes later
+joins later."""
+GATHER = "gather"
+"""On the board: what was announced of this term, empty for nothing."""
+_BEGINS = "begins"
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What was announced."""
+
+    plan: Plan
+    began: float
+    """Unix time at which training stood still."""
+    at: float
+    """Unix time of the announcement."""
+
+    def named(self, block: Block) -> bool:
+        """Whether this start of a block trains in it."""
+        return any((member.task, member.restart) == (block.task, block.restart) for member in self.plan.members)
+
+    def led_by(self, block: Block) -> bool:
+        """Whether this start of a block leads it."""
+        first = self.plan.members[0]
+        return (first.task, first.restart) == (block.task, block.restart)
+
+    def patience_s(self) -> float:
+        """How long to wait from now: others need about as long as this process did."""
+        return min(MOST_S, max(LEAST_S, 2.0 * (time.time() - self.at)))
+
+    def encode(self) -> str:
+        """As JSON."""
+        return json.dumps(self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"plan": asdict(self.plan), "began": self.began, "at": self.at}
+
+    @classmethod
+    def decode(cls, data: Mapping[str, Any]) -> Coming:
+        """Raises ValueError."""
+        try:
+            return cls(decode_plan(json.dumps(data["plan"])), float(data["began"]), float(data["at"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no announcement of a term: {error}") from None
+
+
+def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:
+    """The term that was announced and has not begun; `leader` is that of the newest one that has."""
+    data = folder.announced()
+    if data is None:
+        return None
+    try:
+        coming = Coming.decode(data)
+    except ValueError:
+        return None
+    over = leader is not None and coming.plan.term <= leader.term
+    return None if over or abs(time.time() - coming.at) > 2 * MOST_S else coming
+
+
+def read_coming(board: Board) -> Coming | None:
+    """What was announced of the board's term. Raises `BoardLostError`."""
+    text = board.read(GATHER)
+    return Coming.decode(json.loads(text)) if text else None
+
+
+def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
+    """The leader's part: the membership of the blocks that answered in time. Raises `BoardLostError`."""
+    until = time.monotonic() + coming.patience_s()
+    here = {mine.task: mine}
+    awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
+    while awaited.keys() - here.keys() and time.monotonic() < until:
+        for task in awaited.keys() - here.keys():
+            if (text := board.read(f"here-{task}")) is not None:
+                here[task] = decode_member(text)
+        time.sleep(0.01)
+    tasks = [task for task in coming.plan.tasks if task in here and task != mine.task]
+    plan = replace(coming.plan, term=term, members=(mine, *(here[task] for task in tasks)), moves=False)
+    board.put(_BEGINS, encode(plan))
+    return plan
+
+
+def answer(board: Board, mine: Member) -> Plan | None:
+    """Another block's part: the membership, None where it began without this block. Raises `BoardLostError`."""
+    until = time.monotonic() + 2 * MOST_S
+    board.put(f"here-{mine.task}", encode(mine))
+    while (text := board.read(_BEGINS)) is None:
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.01)
+    plan = decode_plan(text)
+    return plan if plan.first_rank(mine.uid) is not None else None

@@ -1,0 +1,157 @@
+"""How the ranks of a block that starts come into their job: they lead it, begin a term with others, or join those who
+train.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.job_io import log
+from ones_wrapper.membership import connections
+from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.coming import answer, find_coming, gather, read_coming
+from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.meeting import NotWantedError, find_or_found, own_address
+from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
+from ones_wrapper.membership.watch import Watch
+
+MODE, HOT, ANEW = "mode", "hot", "anew"
+"""On the board: how those who train take blocks in, from memory to memory or by a new term from a checkpoint."""
+_TURN_S = 0.5
+"""How long one look may wait; then the ranks of the block hear that it goes on."""
+_LOOK_S = 0.02
+
+
+class NextTermError(Exception):
+    """The next term begins, with this block: its ranks start again."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a block's ranks came in."""
+
+    folder: HotFolder
+    block: Block
+    leader: Leader
+    board: Board
+    me: Member
+    local: int
+    """This rank's number within its block."""
+    address: str
+    """By which other nodes find this one."""
+    present: Plan | None = None
+    """The membership of the term that begins with several blocks."""
+    stood_still_at: float = 0.0
+    """Unix time at which the term before that one ended."""
+
+
+def come_in(
+    group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
+) -> tuple[Found, bool]:
+    """Find the job's leader, or lead, or begin a term with other blocks, which the group's ranks then are: (what was
+    found, whether this block is one of those with which the term begins). Collective over the block.
+
+    `ready` is called before a term is claimed, with the term before. Raises `NotWantedError` where the job is over, and
+    `BoardLostError`.
+    """
+    folder, address = HotFolder(job_dir, block.array), own_address(env)
+    hosted: list[Board] = []
+
+    def look() -> tuple[Leader | None, bool, str]:
+        folder.prepare()
+        leader, board = find_or_found(folder, block, address, ready)
+        hosted.append(board) if board else None
+        return leader, board is not None, f"{block.task}.{block.restart}.{secrets.token_hex(4)}"
+
+    leader, leads, uid = group.on_first(look)
+    if leader is None:
+        raise NotWantedError("the job is over")
+    board = hosted[0] if hosted else Board.connect(leader.host, leader.port, leader.token)
+    me, local = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node), group.rank
+
+    def others() -> tuple[Plan | None, float, str]:
+        try:
+            coming = read_coming(board)
+            if coming is None or not (leads or coming.named(block)):
+                return None, 0.0, ""
+            plan = gather(board, coming, leader.term, me) if leads else answer(board, me)
+        except (BoardLostError, ValueError) as error:
+            return None, 0.0, str(error) or "lost"
+        return plan, coming.began, ""
+
+    plan, began, lost = group.on_first(others)
+    if lost:
+        raise BoardLostError(lost)
+    if plan is not None:
+        first = plan.first_rank(uid)
+        assert first is not None
+        connections.begin(group, board, plan, first + local)
+    return Found(folder, block, leader, board, me, local, address, plan, began), leads or plan is not None
+
+
+def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
+    """Of a block that found others training: wait until they said how they take blocks in. Returns where state moves
+    from memory to memory. Collective over the block.
+
+    Else it waits for the next term, giving signs of life. `leaving` says whether the block was told to end, and
+    `abandon` ends a process that the others are lost to. Raises `NextTermError`, `NotWantedError` and `BoardLostError`.
+    """
+    board, watch = found.board, None
+    registered = False
+
+    def look() -> str:
+        try:
+            return _look(found, leaving, registered)
+        except (BoardLostError, ValueError) as error:
+            # Who led it may be gone already.
+            return "next" if find_coming(found.folder, found.leader) is not None else f"lost: {error}"
+
+    try:
+        while True:
+            said = group.on_first(look)
+            if said == HOT:
+                return
+            if said == "next":
+                raise NextTermError
+            what, _, why = said.partition(": ")
+            if what == "lost":
+                raise BoardLostError(why)
+            if what == "leave":
+                raise NotWantedError(why)
+            if said == ANEW and watch is None:
+                watch = Watch(board.again(), f"{found.me.uid}-{found.local}", leaving, str, abandon)
+                watch.start()
+                group.maximum([0])  # all give signs
+                if group.rank == 0:
+                    log(f"block {found.block.task} waits for the next term")
+                registered = True
+    finally:
+        if watch is not None:
+            watch.stop()
+
+
+def _look(found: Found, leaving: Callable[[], bool], registered: bool) -> str:
+    """What there is to do: nothing (empty), or what `wait_for_term` knows. Of the block's first rank."""
+    board, me, until = found.board, found.me, time.monotonic() + _TURN_S
+    if registered and board.read(f"ready-{me.uid}") is None:
+        board.put(f"join-{board.count('joined', 1)}", encode(me))
+        board.put(f"ready-{me.uid}", "1")
+    while time.monotonic() < until:
+        if leaving():
+            return "leave: it is to end before it joined"
+        if why := board.read(f"leave-{me.uid}"):
+            return f"leave: {why}"
+        if not registered and (mode := board.read(MODE)) is not None:
+            return mode
+        newest = board.read("newest") if registered else None
+        if newest is not None and board.read(f"verdict-{newest}") == "committed":
+            plan = decode_plan(board.read(f"plan-{newest}") or "")
+            if plan.first_rank(me.uid) is not None:
+                return "next"
+        time.sleep(_LOOK_S)
+    return ""
