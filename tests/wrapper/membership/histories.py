@@ -35,6 +35,8 @@ class History:
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
+        self._told: set[int] = set()
+        """Tasks that were told to end, and may still be at it."""
         self._restarts: dict[int, int] = {}
 
     def run(self, actions: int) -> None:
@@ -75,6 +77,7 @@ class History:
         self._restarts[task] = restart
         self.job.start(task, ranks=self._random.choice([1, 1, 2]), restart=restart)
         self._running[task] = len(self.job.blocks) - 1
+        self._told.discard(task)
 
     def _order(self) -> None:
         wanted = sorted(self._random.sample(range(TASKS), self._random.randint(1, 3)))
@@ -98,6 +101,8 @@ class History:
             if self._over():
                 self.said.append("its training had ended")
                 return
+            for task in self._told & (set(wanted) - set(self._living())):
+                self._start(task)  # as a companion would, which sees that it has ended
             time.sleep(0.02)
         stacks = [block.stacks() for block in self.job.blocks if not block.ended()]
         raise AssertionError(f"never {wanted} after {after}: {found}\n{stacks}\n{self.job.errors()}")
@@ -123,6 +128,7 @@ class History:
         if task is not None:
             self.said.append(f"tell block {task} to end")
             self.job.blocks[self._running[task]].signal(signal.SIGTERM)
+            self._told.add(task)
 
     def _revive(self) -> None:
         """Something always trains."""
@@ -142,6 +148,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0-9", help="first-last")
     parser.add_argument("--actions", type=int, default=6)
     args = parser.parse_args()
+    os.environ.setdefault("RES_OPTIONS", "timeout:1")  # as in all tests: what is forked has this process's resolver
     first, _, last = args.seeds.partition("-")
     failed = []
     for seed in range(int(first), int(last or first) + 1):
