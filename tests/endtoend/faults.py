@@ -322,7 +322,7 @@ def _(site: FaultSite, job_id: int) -> None:
 
 @kind(FaultKind.RESIZE_OFF)
 def _(site: FaultSite, job_id: int) -> None:
-    _comment(site, job_id, f"{ELASTIC} resize=off")
+    _comment(site, job_id, f"{ELASTIC_BLOCKS if site.expected[job_id].blocks else ELASTIC} resize=off")
 
 
 @kind(FaultKind.BAD_COMMENT)
