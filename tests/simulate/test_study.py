@@ -14,10 +14,12 @@ from slurm_ones.report.charts import Bar, Lane
 from slurm_ones.report.page import StudyText, write_study
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
 from slurm_ones.simulate.study.present import as_json, page, rows
 from slurm_ones.simulate.study.runs import Run, run_all, summarize
+from slurm_ones.simulate.training.network import Network
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,16 @@ def test_json_has_what_was_promised() -> None:
     assert len(found["jobs"]) == 2 * 2 * 12
     assert {"policy", "seed", "name", "jct_s", "missed"} <= set(found["jobs"][0])
     assert found["run"]["workload"] == "philly" and found["run"]["engine"] == "idealized"
+    assert found["run"]["network"] is None and found["run"]["slow_nodes"] == []
+
+
+def test_json_names_the_whole_cluster() -> None:
+    """Parts of several kinds, leaf switches and slow nodes change every figure, so they stand beside them."""
+    parts = (Part(6, 4, "t4"), Part(2, 8, "a100"))
+    plan = replace(PLAN, parts=parts, network=Network(4, 2, 3.0), slow_nodes=(0.7,))
+    run = as_json(plan, [], [])["run"]
+    assert run["cluster"] == "6x4:t4+2x8:a100"
+    assert run["network"] == {"leaves": 4, "nodes": 2, "taper": 3.0} and run["slow_nodes"] == [0.7]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,12 @@ class Plan:
             return sum(part.nodes * part.gpus_per_node for part in self.parts)
         return self.nodes * self.gpus_per_node
 
+    @property
+    def nodes_and_gpus(self) -> str:
+        """As `--cluster` has it: 16x4, or 8x4:a100+8x4:v100."""
+        parts = self.parts or [Part(self.nodes, self.gpus_per_node)]
+        return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in parts)
+
     def cluster(self) -> ClusterView:
         """What the idealized engine runs the work on. Raises ValueError where network and nodes do not fit."""
         from slurm_ones.simulate.engines.idealized import idealized_cluster

@@ -97,7 +97,9 @@ def as_json(
         "run": {
             **_finite(asdict(plan.source)),
             "profiles": str(plan.source.profiles) if plan.source.profiles else None,
-            "cluster": f"{plan.nodes}x{plan.gpus_per_node}",
+            "cluster": plan.nodes_and_gpus,
+            "network": asdict(plan.network) if plan.network else None,
+            "slow_nodes": list(plan.slow_nodes),
             "seeds": list(plan.seeds),
             "interval_s": plan.interval_s,
             **_mechanism(plan.mechanism),
