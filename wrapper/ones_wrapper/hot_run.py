@@ -150,7 +150,8 @@ class HotRun(Run):
         if self._begun:
             return
         strategy, blocks = self.settings.strategy, self._blocks
-        hot = self.loop.exchanges.hot and (strategy is None or strategy.hot)
+        # A term that several blocks began goes on by terms, whatever the script could do.
+        hot = blocks.hot and self.loop.exchanges.hot and (strategy is None or strategy.hot)
         if self._newcomer:
             if not hot:
                 what = "the model's gradient exchange" if strategy is None else strategy.name

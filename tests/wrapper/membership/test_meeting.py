@@ -18,6 +18,9 @@ from ones_wrapper.membership import meeting
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.plan import Member, Plan
+from ones_wrapper.protocol import Spec
+from ones_wrapper.run import Run
 
 
 def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +121,27 @@ def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, mon
     with pytest.raises(SystemExit) as left:
         HotRun.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
     assert left.value.code == PEER_LOST
+
+
+@pytest.mark.parametrize("by_terms", [False, True])
+def test_the_spec_says_how_this_term_changes(monkeypatch: pytest.MonkeyPatch, by_terms: bool) -> None:
+    """Protects what the companion learns of the cost of changes: of a strategy that could move its state from memory
+    to memory, in a term that several blocks began together, after a loss that left too few for it."""
+
+    class Exchanges(list[Any]):
+        hot = True
+
+    monkeypatch.setattr(Run, "begin", lambda self: None)
+    monkeypatch.setattr(HotRun, "_report_membership", lambda *_, **__: None)
+    plan = Plan(0, 1, (Member(0, 0, "0.0", 1, 1, 1),))
+    run: Any = object.__new__(HotRun)
+    vars(run).update(
+        _begun=False, _previous=None, _restart=1, directory=None, spec=Spec(4, 4, 4, 0, 0),
+        settings=SimpleNamespace(strategy=None), loop=SimpleNamespace(exchanges=Exchanges()),
+        group=SimpleNamespace(on_first=lambda _: 0), _boundary=SimpleNamespace(), _identity=SimpleNamespace(leads=True),
+        _blocks=SimpleNamespace(
+            hot=not by_terms, waiting=not by_terms, stood_still_at=0.0, lead_first=lambda number, hot: plan
+        ),
+    )  # fmt: skip
+    run.begin()
+    assert run.spec.hot is not by_terms
