@@ -239,6 +239,10 @@ class TestWhy:
         assert "Run 0 took 41 optimizer steps on 1x2, 4 a second" in done.stdout
         assert "shape 1x2, batch unknown" in done.stdout and "epochs –" in done.stdout
         assert "optimizer steps" not in call("why", "7", "--database", filled).stdout
+        with Store.open(filled, "gres") as store:
+            again = hello(5, 5000.0, world=2, step=1, attempt=1, **unsaid)
+            report(store, 11, 0, hello=again, steps=replace(steps, number=6, time=5010.0), offset=180, number=6)
+        assert "optimizer steps" not in call("why", "11", "--database", filled).stdout
 
     def test_a_job_of_blocks(self, filled: str) -> None:
         """One job: who trains, where, how that came and what it cost. Its blocks' own names answer for it."""

@@ -57,6 +57,19 @@ class NodeLists:
             self._asked = {id_: _Asked(frozenset(names.split(",")), 0.0) for id_, names in lists.items() if names}
         return self._asked
 
+    def wanted(self, job: Job, shape: Shape) -> tuple[str, ...]:
+        """What `choose` says of a job that names no nodes itself. Looked up before anything is written down: a list of
+        the owner's that is the same as ours could not be told from it later."""
+        names = self.choose(job, shape)
+        if not names:
+            return ()
+        try:
+            now = self.client.details([job.job_id]).get(job.job_id)
+        except Refused as error:
+            log.warning("job %d: whether it names nodes itself is not known: %s", job.job_id, error)
+            return ()
+        return names if now is not None and not (now.excluded or now.required) else ()
+
     def note(self, job: Job, names: Iterable[str]) -> None:
         """These nodes are to be left out, as was written down."""
         if names := frozenset(names):
@@ -68,7 +81,12 @@ class NodeLists:
             return
         try:
             now = self.client.details([job.job_id]).get(job.job_id)
-            if now is None or now.excluded or now.required:
+            if now is None:
+                return
+            if now.excluded or now.required:
+                # By now they are its owner's, or ours, of a moment ago.
+                if frozenset(now.excluded) != asked.names:
+                    del self.asked[job.job_id]
                 return
             self.client.exclude_nodes(job.key, sorted(asked.names))
             self.asked[job.job_id] = _Asked(asked.names, self.clock())
@@ -97,14 +115,21 @@ class NodeLists:
         `Unreachable`."""
         for job_id, asked in list(self.asked.items()):
             job = jobs.get(job_id)
-            if job is None or job.ended:
+            if job is None:
                 del self.asked[job_id]
+            # One that ended keeps its list, too, and its owner may requeue it as long as Slurm knows it.
             elif job.pending and self.clock() - asked.since >= self.wait_s and self.clear(job):
                 log.info("job %d: it may have any node again", job_id)
 
     def clear_all(self) -> None:
         """Take back the lists of all jobs that wait. Raises `Unreachable`."""
-        if self.asked:
-            for job in self.client.details(self.asked).values():
-                if job.pending:
-                    self.clear(job)
+        if not self.asked:
+            return
+        try:
+            known = self.client.details(self.asked)
+        except Refused as error:
+            log.warning("lists of nodes could not be taken back: %s", error)
+            return
+        for job in known.values():
+            if job.pending:
+                self.clear(job)

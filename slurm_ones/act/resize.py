@@ -169,7 +169,7 @@ class ResizeMachine(Machine):
         except Refused as error:
             return self.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
         self.ask_for_few_switches(job, target_of(resize))
-        slow = self.lists.choose(job, target_of(resize)) if self.lists is not None else ()
+        slow = self.lists.wanted(job, target_of(resize)) if self.lists is not None else ()
         if self.lists is None or not slow:
             return self.move(resize, State.RELEASING)
         resize = self.move(resize, State.RELEASING, reason("avoids_slow_nodes", nodes=",".join(slow)))

@@ -141,8 +141,9 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 def plain_pace(run: RunRecord) -> str:
     """How fast a run stepped whose script says nothing of its samples; empty of any other, and before it can be told.
-    The hello of such a run is written at the end of its first step."""
-    if run.batch != 0 or not run.step or run.hello_time is None or run.report_time is None:
+    The hello of such a run is written at the end of its first step. Where its ranks were started again, the time of the
+    first hello is known and the steps since the last."""
+    if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
     took = run.report_time - run.hello_time
     size = f"{run.nodes}x{run.gpus_per_node}"

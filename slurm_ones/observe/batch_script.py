@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from slurm_ones.observe.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
+from slurm_ones.slurm.parse import tasks_of
 
 LONG = {
     "-N": "--nodes",
@@ -219,6 +220,9 @@ def _array(script: Script, optin: OptIn | None) -> list[Finding]:
 
 def _tasks_apart(array: str, line: int) -> list[Finding]:
     """What stands against the tasks of an ordinary array, each of which is an elastic job (`eligibility`)."""
+    if len(tasks_of(array)) == 1:
+        text = f"--array={array}: the one task of an array keeps its size: leave --array out"
+        return [Finding(Weight.ERROR, line, text)]
     text = "its array's tasks are jobs of their own, and the last of them keeps its size; as parts of one: array=blocks"
     found = [Finding(Weight.WARNING, line, text)]
     if "%" in array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Idle, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.model import JobState, Shape
 from tests.simulate.test_engine import with_changing_policy, workload
 
 
@@ -46,8 +48,10 @@ class Site:
 
     def ask(self, job_id: int, *names: str) -> None:
         """As a resize does: written down first."""
-        self.said[job_id] = ReasonRecord.of(reason("avoids_slow_nodes", nodes=",".join(names)))
-        self.lists.note(self.client.job(job_id), names)
+        self.lists.choose = lambda job, shape: names
+        if wanted := self.lists.wanted(self.client.job(job_id), Shape(1, 4)):
+            self.said[job_id] = ReasonRecord.of(reason("avoids_slow_nodes", nodes=",".join(wanted)))
+            self.lists.note(self.client.job(job_id), wanted)
         self.lists.ask(self.client.job(job_id))
 
     def excluded(self, job_id: int) -> tuple[str, ...]:
@@ -113,6 +117,31 @@ def test_what_the_owner_asked_for_stays() -> None:
     assert (site.excluded(before), site.excluded(after)) == (("n4",), ("n1", "n3"))
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_same_list_of_an_owner_stays(restarted: bool) -> None:
+    """Protects an owner who knows the slow node, too, and left it out by hand."""
+    site = Site()
+    job_id = site.job()
+    site.client.exclude_nodes(job_id, ["n1"])
+    site.ask(job_id, "n1")
+    if restarted:
+        site.lists = site.companion()
+    site.look(60.0)
+    site.lists.clear_all()
+    assert site.excluded(job_id) == ("n1",)
+
+
+def test_a_list_outlives_the_end_of_its_job() -> None:
+    """Its owner may requeue a job that ended, which would then wait for other nodes for good."""
+    site = Site()
+    job_id = site.job()
+    site.ask(job_id, "n1")
+    waits = site.client.job(job_id)
+    site.lists.reconcile({job_id: replace(waits, state=JobState.FAILED)})
+    site.look(60.0)
+    assert site.excluded(job_id) == ()
+
+
 def test_a_list_that_slurm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job starts where Slurm likes; what cannot be taken back now is tried again."""
     site = Site()
@@ -127,6 +156,10 @@ def test_a_list_that_slurm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(SimulatedClient, "exclude_nodes", refuse)
         site.look(60.0)
     assert (site.excluded(odd), site.excluded(fine)) == ((), ("n1",))
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedClient, "details", refuse)
+        site.lists.clear_all()
+        assert site.lists.wanted(site.client.job(fine), Shape(1, 4)) == ()
     site.look(1.0)
     assert site.excluded(fine) == ()
 

@@ -90,6 +90,9 @@ def test_tasks_of_an_ordinary_array_are_elastic() -> None:
         assert verdict.elastic and len(verdict.findings) == len(words)
         assert all(word in one.text and one.line == 2 for word, one in zip(words, verdict.findings, strict=True))
     assert [text for _, text in faults(GOOD.replace("--nodes=1", "--nodes=1 --array=0-9%1"))] == []
+    for array in ("5", "0-0%1", "0-3:4"):
+        ((line, text),) = faults(GOOD.replace("--nodes=1", f"--nodes=1 --array={array}"))
+        assert line == 2 and "the one task" in text
 
 
 def test_directives_after_the_first_command_and_nearly_directives() -> None:

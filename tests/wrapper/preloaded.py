@@ -61,7 +61,7 @@ class Started:
         server.sendall(request)
         for end in (out, err, status):
             os.close(end[1])
-        self.pid = int.from_bytes(self._status.read(8), "little", signed=True)
+        self.pid = self._number()
         self._texts = ["", ""]
         self._readers = [
             threading.Thread(target=self._read, args=(i, os.fdopen(end[0])), daemon=True)
@@ -74,6 +74,13 @@ class Started:
         with file:
             self._texts[which] = file.read()
 
+    def _number(self) -> int:
+        """What the process that keeps it says next. Raises `ChildProcessError` where that is gone."""
+        said = self._status.read(8)
+        if len(said) < 8:
+            raise ChildProcessError(f"nobody says what became of {self.args}")
+        return int.from_bytes(said, "little", signed=True)
+
     def poll(self) -> int | None:
         """The exit code, -n after signal n; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
@@ -85,7 +92,7 @@ class Started:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = int.from_bytes(self._status.read(8), "little", signed=True)
+            self.returncode = self._number()
             self._status.close()
         return self.returncode
 

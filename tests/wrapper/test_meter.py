@@ -134,6 +134,11 @@ def test_ranks_say_what_they_ask_for_only_where_one_asks() -> None:
     assert step() == (0, 64, [1])
     boundary._skip, orders.order = 0, Order(4, 0)
     assert step() == (0, 0, [1, 10])
+    boundary._skip, orders.order = 0, Order(5, 0, 32)
+    assert step() == (0, 32, [1, 10])
+    boundary.ranks_changed(5, 0)
+    boundary.lead(None, None, 0)
+    assert step() == (0, 0, [1]), "ranks that are new know of no order, so the others may not either"
 
 
 def test_losses_that_are_kept_are_added_as_if_at_once() -> None:

@@ -58,6 +58,10 @@ class Agreement:
     """What ranks of uneven shares told of their speed."""
 
 
+QUIET = Agreement(0, False, 0, 0, False, False, True)
+"""Nobody asks for anything, and there is no order."""
+
+
 class Members(Protocol):
     """What a job of blocks adds to the agreement. Not collective."""
 
@@ -96,7 +100,7 @@ class Boundary:
         """What this rank asks for in it."""
         self._told = (0, 0)
         """Number and batch of the order that this rank told the others last."""
-        self._quiet = Agreement(0, False, 0, 0, False, False, True)
+        self._quiet = QUIET
         """What is agreed where no rank asks for anything."""
         self._began_s = self._cost_s = 0.0
         self._answered = 0
@@ -128,7 +132,7 @@ class Boundary:
         assert self._later is None
         self.applied, self._answered = applied, answered
         self._skip, self._cost_s = 0, 0.0
-        self._told = (0, 0)
+        self._told, self._quiet = (0, 0), QUIET
 
     def _order(self) -> Order | None:
         if self._orders is None:

@@ -98,6 +98,7 @@ class HotRun(Run):
             rescue.wait(directory / "hot", term)
 
         local, armed = group.rank, FLAGS.armed
+        blocks: Blocks | None = None
         try:
             found, leads = come_in(group, directory, block, os.environ, ready)
             if not leads:
@@ -118,6 +119,11 @@ class HotRun(Run):
             raise SystemExit(0) from None
         except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
             log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
+            raise SystemExit(PEER_LOST) from None
+        except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
+            if not is_peer_lost(error) or (blocks is not None and blocks.alone):
+                raise
+            log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
             raise SystemExit(PEER_LOST) from None
 
     @property
@@ -144,7 +150,8 @@ class HotRun(Run):
         if self._begun:
             return
         strategy, blocks = self.settings.strategy, self._blocks
-        hot = self.loop.exchanges.hot and (strategy is None or strategy.hot)
+        # A term that several blocks began goes on by terms, whatever the script could do.
+        hot = blocks.hot and self.loop.exchanges.hot and (strategy is None or strategy.hot)
         if self._newcomer:
             if not hot:
                 what = "the model's gradient exchange" if strategy is None else strategy.name

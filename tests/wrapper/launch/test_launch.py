@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -168,6 +169,23 @@ def test_two_launchers_take_no_port_together(monkeypatch: pytest.MonkeyPatch) ->
     assert not refused(mine) and not refused(port)
     for claim in ours.values():
         claim.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such names are Linux's")
+def test_ports_are_free_where_they_cannot_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects jobs in containers whose rules forbid names without files: each port would count as taken, and twenty
+    looks end at the first, taken or not."""
+    bind = socket.socket.bind
+
+    def forbidden(self: socket.socket, address: Any) -> None:
+        if self.family == socket.AF_UNIX:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        bind(self, address)
+
+    monkeypatch.setattr(socket.socket, "bind", forbidden)
+    with socket.create_server(("", free_port())) as server:
+        port = server.getsockname()[1]
+        assert refused(port) and next_free(port, refused) != port
 
 
 def test_each_start_has_its_port() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_the_first_optimizer_is_counted(tmp_path: Path) -> None:
     assert (hello.batch, hello.step, hello.note) == (0, 1, plain_steps.NOTE)
     assert intervals == [Throughput(0, 3, 0, 0, 4.0, 0, 1.0), Throughput(0, 5, 0, 0, 4.0, 0, 1.0)]
     assert [path.name for path in tmp_path.iterdir()] == ["reports-1.jsonl"]
+
+
+def test_a_fork_of_the_rank_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the numbers of reports where a script trains in processes that it forks, each with a hook of its own."""
+    hook = plain_steps.PlainSteps(ENV | {"ONES_JOB_DIR": str(tmp_path)})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        hook(sgd(), (), {})
+    assert reports(tmp_path) == []
+    hook(sgd(), (), {})
+    assert len(reports(tmp_path)) == 1
 
 
 def test_steps_of_any_optimizer_until_the_script_reports_by_itself(tmp_path: Path) -> None:

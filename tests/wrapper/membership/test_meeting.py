@@ -18,6 +18,9 @@ from ones_wrapper.membership import meeting
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.plan import Member, Plan
+from ones_wrapper.protocol import Spec
+from ones_wrapper.run import Run
 
 
 def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +83,65 @@ def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(
     with pytest.raises(SystemExit) as left:
         LostAtOnce.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
     assert left.value.code == PEER_LOST
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("text", ["[gloo] Connection closed by peer [127.0.0.1]:4711", "no such layer"])
+def test_blocks_that_are_lost_as_a_term_begins_end_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, text: str
+) -> None:
+    """Protects a job from the death of a block whose ranks others wait for, before the script's first step: that is no
+    error of the script, which would end the job. What is one stays one."""
+
+    class Lost(HotRun):
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError(text)
+
+    found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
+    monkeypatch.setattr(hot_run, "come_in", lambda *_: (found, True))
+    monkeypatch.setattr(hot_run, "Blocks", lambda *_: SimpleNamespace(alone=alone))
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
+    anything: Any = SimpleNamespace(rank=1)
+    lost = "gloo" in text and not alone
+    with pytest.raises(SystemExit if lost else RuntimeError) as left:
+        Lost.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+    assert not lost or getattr(left.value, "code", 0) == PEER_LOST
+
+
+def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a block of several ranks, of which one cannot reach the leader in time and ends: the others notice that
+    as an error of their group."""
+
+    def gone(*_: Any) -> None:
+        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
+
+    monkeypatch.setattr(hot_run, "come_in", gone)
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
+    anything: Any = SimpleNamespace(rank=1)
+    with pytest.raises(SystemExit) as left:
+        HotRun.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+    assert left.value.code == PEER_LOST
+
+
+@pytest.mark.parametrize("by_terms", [False, True])
+def test_the_spec_says_how_this_term_changes(monkeypatch: pytest.MonkeyPatch, by_terms: bool) -> None:
+    """Protects what the companion learns of the cost of changes: of a strategy that could move its state from memory
+    to memory, in a term that several blocks began together, after a loss that left too few for it."""
+
+    class Exchanges(list[Any]):
+        hot = True
+
+    monkeypatch.setattr(Run, "begin", lambda self: None)
+    monkeypatch.setattr(HotRun, "_report_membership", lambda *_, **__: None)
+    plan = Plan(0, 1, (Member(0, 0, "0.0", 1, 1, 1),))
+    run: Any = object.__new__(HotRun)
+    vars(run).update(
+        _begun=False, _previous=None, _restart=1, directory=None, spec=Spec(4, 4, 4, 0, 0),
+        settings=SimpleNamespace(strategy=None), loop=SimpleNamespace(exchanges=Exchanges()),
+        group=SimpleNamespace(on_first=lambda _: 0), _boundary=SimpleNamespace(), _identity=SimpleNamespace(leads=True),
+        _blocks=SimpleNamespace(
+            hot=not by_terms, waiting=not by_terms, stood_still_at=0.0, lead_first=lambda number, hot: plan
+        ),
+    )  # fmt: skip
+    run.begin()
+    assert run.spec.hot is not by_terms

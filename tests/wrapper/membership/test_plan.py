@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +109,23 @@ def test_plans_survive_the_board() -> None:
             decode_plan(text)
         with pytest.raises(ValueError):
             decode_member(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"generation": "7"},
+        {"term": 1.0},
+        {"batch": -1},
+        {"order": 10**400},
+        {"ready_s": float("nan")},
+        {"why": 3},
+        {"moves": 1},
+        {"members": (member(0), replace(member(0), uid="other"))},
+    ],
+)
+def test_fields_of_a_plan_that_are_not_believed(change: dict[str, Any]) -> None:
+    """Protects those who compare and add them up, and a membership from a block that trains in it twice."""
+    plan = Plan(7, 2, (member(0), member(3)))
+    with pytest.raises(ValueError, match="not a plan"):
+        decode_plan(encode(replace(plan, **change)))

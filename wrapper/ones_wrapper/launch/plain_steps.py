@@ -48,13 +48,16 @@ class PlainSteps:
 
     def __init__(self, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._env, self._clock = env, clock
+        self._process = os.getpid()
         self._every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
         self._writer: ReportWriter | None = None
         self._counted = self._step = 0
         self._since = 0.0
 
     def __call__(self, optimizer: object, args: Any, kwargs: Any) -> None:
-        """A step of any optimizer ended."""
+        """A step of any optimizer ended. Those of processes that the script forks are not the rank's."""
+        if os.getpid() != self._process:
+            return
         now = self._clock()
         if self._writer is None:
             env = self._env

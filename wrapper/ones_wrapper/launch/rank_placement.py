@@ -8,6 +8,7 @@ by side without each other.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import sys
@@ -145,9 +146,10 @@ def refused(port: int) -> bool:
     try:
         # A name without a file: it belongs to the machine's network, as ports do, and goes with the process.
         claim.bind(f"\0ones-port-{port}")
-    except OSError:
+    except OSError as error:
         claim.close()
-        return True
+        # Where such names may not be had, as the rules of a container may say, nothing is known of other launchers.
+        return error.errno == errno.EADDRINUSE
     _claims[port] = claim
     return False
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.files import Block, HotFolder, Leader
-from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode
+from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode, is_time, plan_of
 
 LEAST_S, MOST_S = 10.0, 60.0
 """How long blocks wait for each other, whose ranks fork, and import what the script does before `init`. Who comes later
@@ -60,9 +60,12 @@ class Coming:
     def decode(cls, data: Mapping[str, Any]) -> Coming:
         """Raises ValueError."""
         try:
-            return cls(decode_plan(json.dumps(data["plan"])), float(data["began"]), float(data["at"]))
+            plan, began, at = plan_of(data["plan"]), data["began"], data["at"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"no announcement of a term: {error}") from None
+        if not (is_time(began) and is_time(at)):
+            raise ValueError("no announcement of a term: a time is none")
+        return cls(plan, began, at)
 
 
 def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:

@@ -176,22 +176,32 @@ class HotFolder:
 
     def end(self) -> None:
         """The job has ended; a failure is logged."""
-        new = self.path / f".{OVER}-{os.urandom(8).hex()}"
         try:
-            _write(new, f"{self._array}\n".encode())
-            new.replace(self.path / OVER)
+            self._replace(OVER, f"{self._array}\n".encode())
         except OSError as error:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
     def announce(self, coming: Mapping[str, Any]) -> str:
         """Say what the next term begins with; why that failed, empty where it did not."""
-        new = self.path / f".{COMING}-{os.urandom(8).hex()}"
+        text = json.dumps(dict(coming) | {"array": self._array})
         try:
-            _write(new, json.dumps(dict(coming) | {"array": self._array}).encode())
-            new.replace(self.path / COMING)
+            self._replace(COMING, text.encode())
         except OSError as error:
-            return f"{self.path / COMING} cannot be written ({error.strerror})"
+            # A server that answers late may have renamed it all the same, and blocks that start believe it.
+            if self.announced() != json.loads(text):
+                return f"{self.path / COMING} cannot be written ({error.strerror})"
         return ""
+
+    def _replace(self, name: str, text: bytes) -> None:
+        """Raises OSError, and leaves nothing."""
+        new = self.path / f".{name}-{os.urandom(8).hex()}"
+        try:
+            _write(new, text)
+            new.replace(self.path / name)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+            raise
 
     def announced(self) -> dict[str, Any] | None:
         """What `announce` was given last; None where that is not of this job. What cannot be read is named in the log

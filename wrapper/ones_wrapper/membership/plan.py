@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ones_wrapper.checks import MAX_INT
+
 PATIENCE_S = 3.0
 """How long blocks that are ready wait for others that the same order wants."""
 MAX_RANKS = 1 << 20
@@ -103,15 +105,29 @@ def decode_member(text: str) -> Member:
 
 def decode_plan(text: str) -> Plan:
     """The plan that `encode` was given. Raises ValueError."""
-    data = _object(text)
+    return plan_of(_object(text))
+
+
+def plan_of(data: Any) -> Plan:
+    """The plan whose fields these plain values are. Raises ValueError."""
     try:
-        members = tuple(_member(member) for member in data.pop("members"))
-        plan = Plan(members=members, **data)
+        members = tuple(_member(member) for member in data["members"])
+        plan = Plan(**{**data, "members": members})
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error}") from None
-    if not members or len({member.uid for member in members}) < len(members):
+    if not members or any(len(set(names)) < len(members) for names in (plan.tasks, [one.uid for one in members])):
         raise ValueError("not a plan: without members, or with one of them twice")
+    numbers = (plan.generation, plan.term, plan.batch, 0 if plan.order is None else plan.order)
+    if not all(type(n) is int and 0 <= n <= MAX_INT for n in numbers) or not is_time(plan.ready_s):
+        raise ValueError("not a plan: a number is none, or out of range")
+    if type(plan.why) is not str or type(plan.moves) is not bool:
+        raise ValueError("not a plan: a field is of the wrong type")
     return plan
+
+
+def is_time(value: Any) -> bool:
+    """Whether this is a time in seconds, since 1970 or shorter: no infinity, and no NaN."""
+    return type(value) in (int, float) and 0 <= value <= MAX_INT
 
 
 def _object(text: str) -> dict[str, Any]:
