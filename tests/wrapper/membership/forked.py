@@ -19,7 +19,7 @@ import torch
 
 from ones_wrapper.launch import node, process_hooks
 from ones_wrapper.launch.process_hooks import Flags
-from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.launch.rank_placement import free_port, next_free, refused
 
 
 class ForkedBlock:
@@ -31,7 +31,7 @@ class ForkedBlock:
         port = free_port()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
         place = {
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ONES_NODES": "1", "ONES_GPUS_PER_NODE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "ONES_NODES": "1", "ONES_GPUS_PER_NODE": str(ranks),
             "ONES_LAUNCHER": "local", "ONES_LAUNCHED": f"{time.time():.3f}", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         self._log, self._code = log, -1
@@ -41,6 +41,8 @@ class ForkedBlock:
         if self.pid == 0:
             code = 70
             try:
+                # Held by this process: another test's ranks may take their port at the same moment.
+                place["MASTER_PORT"] = str(next_free(port, refused))
                 self._become(log, clean | place | env)
                 code = node.main([str(script), *arguments])
             except BaseException:

@@ -35,8 +35,8 @@ class History:
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
-        self._told: set[int] = set()
-        """Tasks that were told to end, and may still be at it."""
+        self._ending: set[int] = set()
+        """Tasks that were told to end, or lost a rank, and may still be at their end."""
         self._restarts: dict[int, int] = {}
 
     def run(self, actions: int) -> None:
@@ -77,7 +77,7 @@ class History:
         self._restarts[task] = restart
         self.job.start(task, ranks=self._random.choice([1, 1, 2]), restart=restart)
         self._running[task] = len(self.job.blocks) - 1
-        self._told.discard(task)
+        self._ending.discard(task)
 
     def _order(self) -> None:
         wanted = sorted(self._random.sample(range(TASKS), self._random.randint(1, 3)))
@@ -101,7 +101,7 @@ class History:
             if self._over():
                 self.said.append("its training had ended")
                 return
-            for task in self._told & (set(wanted) - set(self._living())):
+            for task in self._ending & (set(wanted) - set(self._living())):
                 self._start(task)  # as a companion would, which sees that it has ended
             time.sleep(0.02)
         stacks = [block.stacks() for block in self.job.blocks if not block.ended()]
@@ -122,13 +122,14 @@ class History:
         if task is not None and (ranks := self.job.blocks[self._running[task]].ranks()):
             self.said.append(f"kill a rank of block {task}")
             os.kill(self._random.choice(ranks), signal.SIGKILL)
+            self._ending.add(task)
 
     def _tell_to_end(self) -> None:
         task = self._victim()
         if task is not None:
             self.said.append(f"tell block {task} to end")
             self.job.blocks[self._running[task]].signal(signal.SIGTERM)
-            self._told.add(task)
+            self._ending.add(task)
 
     def _revive(self) -> None:
         """Something always trains."""
