@@ -159,11 +159,11 @@ class HotRun(Run):
             self._join()
             return
         self.spec = replace(self.spec, term=self._restart, hot=hot)
+        self._boundary.members = blocks  # first: an order's batch waits for all that it names, also as a term begins
         super().begin()
         together = not blocks.waiting
         generation = self.group.on_first(lambda: last_generation(self.directory, self._restart)) + 1
         plan = blocks.lead_first(generation, hot)
-        self._boundary.members = blocks
         if together:
             self._report_membership(Change(plan, False, False, 0, 0.0, blocks.stood_still_at, {}))
             return

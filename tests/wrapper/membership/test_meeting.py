@@ -15,6 +15,7 @@ from ones_wrapper import hot_run
 from ones_wrapper.hot_run import HotRun
 from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.membership import meeting
+from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader
@@ -126,22 +127,36 @@ def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, mon
 @pytest.mark.parametrize("by_terms", [False, True])
 def test_the_spec_says_how_this_term_changes(monkeypatch: pytest.MonkeyPatch, by_terms: bool) -> None:
     """Protects what the companion learns of the cost of changes: of a strategy that could move its state from memory
-    to memory, in a term that several blocks began together, after a loss that left too few for it."""
+    to memory, in a term that several blocks began together, after a loss that left too few for it. And the batch that
+    a term begins with from an order that names blocks which did not come: the first agreement knows the members."""
 
     class Exchanges(list[Any]):
         hot = True
 
-    monkeypatch.setattr(Run, "begin", lambda self: None)
+    def first_agreement(run: Any) -> None:
+        assert run._boundary.members is run._blocks
+
+    monkeypatch.setattr(Run, "begin", first_agreement)
     monkeypatch.setattr(HotRun, "_report_membership", lambda *_, **__: None)
     plan = Plan(0, 1, (Member(0, 0, "0.0", 1, 1, 1),))
     run: Any = object.__new__(HotRun)
     vars(run).update(
         _begun=False, _previous=None, _restart=1, directory=None, spec=Spec(4, 4, 4, 0, 0),
         settings=SimpleNamespace(strategy=None), loop=SimpleNamespace(exchanges=Exchanges()),
-        group=SimpleNamespace(on_first=lambda _: 0), _boundary=SimpleNamespace(), _identity=SimpleNamespace(leads=True),
+        group=SimpleNamespace(on_first=lambda _: 0), _boundary=SimpleNamespace(members=None),
+        _identity=SimpleNamespace(leads=True),
         _blocks=SimpleNamespace(
             hot=not by_terms, waiting=not by_terms, stood_still_at=0.0, lead_first=lambda number, hot: plan
         ),
     )  # fmt: skip
     run.begin()
     assert run.spec.hot is not by_terms
+
+
+def test_an_order_s_batch_waits_for_all_that_it_names() -> None:
+    """Protects a block that begins a term alone, since another did not come, from the batch that was meant for both."""
+    blocks: Any = object.__new__(Blocks)
+    blocks.present, blocks._me = None, Member(1, 0, "1.0", 1, 1, 1)
+    assert [blocks.trains_as(tasks) for tasks in (None, (1,), (0, 1))] == [True, True, False]
+    blocks.present = Plan(0, 1, (Member(0, 0, "0.0", 1, 1, 1), blocks._me))
+    assert [blocks.trains_as(tasks) for tasks in (None, (1,), (1, 0))] == [True, False, True]

@@ -171,8 +171,9 @@ class Blocks:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Whether the blocks that an order names are those that train."""
-        return tasks is None or (self.present is not None and set(tasks) == set(self.present.tasks))
+        """Whether the blocks that an order names are those that train, or begin a term."""
+        train = self.present.tasks if self.present is not None else (self._me.task,)
+        return tasks is None or set(tasks) == set(train)
 
     def stops(self) -> bool:
         """Whether a signal to end that this process got is meant for the job, since no other block goes on."""
