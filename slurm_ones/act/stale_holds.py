@@ -37,12 +37,20 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
             resizes = store.resizes(seen.job_id)
         except UnknownRecord:
             continue  # somebody's who did not opt in, or a task of a job of blocks
-        if not resizes or not State(resizes[-1].state).final or resizes[-1].restart + 1 != seen.restart:
+        if not resizes or not State(resizes[-1].state).final:
             continue
-        if not any(step.state == State.REQUEUING for step in store.resize_steps(resizes[-1].id or 0)):
-            continue  # given up before a requeue of ours: another companion holds it
+        # Not only the last: a resize that found the job in this hold gave up. One that gave up before a requeue of ours
+        # found another companion's hold.
+        ours = [
+            resize
+            for resize in resizes
+            if resize.restart + 1 == seen.restart
+            and any(step.state == State.REQUEUING for step in store.resize_steps(resize.id or 0))
+        ]
+        if not ours:
+            continue
         try:
-            if in_our_hold(client.job(seen.key), resizes[-1]):
+            if in_our_hold(client.job(seen.key), ours[-1]):
                 log.warning("job %d: stale hold: Slurm lost its release; it is released again", seen.job_id)
                 client.release(seen.key)
         except UnknownJob:

@@ -642,6 +642,19 @@ def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Ma
     assert others or world.job.state is JobState.RUNNING
 
 
+def test_a_resize_that_found_the_job_in_our_hold_hides_nothing(make_world: Make) -> None:
+    """Slurm forgot the release after a decision was made: that resize gives up, and the hold is ours all the same."""
+    world = make_world()
+    world.begin()
+    assert world.finish().state == State.DONE
+    world.slurm.forgets_release(world.job_id)
+    world.begin()
+    resize = world.finish()
+    assert resize.state == State.ABANDONED
+    release_stale_holds([world.slurm.job(world.job_id)], world.slurm, world.store)
+    assert world.job.held_by == ""
+
+
 @pytest.mark.parametrize("held_in", [State.WAITING, State.WAITING_BACK])
 def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: State) -> None:
     """Once the job is released, a hold is its owner's, and the resize ends there."""
