@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import unittest
@@ -133,3 +134,28 @@ def test_a_process_with_a_group_is_not_forked() -> None:
             testing.run(lambda: None)
     finally:
         dist.destroy_process_group()
+
+
+class Waits:
+    """Garbage whose end waits for a thread of the process that made it, as that of a group does."""
+
+    def __init__(self) -> None:
+        self.itself, self.made_in = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.made_in:
+            time.sleep(60)
+
+
+def collect() -> None:
+    gc.collect()
+
+
+def test_garbage_of_the_test_is_not_collected_in_its_ranks() -> None:
+    """Protects: the ranks do not hang in the ends of what earlier tests left."""
+    gc.disable()
+    try:
+        Waits()
+        testing.run(collect, timeout_s=30)
+    finally:
+        gc.enable()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import gc
 import importlib
 import os
 import pickle
@@ -231,6 +232,9 @@ class Start:
             receiver, sender = Pipe(duplex=False)
             pid = os.fork()
             if pid == 0:
+                # What the test's process left to the collector may own threads, as groups do, which no fork has:
+                # collected here it would wait for them for ever.
+                gc.freeze()
                 code = 1
                 try:
                     end_with_parent(parent)

@@ -5,6 +5,7 @@ node launcher, as below `ones-run`.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -39,6 +40,7 @@ class ForkedBlock:
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            gc.freeze()  # as in `ones_wrapper.testing`
             code = 70
             try:
                 # Held by this process: another test's ranks may take their port at the same moment.
