@@ -72,18 +72,24 @@ def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(
 ) -> None:
     """Protects a new block: it was found and lost again while the ranks began, which is no error of theirs."""
 
-    class LostAtOnce(HotRun):
+    with pytest.raises(SystemExit) as left:
+        meet_and_lose(BoardLostError("gone"), None, tmp_path, monkeypatch)
+    assert left.value.code == PEER_LOST
+
+
+def meet_and_lose(error: Exception, blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank does that found a leader, and whose run then fails to begin."""
+
+    class Lost(HotRun):
         def __init__(self, *_: Any) -> None:
-            raise BoardLostError("gone")
+            raise error
 
     found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
     monkeypatch.setattr(hot_run, "come_in", lambda *_: (found, True))
-    monkeypatch.setattr(hot_run, "Blocks", lambda *_: None)
+    monkeypatch.setattr(hot_run, "Blocks", lambda *_: blocks)
     monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
     anything: Any = SimpleNamespace(rank=1)
-    with pytest.raises(SystemExit) as left:
-        LostAtOnce.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
-    assert left.value.code == PEER_LOST
+    Lost.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -93,19 +99,9 @@ def test_blocks_that_are_lost_as_a_term_begins_end_no_others(
 ) -> None:
     """Protects a job from the death of a block whose ranks others wait for, before the script's first step: that is no
     error of the script, which would end the job. What is one stays one."""
-
-    class Lost(HotRun):
-        def __init__(self, *_: Any) -> None:
-            raise RuntimeError(text)
-
-    found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
-    monkeypatch.setattr(hot_run, "come_in", lambda *_: (found, True))
-    monkeypatch.setattr(hot_run, "Blocks", lambda *_: SimpleNamespace(alone=alone))
-    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
-    anything: Any = SimpleNamespace(rank=1)
     lost = "gloo" in text and not alone
     with pytest.raises(SystemExit if lost else RuntimeError) as left:
-        Lost.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+        meet_and_lose(RuntimeError(text), SimpleNamespace(alone=alone), tmp_path, monkeypatch)
     assert not lost or getattr(left.value, "code", 0) == PEER_LOST
 
 
