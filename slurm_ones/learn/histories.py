@@ -57,6 +57,11 @@ def is_wired(spec: Spec | None) -> bool:
     return layout_of(spec).wired
 
 
+def join_of(history: JobHistory) -> float | None:
+    """Pause of a job's changes in which blocks joined, or of any where each begins a term; None where none was."""
+    return history.switch_s if by_terms(history.spec) else history.join_s
+
+
 def leave_of(history: JobHistory) -> float | None:
     """Pause of a job's changes in which blocks only left; None where that is unknown, or mixed with others."""
     return history.switch_s if history.join_s is None else None

@@ -20,6 +20,7 @@ from slurm_ones.learn.histories import (
     epochs_in,
     inexact,
     is_wired,
+    join_of,
     kin_of,
     leave_of,
     log_of,
@@ -209,7 +210,7 @@ class Learner:
         """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
-            cost = history.switch_s if by_terms(history.spec) else history.join_s
+            cost = join_of(history)
             if history.spec is not None and cost is not None:
                 joins[plain_spec(history.spec)].append(cost)
         moved = [history for history in histories if not by_terms(history.spec)]
@@ -335,7 +336,7 @@ class Learner:
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
         anew = by_terms(history.spec)
-        join, leave, ready = history.switch_s if anew else history.join_s, leave_of(history), ready_of(history)
+        join, leave, ready = join_of(history), leave_of(history), ready_of(history)
         if join is None:
             kin = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
             join = kin if kin is not None else typical.term_s if anew else typical.join_s

@@ -13,6 +13,8 @@ import numpy as np
 
 from ones_db import JobHistory
 from slurm_ones.config import LimitSettings, ResizeSettings
+from slurm_ones.learn.histories import by_terms, join_of
+from slurm_ones.learn.knowledge import JOIN_S, RESIZE_S, TERM_S
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.schedule.tables import predict
@@ -23,12 +25,8 @@ SURE = 0.9
 """Chance with which a job that is said to be near its end is."""
 
 MOST_DOUBLINGS = 6
-SWITCH_S = 0.5
-"""Seconds that a change of its blocks interrupts a job that has had none yet."""
 WORTH = 20.0
 """A job trains at least so many times as long as changes of its blocks interrupt it."""
-REQUEUE_S = 30.0
-"""Seconds that a requeue interrupts a job that has had none yet."""
 REPAYS = 4.0
 """A job trains at least so many times as long as a requeue interrupts it: at most a fifth of its time is lost."""
 ENDS = 2.0
@@ -40,7 +38,7 @@ to others."""
 
 def requeue_s(history: JobHistory | None) -> float:
     """Seconds that a requeue interrupts the job: the mean of its last few."""
-    return history.pause_s if history is not None and history.pause_s is not None else REQUEUE_S
+    return history.pause_s if history is not None and history.pause_s is not None else RESIZE_S
 
 
 def requeue_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
@@ -55,7 +53,7 @@ def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> flo
 
 def switch_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
     """Least time between two changes of the blocks of a job."""
-    switch_s = history.switch_s if history is not None and history.switch_s is not None else SWITCH_S
+    switch_s = history.switch_s if history is not None and history.switch_s is not None else _first_switch_s(history)
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
@@ -63,9 +61,15 @@ def switch_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> floa
 def switch_near_end_s(history: JobHistory | None, settings: ResizeSettings, limits: LimitSettings) -> float:
     """How long before its end the blocks of a job are left as they are: until they have joined, and as long again as
     two changes are apart."""
-    join_s = history.join_s if history is not None and history.join_s is not None else SWITCH_S
+    join_s = join_of(history) if history is not None else None
+    join_s = join_s if join_s is not None else _first_switch_s(history)
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, WORTH * join_s + switch_dwell_s(history, settings))
+
+
+def _first_switch_s(history: JobHistory | None) -> float:
+    """Seconds that a change of its blocks interrupts a job that has had none yet."""
+    return TERM_S if history is not None and by_terms(history.spec) else JOIN_S
 
 
 def rested_at(job: Job, history: JobHistory | None, dwell_s: float) -> float:

@@ -13,12 +13,12 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.advice import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.knowledge import TERM_S, Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
+from slurm_ones.rules.dwell import WORTH, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Plan, plan
@@ -178,6 +178,16 @@ def test_dwell_follows_from_what_a_change_costs() -> None:
     assert planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: rested}).begin
     again = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: replace(rested, last_resize_end=NOW - 1)})
     assert again.outcomes[1].code == "dwell_time"
+
+
+def test_the_first_change_that_begins_a_term_is_as_dear_as_such_changes_are() -> None:
+    """It has seen none of its own, and is not taken for one from memory to memory."""
+    anew, settings, site = told(spec=replace(HOT, hot=False)), ResizeSettings(dwell_s=300), LimitSettings()
+    assert switch_dwell_s(anew, settings) == WORTH * TERM_S
+    assert switch_near_end_s(anew, settings, site) == min(settings.blocks_wait_s, 2 * WORTH * TERM_S)
+    # Once it has had one, that counts, whether blocks joined or left.
+    left = replace(anew, switch_s=1.0)
+    assert (switch_dwell_s(left, settings), switch_near_end_s(left, settings, site)) == (WORTH, 2 * WORTH)
 
 
 def test_changes_of_blocks_do_not_wait_for_requeues() -> None:
