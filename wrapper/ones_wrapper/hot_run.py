@@ -18,39 +18,22 @@ from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
 from ones_wrapper.group import RankError, TorchGroup
-from ones_wrapper.job_io import OrderReader, OwnerRequests, ReportWriter, last_generation, log, write_spec
+from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch import find_job_directory, prepare_job_directory
 from ones_wrapper.launch.ending import flush_files, leave
-from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.launch.restart_policy import DONT_RESTART, NEXT_TERM, PEER_LOST, STOP_CODE
+from ones_wrapper.launch.restart_policy import DONT_RESTART, NEXT_TERM, PEER_LOST
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
 from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
-from ones_wrapper.membership.too_few import wait_for_others
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.resize_log import shape_name
 from ones_wrapper.run import Run
 from ones_wrapper.run_settings import Identity, Settings
-
-
-def _wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path, fits: Callable[[int], bool]) -> None:
-    """Of ranks that lost others, and cannot train without them. Returns where nobody comes."""
-    FLAGS.armed, blocks.fits = True, fits
-
-    def orders(term: int) -> OrderReader:
-        return OrderReader(directory, term, find_spool(os.environ), blocks.block.array)
-
-    blocks.listen(0, orders, lambda: FLAGS.stop, lambda why: leave(PEER_LOST))
-    generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
-    blocks.lead_first(generation, hot=False)
-    stopped = wait_for_others(group, blocks)
-    blocks.close()
-    if stopped:
-        raise SystemExit(STOP_CODE)
+from ones_wrapper.too_few import wait_for_others
 
 
 class HotRun(Run):
@@ -109,7 +92,7 @@ class HotRun(Run):
             identity = Identity(block.array, found.leader.term, leads, name)
             blocks = Blocks(group, found)
             if leads and found.leader.term > 0 and not fits(group.world):
-                _wait_for_others(group, blocks, directory, fits)
+                wait_for_others(group, blocks, directory, fits)
             return cls(group, spec_of(), settings, started, identity, blocks)
         except NextTermError:
             raise SystemExit(NEXT_TERM) from None
@@ -118,7 +101,7 @@ class HotRun(Run):
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
         except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
-            log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
+            log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
             raise SystemExit(PEER_LOST) from None
         except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
             if not is_peer_lost(error) or (blocks is not None and blocks.alone):

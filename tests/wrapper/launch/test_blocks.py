@@ -546,6 +546,17 @@ def test_the_last_block_is_requeued_by_its_own_name(tmp_path: Path) -> None:
     assert read_tries(tmp_path / "job", 9, 3).requeued_at == "step-000000005"
 
 
+def test_a_block_whose_time_is_over_before_its_term_reports(tmp_path: Path) -> None:
+    """Protects a job at its time limit whose ranks wait for other blocks, or still load: the checkpoint that it would
+    go on from is in the reports of the term before."""
+    run = block_of(tmp_path, TRAINS.replace("FLAGS.armed", "after = lead()\nFLAGS.armed"), task=3)
+    until((tmp_path / "job/up3").exists)
+    run.signal(signal.SIGUSR2)
+    assert run.end() == STOP_CODE, run.errors
+    assert others(tmp_path / "job").term() == 1
+    assert asked(tmp_path) == ["scontrol requeue 7_3"]
+
+
 def test_a_block_whose_time_is_over_goes_while_others_train(tmp_path: Path) -> None:
     """Protects the queue: what is left of the job needs no block that was told to stop."""
     run = block_of(tmp_path, TRAINS, task=3)

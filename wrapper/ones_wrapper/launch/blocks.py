@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ones_wrapper.job_io import OrderReader, log
-from ones_wrapper.launch.job_directory import summarize_reports
+from ones_wrapper.launch.job_directory import RunSummary, newest_run, summarize_reports
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.restart_policy import DONT_RESTART, script_failed
 from ones_wrapper.membership.files import OVER, Block, FolderError, HotFolder, Leader, living
@@ -81,6 +81,10 @@ class Blocks:
         """The term of the newest leader, whose reports tell of the job."""
         leader = self._hot.newest()
         return leader.term if leader else 0
+
+    def reports(self) -> RunSummary:
+        """What the newest term says that left reports: one whose ranks wait for others, or still load, left none."""
+        return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
         """Whether, as far as reports say, no other block trained with this one."""

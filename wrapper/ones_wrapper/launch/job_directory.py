@@ -29,6 +29,7 @@ TRIES = "tries.json"
 MEMORY = ".memory.json"
 """What the GPUs turned out to hold; see `ones_wrapper.memory`."""
 _NAME = re.compile(r"step-\d{9,}")
+_REPORTS = re.compile(r"reports-(\d{1,9})\.jsonl", re.ASCII)
 
 
 def checkpoints(job_dir: Path) -> list[Path]:
@@ -79,6 +80,15 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
             elif isinstance(report, Membership):
                 tasks = report.blocks
     return RunSummary(frozenset(names - {""}), drained, tasks, ended)
+
+
+def newest_run(job_dir: Path, most: int) -> int:
+    """The newest run, of those up to `most`, that left reports; `most` where there is none."""
+    try:
+        names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
+    except OSError:
+        return most
+    return max((number for name in names if (number := int(name[1])) <= most), default=most)
 
 
 def _start(restart: int, task: int | None) -> str:

@@ -203,7 +203,7 @@ class Supervisor:
         return decide(end, self._tries(), self._limits)
 
     def _reports(self) -> RunSummary:
-        return summarize_reports(self._job_dir, self._blocks.term() if self._blocks else self._restart)
+        return self._blocks.reports() if self._blocks else summarize_reports(self._job_dir, self._restart)
 
     def _tries(self) -> Tries:
         return read_tries(self._job_dir, self._job_id, self._task)
