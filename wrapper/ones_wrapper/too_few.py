@@ -63,7 +63,7 @@ def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
         if leaving:
             if FLAGS.stop:
                 return STOP_CODE
-            raise PeersLostError("another block was told to end")
+            raise PeersLostError("another block ends")
         if late:
             return 0
         if blocks.obey(newest, change):

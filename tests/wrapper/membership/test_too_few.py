@@ -84,6 +84,6 @@ def test_one_of_several_ends(tmp_path: Path) -> None:
     """Protects a block at its time limit from waiting for those that have time left; these look again."""
     team = Team(2)
     try:
-        assert team.run(one_is_told, str(tmp_path)) == ["another block was told to end", STOP_CODE]
+        assert team.run(one_is_told, str(tmp_path)) == ["another block ends", STOP_CODE]
     finally:
         team.close()
