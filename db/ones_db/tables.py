@@ -13,7 +13,7 @@ from sqlalchemy import text as condition
 
 from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0016"
+SCHEMA_REVISION = "0017"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -75,7 +75,13 @@ JOBS = Table(
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
     *reason("refusal"),
     whole("term", "of a job of blocks: the term of its leader, by its own word", nullable=True),
-    column("hot", Boolean(), "of a job of blocks: blocks can join and leave while it trains", nullable=True),
+    column(
+        "hot",
+        Boolean(),
+        "of a job of blocks: its state moves from memory to memory when blocks join; "
+        "where not, each change begins a term from a checkpoint",
+        nullable=True,
+    ),
     whole("multiple_of", "its global batches are multiples of this, samples", nullable=True),
     text("strategy", "training strategy, by its own word; null where it is plainly data parallel", nullable=True),
     text("limits", "what that strategy can do, as a JSON object (the view `size_limits`)", nullable=True),
