@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slurm_ones.decide.ones.explain import WEIGHED
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Progress, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
@@ -113,6 +113,15 @@ def test_a_change_must_repay_its_interruption() -> None:
         for policy in (ones(), ones(resize_cost=False)):
             found = gpus(decide(policy, cluster(), [replace(alone, resize_s=resize_s)]))[1]
             assert (found > 1) == (grows or not policy.options.resize_cost)
+
+
+def test_a_change_counts_to_the_end_that_it_brings() -> None:
+    """A job that has 40 s to go on its GPU grows on the idle cluster although its blocks take 6 s: a quarter of its
+    time is left then, and not what would be left had it all GPUs already. One that has 5 s to go does not."""
+    hot = job(1, {"n1": 1}, epochs=1, running_s=30.0, resize_s=0.05, shrink_s=0.01, prepare_s=6.0)
+    for seconds, grows in ((40.0, True), (5.0, False)):
+        left = replace(hot, progress=Progress(1.0, seconds * 100.0 / 1000.0))
+        assert (gpus(decide(ones(), cluster(), [left]))[1] > 1) == grows
 
 
 @pytest.mark.parametrize("option", [*SWITCHES, *NUMBERS])

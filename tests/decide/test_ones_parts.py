@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide.evolution import best_of, uniform_crossover
 from slurm_ones.decide.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
-from slurm_ones.decide.ones.changes import Costs, less_costs
+from slurm_ones.decide.ones.changes import Costs, less_costs, seconds_of
 from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, worth_of_progress
 from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
@@ -243,8 +243,10 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
             assert placeable(view, jobs, Schedule(given_all))
 
 
-def costs(grow: float, shrink: float, prepare: float, lasts: float, jobs: int = 1) -> Costs:
-    return Costs(*(np.full(jobs, seconds) for seconds in (grow, shrink, prepare, lasts)))
+def less(worth: Floats, current: Ints, grow: float, shrink: float, prepare: float, lasts: float) -> Floats:
+    """`less_costs` where all jobs pay the same."""
+    each = (np.full(len(worth), seconds) for seconds in (grow, shrink, prepare))
+    return less_costs(worth, current, Costs(*seconds_of(worth.shape[1], current, *each), np.full(worth.shape, lasts)))
 
 
 def test_what_a_change_costs() -> None:
@@ -252,19 +254,18 @@ def test_what_a_change_costs() -> None:
     and nothing is left where a change lasts no time."""
     worth = np.array([[0.0, 4.0, 8.0], [0.0, 4.0, 8.0]])
     current = np.array([1, 0])
-    found = less_costs(worth, current, costs(30.0, 10.0, 0.0, 100.0, jobs=2))
+    found = less(worth, current, 30.0, 10.0, 0.0, 100.0)
     assert found[0].tolist() == pytest.approx([0.0, 4.0, 8.0 * 0.7])
     assert found[1].tolist() == [0.0, 4.0, 8.0]
-    found = less_costs(worth, np.array([2, 2]), costs(30.0, 10.0, 50.0, 100.0, jobs=2))
+    found = less(worth, np.array([2, 2]), 30.0, 10.0, 50.0, 100.0)
     assert found[0].tolist() == pytest.approx([0.0, 4.0 * 0.9, 8.0]), "giving up prepares nothing"
-    assert less_costs(worth, current, costs(30.0, 30.0, 0.0, 0.0, jobs=2))[0].tolist() == [0.0, 4.0, 0.0]
-    assert less_costs(worth, current, costs(1.0, 0.0, 7.0, 5.0, jobs=2))[0, 2] < 4.0, "undone before it begins"
+    assert less(worth, current, 30.0, 30.0, 0.0, 0.0)[0].tolist() == [0.0, 4.0, 0.0]
+    assert less(worth, current, 1.0, 0.0, 7.0, 5.0)[0, 2] < 4.0, "undone before it begins"
 
 
 def test_preparing_costs_what_the_new_gpus_would_have_gained() -> None:
     """Meanwhile the job trains on at its old size: only what it gains is later, not all that it is worth."""
-    worth = np.array([[0.0, 4.0, 8.0]])
-    (found,) = less_costs(worth, np.array([1]), costs(0.0, 0.0, 50.0, 100.0))
+    (found,) = less(np.array([[0.0, 4.0, 8.0]]), np.array([1]), 0.0, 0.0, 50.0, 100.0)
     assert found[2] == pytest.approx(4.0 + 4.0 * 0.5)
 
 

@@ -23,16 +23,14 @@ CHEAP = 0.01
 
 @dataclass(frozen=True)
 class Costs:
-    """What a change of each job's size costs it, in seconds (J,)."""
+    """What a change of each job's size to each column costs it, in seconds (J, U)."""
 
-    grow_s: Floats
-    """That training stands still where it gains GPUs."""
-    shrink_s: Floats
-    """That training stands still where it gives up GPUs."""
-    prepare_s: Floats
+    ready_s: Floats
     """That GPUs which it gains are held before, while it trains on as it was."""
+    pause_s: Floats
+    """That training then stands still."""
     lasts_s: Floats
-    """That a change is expected to last."""
+    """That the change is expected to last, both of these in it."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +45,31 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> Costs:
-        """What changes cost, and how long they last."""
-        jobs = at.tables.jobs
-        grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
-        shrink = np.array([shrink_s(job) for job in jobs])
-        prepare = np.array([within(job.prepare_s, 0.0, LARGEST_S) for job in jobs])
+        """What changes cost, and how long they last: no job's longer than to its own end at the size in question."""
+        jobs, current = at.tables.jobs, at.tables.current
+        grow, shrink, prepare = (
+            np.array([within(seconds, 0.0, LARGEST_S) for seconds in found])
+            for found in ([job.resize_s for job in jobs], [shrink_s(job) for job in jobs], [job.prepare_s for job in jobs])
+        )
+        ready, pause = seconds_of(len(at.tables.sizes), current, grow, shrink, prepare)
         # Where no job came or went for long, none is expected for as long again.
         horizon = max(self.horizon_s, at.quiet_s)
         tenure = np.array([_tenure(job) for job in jobs])
         # Who has run for a short while may be changed again soon; where that costs next to nothing, it is no reason.
         tenure = np.where(shrink <= CHEAP * self.horizon_s, np.maximum(tenure, self.horizon_s), tenure)
-        lasts = np.minimum(np.minimum(horizon, self.horizon_share * at.ends), self.tenure * tenure)
-        return Costs(grow, shrink, prepare, lasts)
+        old = at.speed[np.arange(len(jobs)), current][:, None]
+        left = np.maximum(at.remaining[:, None] - old * ready, 0.0)
+        with np.errstate(divide="ignore"):
+            ends = ready + pause + left * np.where(at.speed > 0, 1.0 / at.speed, 0.0)
+        lasts = np.minimum(np.minimum(horizon, self.horizon_share * ends), self.tenure * tenure[:, None])
+        return Costs(ready, pause, lasts)
+
+
+def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
+    """(J, U) seconds until GPUs which a change gains are ready, and that training then stands still, for `sizes`
+    columns and what each job has (J,); from seconds (J,) of what each job gains and gives up."""
+    grows = np.arange(sizes) > current[:, None]
+    return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
 
 
 def less_costs(worth: Floats, current: Ints, costs: Costs) -> Floats:
@@ -70,14 +81,12 @@ def less_costs(worth: Floats, current: Ints, costs: Costs) -> Floats:
     A change counts at least until it begins: one that would be undone before is worth less than to stay.
     Waiting jobs pay nothing: whatever their size, they start.
     """
-    columns, held = np.arange(worth.shape[1]), current[:, None]
-    grows = columns > held
-    ready = np.where(grows, costs.prepare_s[:, None], 0.0)
-    begins = ready + np.where(grows, costs.grow_s[:, None], costs.shrink_s[:, None])
-    lasts = np.maximum(np.maximum(costs.lasts_s[:, None], begins), 1e-9)
+    held = current[:, None]
+    begins = costs.ready_s + costs.pause_s
+    lasts = np.maximum(np.maximum(costs.lasts_s, begins), 1e-9)
     old = worth[np.arange(len(worth)), current][:, None]
-    changed = worth * (1.0 - begins / lasts) + old * ready / lasts
-    result: Floats = np.where((held > 0) & (columns != held), changed, worth)
+    changed = worth * (1.0 - begins / lasts) + old * costs.ready_s / lasts
+    result: Floats = np.where((held > 0) & (np.arange(worth.shape[1]) != held), changed, worth)
     return result
 
 
