@@ -24,6 +24,7 @@ from ones_db.leaders import LeaderRecord
 from ones_db.records import (
     NO_REASON,
     RESIZE_DONE,
+    RESIZE_OVERTAKEN,
     AlternativeRecord,
     BlockRecord,
     DecisionJobRecord,
@@ -55,6 +56,7 @@ __version__ = "0.2.0"
 __all__ = [
     "NO_REASON",
     "RESIZE_DONE",
+    "RESIZE_OVERTAKEN",
     "SCHEMA_REVISION",
     "AccountingJob",
     "ActionRecord",

@@ -22,6 +22,7 @@ from ones_db.history_cache import NOISES, SPEEDS, CachedJob, CachedRun, HistoryC
 from ones_db.jobs import among, job_record, newest, run_end, spec_record
 from ones_db.records import (
     RESIZE_DONE,
+    RESIZE_OVERTAKEN,
     RESIZE_ROLLED_BACK,
     EpochPoint,
     JobHistory,
@@ -200,7 +201,7 @@ def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]
     return _by_job(connection, query)
 
 
-_RESIZE = ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s", "mechanism")
+_RESIZE = ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s", "mechanism", "outcome_code")
 
 
 def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
@@ -226,6 +227,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     noises = [point for run in runs for point in cached[run.id].noises]
     members = [member for run in runs for member in cached[run.id].members]
     changes = [new for old, new in pairwise(members) if size_of(old) != size_of(new)]
+    resizes = [resize for resize in resizes if not (resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN)]
     resized = resizes[-1].ended if resizes else None
     changed = max([time for time in (resized, changes[-1].time if changes else None) if time is not None], default=None)
     ordered = [(old, new) for old, new in pairwise(members) if new.report.order is not None]

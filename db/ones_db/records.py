@@ -188,6 +188,8 @@ RESIZE_DONE = "done"
 """State in which a resize ends that took effect; in every other one the job kept its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
 """State in which one ends that interrupted its job for nothing."""
+RESIZE_OVERTAKEN = "started_before_reshape"
+"""Code of the outcome where a job that waited started before anything was done: no failure, and no reason to wait."""
 
 
 class AlternativeRecord(NamedTuple):
@@ -377,7 +379,7 @@ class JobHistory:
     """Epochs that ended after the last resize did, or the last change of its blocks; or all."""
     first_loss: float | None
     failures: int = 0
-    """Resizes that did not take effect since the last one that did."""
+    """Resizes that did not take effect since the last one that did, but for those that a start of the job overtook."""
     first_batch: int | None = None
     """Global batch that its first run began with."""
     noise: tuple[NoisePoint, ...] = ()

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ones_db import ResizeRecord
+from ones_db import RESIZE_OVERTAKEN, ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.arrays import job_of
 from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks
@@ -153,8 +153,10 @@ class ResizeMachine(Machine):
             # It was not when this was decided, and nobody else had a reason to.
             return self.move(resize, State.ABANDONED, reason("held_by_owner"))
         if not job.pending:
+            if not job.held:
+                return self.move(resize, State.ABANDONED, reason(RESIZE_OVERTAKEN))
             # A hold that came too late must not outlive this run: it would strike at its next requeue.
-            return self.move(resize, State.RELEASING_BACK, reason("started_before_reshape"))
+            return self.move(resize, State.RELEASING_BACK, reason(RESIZE_OVERTAKEN))
         if job.held:
             return self.move(resize, State.RESHAPING)
         if (why := self.hindered(resize, job)) is not None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ones_db import RESIZE_OVERTAKEN
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
 from slurm_ones.act.blocks import BLOCK_HANDLERS
@@ -264,8 +265,9 @@ def test_a_job_that_starts_before_anything_was_done_is_left_alone(make_world: Ma
     world.begin()
     world.slurm.pass_time(1)
     world.advance()
-    world.finish()
+    resize = world.finish()
     assert world.calls == [] and world.job.shape == OLD
+    assert (resize.state, resize.outcome.code) == ("abandoned", RESIZE_OVERTAKEN)
 
 
 def test_a_shape_that_slurm_takes_but_does_not_release_is_rolled_back(make_world: Make) -> None:

@@ -16,6 +16,7 @@ from ones_db import (
     EpochPoint,
     NoisePoint,
     PlacedPoint,
+    ReasonRecord,
     RunReports,
     Store,
     Submission,
@@ -407,3 +408,16 @@ def test_looks_compile_no_statement_anew(store: Store) -> None:
         assert cache is not None
         kept.append(len(cache))
     assert kept[-1] == kept[2]
+
+
+def test_a_resize_that_a_start_overtook_is_none(store: Store) -> None:
+    """Protects a job that just started from a wait that nothing is the reason of; what a drained job loses counts."""
+    resized_job(store)
+    before = store.histories([7])[7]
+    why = ReasonRecord("started_before_reshape", {}, "it started before it could be reshaped")
+    waited = store.begin_resize(resize(7, started=3600.0, restart=-1)).id
+    store.end_resize(waited, "abandoned", why, 3601.0)
+    assert store.histories([7])[7] == before
+    drained = store.begin_resize(resize(7, started=3700.0, restart=1)).id
+    store.end_resize(drained, "abandoned", why, 3701.0)
+    assert store.histories([7])[7].failures == 1
