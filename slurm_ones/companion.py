@@ -183,6 +183,7 @@ class Companion:
         self, observation: Observation, histories: Mapping[int, JobHistory], resizes: list[ResizeRecord]
     ) -> Round:
         blocks = [job_id for job_id, one in observation.elastic.items() if one.blocks]
+        switches = {job_id: self._learner.switch_s(histories.get(job_id)) for job_id in blocks}
         due = any(one.optin is not None and one.optin.deadline is not None for one in observation.elastic.values())
         return Round.build(
             observation,
@@ -194,6 +195,7 @@ class Companion:
             split_nodes=not blocks or self._may_split_nodes(),
             promises=self._store.promises() if due else {},
             types_given=self._gives_types(observation),
+            switches=switches,
         )
 
     def _gives_types(self, seen: Observation) -> bool:

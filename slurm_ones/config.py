@@ -131,7 +131,7 @@ class LimitSettings(_Section):
         None,
         ge=0,
         description="a job that is expected to end within this many seconds is not resized; none: twice as long as a "
-        "resize would interrupt it, and at most half an hour",
+        "resize would interrupt it, and at most half an hour; of a job of blocks, as long as others take to join",
     )
     near_limit_s: float = Field(
         300, ge=0, description="a job that reaches its time limit within this many seconds is not resized"

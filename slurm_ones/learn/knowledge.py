@@ -335,13 +335,25 @@ class Learner:
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
-        anew = by_terms(history.spec)
-        join, leave, ready = join_of(history), leave_of(history), ready_of(history)
-        if join is None:
-            kin = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
-            join = kin if kin is not None else typical.term_s if anew else typical.join_s
-        known = replace(known, resize_s=join, prepare_s=ready if ready is not None else typical.ready_s)
+        anew, leave, ready = by_terms(history.spec), leave_of(history), ready_of(history)
+        join_s, ready_s = self._join_s(history), ready if ready is not None else typical.ready_s
+        known = replace(known, resize_s=join_s, prepare_s=ready_s)
         return known if anew else replace(known, shrink_s=leave if leave is not None else typical.leave_s)
+
+    def switch_s(self, history: JobHistory | None) -> float:
+        """Seconds that a change is expected to interrupt a job of blocks: as its own did, or those of jobs like it in
+        which blocks joined."""
+        if history is not None and history.switch_s is not None:
+            return history.switch_s
+        return self._switches.join_s if history is None else self._join_s(self._as_told(history))
+
+    def _join_s(self, history: JobHistory) -> float:
+        """The same where blocks join."""
+        anew, own = by_terms(history.spec), join_of(history)
+        if own is not None:
+            return own
+        kin = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
+        return kin if kin is not None else self._switches.term_s if anew else self._switches.join_s
 
     def _as_told(self, history: JobHistory) -> JobHistory:
         """The history with the spec that is expected of the job, where it has told none."""

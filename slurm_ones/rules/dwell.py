@@ -13,8 +13,7 @@ import numpy as np
 
 from ones_db import JobHistory
 from slurm_ones.config import LimitSettings, ResizeSettings
-from slurm_ones.learn.histories import by_terms, join_of
-from slurm_ones.learn.knowledge import JOIN_S, RESIZE_S, TERM_S
+from slurm_ones.learn.knowledge import RESIZE_S
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.schedule.tables import predict
@@ -51,25 +50,17 @@ def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> flo
     return limits.near_end_s if limits.near_end_s is not None else min(ENDS * requeue_s(history), LONGEST_S)
 
 
-def switch_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
-    """Least time between two changes of the blocks of a job."""
-    switch_s = history.switch_s if history is not None and history.switch_s is not None else _first_switch_s(history)
+def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
+    """Least time between two changes of the blocks of a job, each of which is expected to interrupt it so long."""
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 
-def switch_near_end_s(history: JobHistory | None, settings: ResizeSettings, limits: LimitSettings) -> float:
-    """How long before its end the blocks of a job are left as they are: until they have joined, and as long again as
-    two changes are apart."""
-    join_s = join_of(history) if history is not None else None
-    join_s = join_s if join_s is not None else _first_switch_s(history)
+def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
+    """How long before its end the blocks of a job are left as they are: as long as others would take to train with it.
+    Whether a change before that pays is the policy's business."""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
-    return min(most, settings.blocks_wait_s, WORTH * join_s + switch_dwell_s(history, settings))
-
-
-def _first_switch_s(history: JobHistory | None) -> float:
-    """Seconds that a change of its blocks interrupts a job that has had none yet."""
-    return TERM_S if history is not None and by_terms(history.spec) else JOIN_S
+    return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
 def rested_at(job: Job, history: JobHistory | None, dwell_s: float) -> float:

@@ -158,6 +158,8 @@ class Round:
     """The kinds of GPU that resizes under way ask for, by job; empty for any."""
     types_given: bool = True
     """See `Kinds.given`."""
+    switches: Mapping[int, float] = field(default_factory=dict)
+    """Of jobs of blocks the seconds for which a change is expected to interrupt them."""
 
     @classmethod
     def build(
@@ -172,12 +174,13 @@ class Round:
         split_nodes: bool = True,
         promises: Mapping[int, PromiseRecord] | None = None,
         types_given: bool = True,
+        switches: Mapping[int, float] | None = None,
     ) -> Round:
         under_way = list(resizes)
         targets = {resize.job_id: target_of(resize) for resize in under_way}
         moves = {resize.job_id: moves_of(resize) for resize in under_way if resize.mechanism == BLOCKS}
         kinds = {resize.job_id: kind_of_target(resize) for resize in under_way}
-        known = held or {}, split_nodes, promises or {}, kinds, types_given
+        known = held or {}, split_nodes, promises or {}, kinds, types_given, switches or {}
         return cls(seen, histories, settings, targets, now, moves, *known)
 
     def begun(
@@ -299,8 +302,10 @@ class Round:
 
     def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
         """Of a job that is not untouchable."""
-        job, least = elastic.job, switch_dwell_s if hot(elastic) else requeue_dwell_s
-        dwell_s = least(history, self.settings.resize)
+        job, settings = elastic.job, self.settings.resize
+        dwell_s = requeue_dwell_s(history, settings)
+        if hot(elastic):
+            dwell_s = switch_dwell_s(self.switches.get(job.job_id, 0.0), settings)
         rested = rested_at(job, history, dwell_s)
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)

@@ -126,10 +126,11 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
         fixed = job.fixed or _nowhere(limits)
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))
         if hot(job.elastic):
-            view = replace(view, smaller=_smaller(job, rules.node_gpus, limits))
+            joins = rules.split_nodes and not rules.whole_nodes and bool(job.spare) and not limits.rules
+            view = replace(view, smaller=_smaller(job, rules.node_gpus, limits), joins=joins)
         view = _dated(view, job, round_)
         if view.fixed is None and job.asked is None:
-            view = replace(view, fixed=near_end(view, _near_end_s(job, round_)))
+            view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
         views.append(view)
     return views
 
@@ -171,11 +172,11 @@ def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[st
     return found
 
 
-def _near_end_s(job: JobRules, round_: Round) -> float:
+def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
     """How long before its end the job is left as it is."""
     limits = round_.settings.limits
     if hot(job.elastic):
-        return switch_near_end_s(job.history, round_.settings.resize, limits)
+        return switch_near_end_s(view, round_.settings.resize, limits)
     return requeue_near_end_s(job.history, limits)
 
 

@@ -66,6 +66,20 @@ class Ledger:
             return shape.gpus <= self.gpus
         return sum(self.nodes[shape.gpus_per_node :]) >= shape.nodes
 
+    def take_any(self, gpus: int) -> bool:
+        """Take so many GPUs wherever they are, the fullest nodes first; False, with nothing changed, where there are
+        too few."""
+        if gpus > self.gpus:
+            return False
+        self.gpus -= gpus
+        for free in range(1, self._per_node + 1):
+            full, rest = divmod(min(gpus, self.nodes[free] * free), free)
+            self.nodes[free] -= full + (rest > 0)
+            self.nodes[0] += full
+            self.nodes[free - rest] += rest > 0
+            gpus -= full * free + rest
+        return True
+
     def take(self, shape: Shape) -> bool:
         """Take room for the shape where least is left over; False, with nothing changed, where there is none."""
         if not self.fits(shape):
@@ -90,15 +104,15 @@ def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
     return np.array(held, dtype=np.int64).reshape(-1, 3)
 
 
-def count_nodes(free: Ints, held: Ints, unchanged: Bools, per_node: int) -> Ints:
+def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
     """(K, P + 1) nodes with each number of free GPUs, in each of K candidates.
 
-    `free` (N,) GPUs are for all jobs; of what they hold, `held` (E, 3), those stay that are `unchanged` (K, J).
+    `free` (N,) GPUs are for all jobs; of what they hold, so many `gpus` (E,) of each `node` (E,), that remains theirs
+    which `stays` (K, E).
     """
-    count, nodes = len(unchanged), len(free)
-    job, node, gpus = held.T
+    count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()
-    used = np.bincount(at, weights=(unchanged[:, job] * gpus).ravel(), minlength=count * nodes)
+    used = np.bincount(at, weights=(stays * gpus).ravel(), minlength=count * nodes)
     left = np.maximum(free - used.reshape(count, nodes).astype(np.int64), 0)
     kinds = per_node + 1
     found: Ints = np.bincount((np.arange(count)[:, None] * kinds + left).ravel(), minlength=count * kinds)

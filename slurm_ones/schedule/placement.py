@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.ledger import Ledger
@@ -32,15 +33,23 @@ def place(
 ) -> dict[int, Shape]:
     """Shapes for the GPUs that a policy wants for each job; `jobs` in order of precedence.
 
-    Jobs that want what they have stay where they are, fixed ones too. Of the others, in order, each gets what it wants
-    or else, with `shrink`, the largest of its counts below that finds room. A job that finds none is left out.
+    Jobs that want what they have stay where they are, fixed ones too, and those that can change where they are do so.
+    Of the others, in order, each gets what it wants or else, with `shrink`, the largest of its counts below that finds
+    room. A job that finds none is left out.
     """
     by_id = {job.job_id: job for job in jobs}
-    unchanged = [
-        job for job in jobs if job.shape is not None and (job.fixed or wanted.get(job.job_id, 0) == job.shape.gpus)
-    ]
-    ledger = Ledger(cluster, unchanged)
-    found = {job.job_id: job.shape for job in unchanged if job.shape is not None}
+    found: dict[int, Shape] = {}
+    staying, growing = [], []
+    for job in jobs:
+        want = wanted.get(job.job_id, 0)
+        if job.shape is not None and (job.fixed or want == job.shape.gpus):
+            staying.append(job)
+            found[job.job_id] = job.shape
+        elif cluster.uniform and (kept := stays_on(job, want)) is not None and (shape := shape_of(cluster, want)):
+            staying.append(replace(job, nodes=kept))
+            found[job.job_id] = shape
+            growing += [job] if want > sum(kept.values()) else []
+    ledger = Ledger(cluster, staying)
     moving = [job for job in jobs if job.job_id not in found and not job.fixed and wanted.get(job.job_id, 0) > 0]
     admitted: list[tuple[int, int]] = []
     budget = ledger.gpus
@@ -62,4 +71,25 @@ def place(
             if shape is not None and ledger.take(shape):
                 found[job_id] = shape
                 break
+    for job in growing:
+        has = job.shape.gpus if job.shape is not None else 0
+        counts = [wanted[job.job_id]]
+        counts += [n for n in reversed(job.limits.gpus) if shrink and has < n < counts[0] and takes(job.limits, n)]
+        fit = next((shape for n in counts if (shape := shape_of(cluster, n)) and ledger.take_any(n - has)), None)
+        if fit is not None:
+            found[job.job_id] = fit
+        elif shrink and job.shape is not None:
+            found[job.job_id] = job.shape
+        else:
+            del found[job.job_id]
     return found
+
+
+def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
+    """The GPUs of each node that a running job keeps where it goes to so many `gpus`: others join on any nodes. None
+    where it is placed anew."""
+    if job.shape is None or not gpus:
+        return None
+    if gpus > job.shape.gpus:
+        return job.nodes if job.joins else None
+    return (job.smaller or {}).get(gpus)

@@ -260,6 +260,8 @@ class JobView:
     smaller: Mapping[int, Mapping[str, int]] | None = None
     """The sizes that it can go down to where it is, and the GPUs that it then keeps on each node; None for a job that
     can have any."""
+    joins: bool = False
+    """It grows by GPUs of any nodes that join those which it holds; False for a job that must be placed anew."""
     fixed: Reason | None = None
     """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
     deadline: float | None = None

@@ -14,8 +14,9 @@ from slurm_ones.decide.ones.explain import WEIGHED
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Progress, Schedule
+from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
-from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
+from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 
 some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]
@@ -103,6 +104,37 @@ def test_a_job_that_finds_no_room_to_grow_keeps_what_it_has() -> None:
     """Three GPUs are free or its own, but no node has them all: wanting them must not cost it the two it has."""
     alone = job(1, {"n2": 2}, epochs=1, to_come=1e5, running_s=1e4, gpus=(1, 2, 3))
     assert gpus(decide(ones(), cluster(2, 3, free=[1, 2]), [alone])) == {1: 2}
+
+
+def of_blocks(job_id: int, nodes: dict[str, int], **values: object) -> JobView:
+    """A job of blocks, one on each node, of which all but the first can leave."""
+    kept, smaller = {}, {}
+    for name, held in list(nodes.items())[:-1]:
+        kept[name] = held
+        smaller[sum(kept.values())] = dict(kept)
+    shape = Shape(1, sum(nodes.values()))
+    known = {"resize_s": 0.05, "shrink_s": 0.01, "prepare_s": 5.0, "running_s": 60.0, "shape": shape, "joins": True}
+    return job(job_id, nodes, epochs=1, smaller=smaller, **{**known, **values})  # type: ignore[arg-type]
+
+
+def test_a_waiting_job_starts_smaller_where_no_node_has_all_that_it_asked_for() -> None:
+    """Seven GPUs are free, and no node has four: the job that waits for four starts on some of them, and the others
+    are for jobs whose blocks join on any nodes."""
+    grown = of_blocks(1, {"n1": 2, "n3": 2})
+    resting = of_blocks(2, {"n3": 2, "n2": 1, "n4": 1}, fixed=HELD)
+    jobs = [grown, resting, of_blocks(3, {"n2": 1}, gpus=(1, 2)), job(4, requested=4, to_come=30.0, gpus=(1, 2, 4, 8))]
+    schedule = ones().decide(cluster(), jobs, 100.0, seeded())
+    found = gpus(schedule)
+    assert found[4] == 2 and found[3] == 2 and sum(found.values()) <= 16
+
+
+def test_blocks_join_on_any_nodes() -> None:
+    """Four GPUs on four nodes are room for a job of blocks, and none for one that is placed anew."""
+    fixed = [job(i, {f"n{i}": 3}, epochs=3, gpus=(3,), fixed=HELD) for i in (2, 3, 4, 5)]
+    for joins, size in ((True, 8), (False, 4)):
+        grows = of_blocks(1, {"n1": 4}, joins=joins)
+        found = ones().decide(cluster(5), [grows, *fixed], 100.0, seeded())
+        assert gpus(found)[1] == size
 
 
 def test_a_change_must_repay_its_interruption() -> None:

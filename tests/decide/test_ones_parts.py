@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from slurm_ones.decide.ones.candidates import Nodes, clearing_price, dual_bound,
 from slurm_ones.decide.ones.changes import Costs, less_costs, seconds_of
 from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, worth_of_progress
 from slurm_ones.schedule.placement import place
-from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
+from slurm_ones.schedule.policy import Allocation, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.testing.policies import placeable, seeded
 from slurm_ones.testing.rounds import Round, rounds
@@ -216,11 +218,21 @@ def test_best_of_keeps_different_ones_best_first() -> None:
     assert len(best_of(candidates, np.arange(5.0), 9)[0]) == 3
 
 
+def _fewer(job: JobView) -> dict[int, dict[str, int]]:
+    """What a job of a block on each node keeps as the last ones leave."""
+    names = list(job.nodes)
+    kept = [{name: job.nodes[name] for name in names[:count]} for count in range(1, len(names))]
+    return {sum(nodes.values()): nodes for nodes in kept}
+
+
 @some
-@given(rounds(uniform=True), st.integers(0, 99))
-def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: int) -> None:
-    """As `settle`, which makes the schedule, finds it, and as an exhaustive search over nodes does."""
+@given(rounds(uniform=True), st.integers(0, 99), st.booleans())
+def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: int, blocks: bool) -> None:
+    """As `place`, which makes the schedule, finds it, also of jobs of blocks; of others as an exhaustive search over
+    nodes does."""
     view, jobs = drawn_round
+    if blocks:
+        jobs = [replace(job, joins=True, smaller=_fewer(job)) if job.job_id % 3 else job for job in jobs]
     taken = [job for job in jobs if job.fixed and job.shape is not None]
     mobile = [job for job in jobs if not job.fixed]
     found = build_tables(view, mobile)
@@ -229,7 +241,7 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
     may = found.allowed | (np.arange(len(found.sizes)) == 0)
     # Few sizes over all, so that some candidates find room and others do not.
     candidates = np.where(may, dice / (1 + found.sizes), -1.0).argmax(axis=2)
-    missing = nodes.unplaced(candidates, found.current)
+    missing = nodes.unplaced(candidates)
     for columns, gpus_missing in zip(candidates, missing, strict=True):
         wanted = {job.job_id: int(found.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
         if sum(wanted.values()) > nodes.gpus:
@@ -238,7 +250,7 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
         wanted |= {job.job_id: job.shape.gpus for job in taken if job.shape is not None}
         shapes = place(view, [*taken, *mobile], wanted, shrink=False)
         assert (gpus_missing == 0) == (shapes.keys() == {job_id for job_id, n in wanted.items() if n})
-        if gpus_missing == 0:
+        if gpus_missing == 0 and not blocks:
             given_all = {job_id: Allocation(shape, 64) for job_id, shape in shapes.items()}
             assert placeable(view, jobs, Schedule(given_all))
 

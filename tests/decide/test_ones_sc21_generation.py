@@ -211,7 +211,8 @@ def test_nodes_are_counted_by_what_they_have() -> None:
     """Two nodes of four: one with a job of one GPU on it, one with a job of two that is to change."""
     jobs = [job(1, {"n1": 1}, epochs=3), job(2, {"n2": 2}, epochs=3)]
     space = build(cluster(2), jobs, {})
-    assert count_nodes(space.free, space.held, np.array([[True, False]]), 4).tolist() == [[0, 0, 0, 1, 1]]
+    stays = np.array([[True, False]])
+    assert count_nodes(space.free, *space.held.T[1:], stays, 4).tolist() == [[0, 0, 0, 1, 1]]
 
 
 def test_score_is_the_published_one() -> None:

@@ -13,12 +13,12 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.advice import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
-from slurm_ones.learn.knowledge import TERM_S, Learner
+from slurm_ones.learn.knowledge import JOIN_S, TERM_S, Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.dwell import WORTH, switch_dwell_s, switch_near_end_s
+from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Plan, plan
@@ -26,6 +26,7 @@ from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.views import bounds_of, cluster_view, job_views
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import PARKED, Job, JobState, Node, Partition, Shape, Snapshot
+from slurm_ones.testing.rounds import job as view
 from tests.act.make import FULL, NOW, elastic, history
 
 HOT = Spec(32, 512, 64, 1000, 10, hot=True)
@@ -168,12 +169,14 @@ def test_training_whose_changes_begin_a_term_grows_like_others() -> None:
 def test_dwell_follows_from_what_a_change_costs() -> None:
     """A few seconds where it is nearly free, and never more than the site says."""
     settings = ResizeSettings(dwell_s=300)
-    assert switch_dwell_s(told(switch_s=0.1), settings) == settings.blocks_dwell_s
-    assert switch_dwell_s(told(switch_s=1.5), settings) == 30.0
-    assert switch_dwell_s(told(switch_s=100.0), settings) == settings.dwell_s
-    assert switch_dwell_s(told(switch_s=50.0), ResizeSettings()) == 1000.0
-    assert switch_dwell_s(None, settings) == 10.0
-    assert switch_near_end_s(told(join_s=0.2, switch_s=0.1), settings, LimitSettings()) == 9.0
+    assert switch_dwell_s(0.1, settings) == settings.blocks_dwell_s
+    assert switch_dwell_s(1.5, settings) == 30.0
+    assert switch_dwell_s(100.0, settings) == settings.dwell_s
+    assert switch_dwell_s(50.0, ResizeSettings()) == 1000.0
+    near = view(1, {"n1": 1}, resize_s=0.2, prepare_s=6.0)
+    assert switch_near_end_s(near, settings, LimitSettings()) == 6.2, "no longer than others take to join"
+    assert switch_near_end_s(near, settings, LimitSettings(near_end_s=3)) == 3.0
+    assert switch_near_end_s(replace(near, prepare_s=1e6), settings, LimitSettings()) == settings.blocks_wait_s
     rested = told(last_resize_end=NOW - 11)
     assert planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: rested}).begin
     again = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: replace(rested, last_resize_end=NOW - 1)})
@@ -182,12 +185,12 @@ def test_dwell_follows_from_what_a_change_costs() -> None:
 
 def test_the_first_change_that_begins_a_term_is_as_dear_as_such_changes_are() -> None:
     """It has seen none of its own, and is not taken for one from memory to memory."""
-    anew, settings, site = told(spec=replace(HOT, hot=False)), ResizeSettings(dwell_s=300), LimitSettings()
-    assert switch_dwell_s(anew, settings) == WORTH * TERM_S
-    assert switch_near_end_s(anew, settings, site) == min(settings.blocks_wait_s, 2 * WORTH * TERM_S)
-    # Once it has had one, that counts, whether blocks joined or left.
-    left = replace(anew, switch_s=1.0)
-    assert (switch_dwell_s(left, settings), switch_near_end_s(left, settings, site)) == (WORTH, 2 * WORTH)
+    anew, learner = told(spec=replace(HOT, hot=False)), Learner()
+    assert [learner.switch_s(one) for one in (anew, told(), None)] == [TERM_S, JOIN_S, JOIN_S]
+    # Once it has had one, that counts, whether blocks joined or left; before, what those of jobs like it cost.
+    assert learner.switch_s(replace(anew, switch_s=1.0)) == 1.0
+    learner.finished([told(2, spec=HOT, switch_s=0.03, join_s=0.04)])
+    assert [learner.switch_s(one) for one in (anew, told(), None)] == [TERM_S, 0.04, 0.04]
 
 
 def test_changes_of_blocks_do_not_wait_for_requeues() -> None:

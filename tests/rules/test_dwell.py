@@ -99,7 +99,7 @@ def test_the_waits_follow_from_what_a_requeue_costs_the_job() -> None:
 
 def test_a_job_does_not_rest_for_ever_by_its_own_word() -> None:
     """Pauses are what jobs say: one that claims a day keeps its GPUs from others for half an hour at most."""
-    liar = history(1, pause_s=86_400.0, switch_s=86_400.0)
-    assert requeue_dwell_s(liar, ResizeSettings()) == switch_dwell_s(liar, ResizeSettings()) == LONGEST_S
+    liar = history(1, pause_s=86_400.0)
+    assert requeue_dwell_s(liar, ResizeSettings()) == switch_dwell_s(86_400.0, ResizeSettings()) == LONGEST_S
     assert requeue_near_end_s(liar, LimitSettings()) == LONGEST_S
     assert requeue_dwell_s(liar, ResizeSettings(dwell_s=7200)) == 7200.0

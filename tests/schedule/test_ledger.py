@@ -66,6 +66,18 @@ def test_a_shape_takes_the_fullest_nodes_that_have_room(free: list[int], count: 
     assert one.gpus == by_node.sum()
 
 
+@given(free_gpus, st.integers(0, 70))
+def test_any_gpus_are_taken_from_the_fullest_nodes(free: list[int], gpus: int) -> None:
+    """One by one from those that have fewest left; nothing changes where there are too few."""
+    one, left = ledger(free), sorted(free)
+    assert one.take_any(gpus) == (gpus <= sum(free))
+    for _ in range(gpus if gpus <= sum(free) else 0):
+        first = next(n for n, room in enumerate(left) if room)
+        left[first] -= 1
+    assert one.nodes == np.bincount(left, minlength=PER_NODE + 1).tolist()
+    assert one.gpus == sum(left)
+
+
 def test_claimed_gpus_are_taken_last() -> None:
     """Of two nodes with room the one that nobody has claimed is taken, though more is left over there."""
     free, claimed = np.array([2, 4, 4]), np.array([1, 0, 2])
@@ -82,7 +94,8 @@ def test_unchanged_jobs_keep_what_they_hold(drawn: Round, dice: object) -> None:
     view, jobs = drawn
     running = [j for j in jobs if j.nodes]
     unchanged = np.array([[dice.random() < 0.5 for _ in running] for _ in range(3)], dtype=np.bool_)  # type: ignore[attr-defined]
-    found = count_nodes(free_by_node(view), held_gpus(view, running), unchanged, view.gpus_per_node)
+    held_by, node, gpus = held_gpus(view, running).T
+    found = count_nodes(free_by_node(view), node, gpus, unchanged[:, held_by], view.gpus_per_node)
     for row, stays in zip(found, unchanged.reshape(3, -1), strict=True):
         one = Ledger(view, [j for j, stay in zip(running, stays, strict=True) if stay])
         assert row.tolist() == one.nodes

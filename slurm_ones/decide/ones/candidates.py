@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.schedule.ledger import count_nodes, free_by_node, held_gpus, take_parts
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.ledger import count_nodes, free_by_node, take_parts
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.schedule.shapes import shape_of
 
 HALVINGS = 40
+STEPS = 12
+"""Most jobs that go a step back in a candidate that finds no room, and that then take what is left."""
 FILLS = 64
 """Most jobs that get more of what is left."""
 
@@ -155,12 +157,13 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
 class Nodes:
     """Whether candidates find room on the nodes, a whole population at once.
 
-    Jobs that keep their size stay where they are; the others are placed by best fit, the largest first.
+    Jobs that keep their size stay where they are, and those that can change there do so (`placement.stays_on`). The
+    others are placed by best fit, the largest first; what joins takes GPUs that are left, on any nodes.
     """
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], fixed: Sequence[JobView], sizes: Ints) -> None:
         """`jobs` (J) may change, `fixed` may not; `sizes` (U,) are those that candidates give."""
-        self._free, self._held = free_by_node(cluster, fixed), held_gpus(cluster, jobs)
+        self._free = free_by_node(cluster, fixed)
         self._per_node, self._uniform = cluster.gpus_per_node, cluster.uniform
         self.gpus = int(self._free.sum())
         """GPUs that the jobs which may change can share."""
@@ -168,17 +171,99 @@ class Nodes:
         for u, shape in enumerate(shape_of(cluster, int(n)) for n in sizes):
             if shape is not None and shape.gpus_per_node <= self._per_node:
                 self._parts[u, shape.gpus_per_node] = shape.nodes
+        self._anew, self._joining, self._held = _stays(cluster, jobs, sizes)
 
-    def unplaced(self, candidates: Ints, current: Ints) -> Floats:
-        """(K,) GPUs of each candidate (K, J) that find no room beside the jobs which keep their `current` column."""
-        if not self._uniform or not candidates.size:
-            return np.zeros(len(candidates))
-        unchanged = (candidates == current) & (current > 0)
-        nodes = count_nodes(self._free, self._held, unchanged, self._per_node)
+    def unplaced(self, candidates: Ints) -> Floats:
+        """(K,) GPUs of each candidate (K, J) that find no room."""
+        anew, joining = self.missing(candidates)
+        return anew + joining
+
+    def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
+        """(K,) the same of those that are placed anew, and of those that join."""
         count, columns = len(candidates), len(self._parts)
-        moving = (np.arange(count)[:, None] * columns + np.where(unchanged, 0, candidates)).ravel()
+        if not self._uniform or not candidates.size:
+            return np.zeros(count), np.zeros(count)
+        rows = np.arange(candidates.shape[1])
+        job, node, gpus, low, high = self._held.T
+        held = candidates[:, job]
+        nodes = count_nodes(self._free, node, gpus, (held >= low) & (held <= high), self._per_node)
+        moving = np.where(self._anew[rows, candidates], candidates, 0)
+        moving = (np.arange(count)[:, None] * columns + moving).ravel()
         parts = np.bincount(moving, minlength=count * columns).reshape(count, columns) @ self._parts
         missing = np.zeros(count)
-        for gpus in range(self._per_node, 0, -1):
-            missing += take_parts(nodes, gpus, parts[:, gpus]) * gpus
-        return missing
+        for size in range(self._per_node, 0, -1):
+            missing += take_parts(nodes, size, parts[:, size]) * size
+        left = nodes @ np.arange(self._per_node + 1)
+        joining = self._joining[rows, candidates].sum(axis=1)
+        return missing, np.maximum(joining - left, 0).astype(np.float64)
+
+    def fitted(self, choices: Choices, candidates: Ints) -> Ints:
+        """Candidates (K, J) that find room, or are nearer to it: of the jobs for which there is none the one that loses
+        least per GPU goes a step towards what it has, again and again; then others take what is left."""
+        candidates = candidates.copy()
+        rows = np.arange(candidates.shape[1])
+        lowered = np.zeros(len(candidates), dtype=np.bool_)
+        for _ in range(STEPS):
+            anew, joining = self.missing(candidates)
+            short = np.flatnonzero(anew + joining > 0)
+            if not len(short):
+                break
+            some = candidates[short]
+            to = np.where(some > choices.current, choices.down[rows, some], choices.current)
+            freed = choices.sizes[some] - choices.sizes[to]
+            movable = np.where(anew[short, None] > 0, self._anew[rows, some], self._joining[rows, some] > 0)
+            movable &= (some != choices.current) & (choices.sizes[some].sum(axis=1)[:, None] - freed <= self.gpus)
+            with np.errstate(invalid="ignore"):
+                lost = (choices.worth[rows, some] - choices.worth[rows, to]) / np.maximum(np.abs(freed), 1)
+            lost = np.where(movable, lost, np.inf)
+            job = lost.argmin(axis=1)
+            can = np.isfinite(lost[np.arange(len(short)), job])
+            candidates[short[can], job[can]] = to[np.arange(len(short)), job][can]
+            lowered[short[can]] = True
+        candidates[lowered] = self._filled(choices, candidates[lowered])
+        return candidates
+
+    def _filled(self, choices: Choices, candidates: Ints) -> Ints:
+        """Candidates (K, J) with jobs a step larger for which there is room, those first that gain most per GPU."""
+        candidates, rows, every = candidates.copy(), np.arange(candidates.shape[1]), np.arange(len(candidates))
+        without = self.unplaced(candidates)
+        tried = np.zeros(candidates.shape, dtype=np.bool_)
+        for _ in range(STEPS if candidates.size else 0):
+            more, gain = choices.more[rows, candidates], choices.gain[rows, candidates]
+            left = self.gpus - choices.sizes[candidates].sum(axis=1)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                rate = np.where((more <= left[:, None]) & (gain > 0) & ~tried, gain / more, -np.inf)
+            job = rate.argmax(axis=1)
+            can = np.isfinite(rate[every, job])
+            if not can.any():
+                break
+            larger = candidates.copy()
+            larger[every[can], job[can]] = choices.up[job, candidates[every, job]][can]
+            fits = can & (self.unplaced(larger) <= without)
+            candidates[fits] = larger[fits]
+            tried[every, job] |= ~fits
+        return candidates
+
+
+def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
+    """Of jobs at sizes (J, U) whether they are placed anew there, and how many GPUs join on any nodes; and (E, 5) job,
+    node and GPUs of what they keep, with the first and the last column at which they do."""
+    anew = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
+    joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)
+    index = {node.name: n for n, node in enumerate(cluster.nodes)}
+    held = []
+    for j, job in enumerate(jobs):
+        own = job.shape.gpus if job.shape is not None else 0
+        at = int(np.searchsorted(sizes, own))
+        if not own or at >= len(sizes) or sizes[at] != own:
+            continue
+        last = len(sizes) - 1 if job.joins else at
+        anew[j, at : last + 1] = False
+        joining[j, at : last + 1] = sizes[at : last + 1] - own
+        kept = [(at, last, job.nodes)]
+        for u in range(1, at):
+            if (nodes := (job.smaller or {}).get(int(sizes[u]))) is not None:
+                anew[j, u] = False
+                kept.append((u, u, nodes))
+        held += [(j, index[name], gpus, *columns) for *columns, on in kept for name, gpus in on.items() if gpus]
+    return anew, joining, np.array(held, dtype=np.int64).reshape(-1, 5)

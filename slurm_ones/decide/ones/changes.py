@@ -47,10 +47,9 @@ class Changes(Term):
     def costs(self, at: Priced) -> Costs:
         """What changes cost, and how long they last: no job's longer than to its own end at the size in question."""
         jobs, current = at.tables.jobs, at.tables.current
-        grow, shrink, prepare = (
-            np.array([within(seconds, 0.0, LARGEST_S) for seconds in found])
-            for found in ([job.resize_s for job in jobs], [shrink_s(job) for job in jobs], [job.prepare_s for job in jobs])
-        )
+        grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
+        shrink = np.array([shrink_s(job) for job in jobs])
+        prepare = np.array([within(job.prepare_s, 0.0, LARGEST_S) for job in jobs])
         ready, pause = seconds_of(len(at.tables.sizes), current, grow, shrink, prepare)
         # Where no job came or went for long, none is expected for as long again.
         horizon = max(self.horizon_s, at.quiet_s)

@@ -288,6 +288,7 @@ class Ones:
         seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
         population = repair(choices, population, kept, rng)
+        population = np.concatenate([population, at.nodes.fitted(choices, population)])
         # Worths are below 0 where a promised deadline goes short, or GPU hours count.
         dear = 2.0 * float(np.abs(choices.value(least[None])).sum()) / max(choices.gpus, 1)
         penalties = [lost for term in self._terms if (lost := term.penalty(at, choices, dear)) is not None]
@@ -308,6 +309,7 @@ class Ones:
             mutants = mutate(choices, parents, options.mutation, rng)
             born = repair(choices, np.concatenate([children, mutants]), least, rng)
             young = improve(choices, born, ROUNDS if options.local_search else 0)
+            young = at.nodes.fitted(choices, young)
             if len(penalties) > 1:  # local search knows nothing of them, and may lead away from what they prefer
                 young = np.concatenate([young, born])
             population = np.concatenate([population, young])

@@ -156,4 +156,4 @@ class Room(Term):
     """GPUs that find no room on the nodes count as lost, and more than they could bring."""
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
-        return lambda candidates: dear * at.nodes.unplaced(candidates, choices.current)
+        return lambda candidates: dear * at.nodes.unplaced(candidates)

@@ -35,7 +35,8 @@ def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
     """As `place_counts`, where jobs that were to grow may shrink; they are the third (K, J)."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
-    free = count_nodes(space.free, space.held, same, per_node)
+    job, node, gpus = space.held.T
+    free = count_nodes(space.free, node, gpus, same[:, job], per_node)
     counts = np.where(same, wanted, 0)
     moving = np.where(same, 0, wanted)
     grows = ~same & space.running & (wanted > space.current)
