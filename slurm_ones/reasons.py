@@ -53,6 +53,7 @@ SENTENCES: dict[str, str] = {
     "near_comment": "its comment does not opt in, since it does not begin with ones: — if it shall, write "
     '--comment="{right}" (scontrol update JobId=… Comment="{right}")',
     "opted_out": "its comment no longer opts in",
+    "blocks_no_more": "its comment no longer says array=blocks: it keeps the blocks that it has",
     "accounting_only": "known from Slurm's accounting alone",
     # The round: who keeps what they have in it (rules/gate.py)
     "resize_under_way": "a resize is under way",
@@ -296,6 +297,7 @@ CAUSES = {
     "strategy_batch": "with a batch that their strategy keeps",
     "strategy_steps": "with steps to take before their next resize",
     "opted_out": "no longer opted in",
+    "blocks_no_more": "no longer blocks by their comment",
 }
 """What a job that does not get another size is counted under, where many are."""
 

@@ -6,6 +6,7 @@ import logging
 import os
 import pwd
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,12 @@ class Observer:
                 elastic_jobs[job.job_id] = elastic
             if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
                 left[job.job_id] = elastic
+        apart: dict[int, list[Job]] = defaultdict(list)
+        for elastic in elastic_jobs.values():
+            if elastic.job.array_id and not elastic.blocks:
+                apart[elastic.job.array_id].append(elastic.job)
+        no_more = self._terms.no_more(apart)
+        elastic_jobs = {id_: e for id_, e in elastic_jobs.items() if e.blocks or e.job.array_id not in no_more}
         read = {job_id for job_id, _ in self._specs}
         seen = self._places.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
         seen = self.rivals.judged(seen)
@@ -95,7 +102,7 @@ class Observer:
         self._store_jobs(seen, kinds, snapshot.time)
         self._terms.store_blocks(seen, tasks)
         self._store_nodes(snapshot)
-        self._close_lost(snapshot, seen.keys())
+        self._close_lost(snapshot, seen.keys(), no_more)
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
@@ -158,10 +165,11 @@ class Observer:
             self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
-    def _close_lost(self, snapshot: Snapshot, seen: Set[int]) -> None:
+    def _close_lost(self, snapshot: Snapshot, seen: Set[int], no_more: Set[int]) -> None:
         """Bring up to date the jobs that are open in the database and were not found in the queue.
 
-        Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment.
+        Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment, or the
+        word for blocks alone: of `no_more`.
         """
         lost = self._store.live_jobs() - seen
         if not lost:
@@ -176,9 +184,10 @@ class Observer:
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
             else:
-                end, refusal = (job.end_time if job.ended else None), ReasonRecord.of(reason("opted_out"))
+                why = reason("blocks_no_more" if job_id in no_more else "opted_out")
+                end = job.end_time if job.ended else None
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=refusal))
+                records.append(replace(now, elastic=False, refusal=ReasonRecord.of(why)))
         self._store.record_jobs(records)
 
     @staticmethod
@@ -254,7 +263,8 @@ class Observer:
             optin = parse_comment(job.comment)
         except BadComment:
             return False
-        return optin is not None and optin.resize
+        # What is resized by the id of an array is a job of blocks.
+        return optin is not None and optin.resize and (optin.blocks or job.array_id != job.job_id)
 
     def checkpoint_stands(self, job: Job, name: str) -> bool:
         """Whether the checkpoint that a job reported is there and complete, as far as can be seen.

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
-from slurm_ones.observe.blocks import BlockJob, arrays, block_job
+from slurm_ones.observe.blocks import BlockJob, arrays, block_job, says_blocks
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.report_reader import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
@@ -52,6 +52,8 @@ class Terms:
         """Those that this tick has followed already, and whose reports it has not read yet."""
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
         """The blocks of the last look, by job, task and restart."""
+        self._no_more: dict[int, bool] = {}
+        """Of arrays whose tasks opt in as jobs of their own: whether they were blocks of one before."""
         self.problems: dict[int, str] = {}
         """What is not believed of a job's term, for people."""
 
@@ -80,6 +82,17 @@ class Terms:
             self._known[array] = record if record is not None and _same(record, found[array]) else None
             if self._known[array] is None:
                 self._spans.pop(array, None)
+
+    def no_more(self, tasks: Mapping[int, Sequence[Job]]) -> set[int]:
+        """Of these arrays, whose tasks opt in and do not say that they are blocks, those that were a job of blocks.
+        They stay one: their scripts train as such, and what is known of the job is under the array's id."""
+        new = [array for array in tasks if array not in self._no_more]
+        stored = self._store.jobs(new) if new else {}
+        self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
+        for array in new:
+            record = stored.get(array)
+            self._no_more[array] = record is not None and says_blocks(record.comment) and _same(record, tasks[array])
+        return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
         """Take note of what has been stored of jobs."""

@@ -165,17 +165,20 @@ def test_a_job_that_is_cancelled(make: Make, state: State) -> None:
 
 
 @pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.WITHDRAWING])
-@pytest.mark.parametrize("how", ["comment", "stop file"])
+@pytest.mark.parametrize("how", ["comment", "no blocks", "stop file"])
 def test_a_job_that_opts_out(make: Make, state: State, how: str) -> None:
     """It stays as it was, and what was begun is taken back."""
     world = make({1: ONE})
     _reach(world, state)
     if how == "comment":
         world.cluster.set_comment(world.job_id, "ones: gpus=1-16 resize=off array=blocks")
+    elif how == "no blocks":
+        world.cluster.set_comment(world.job_id, "ones: gpus=1-16")
     else:
         world.stop_file.touch()
     world.finish()
     assert world.resize.state == State.ROLLED_BACK
+    assert state is State.WITHDRAWING or world.resize.outcome.code == "switched_off"
     assert {*world.training.members} == {0, 1}
 
 

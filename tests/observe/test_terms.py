@@ -223,6 +223,35 @@ def test_the_task_with_the_arrays_id_is_not_the_job(site: Site) -> None:
     assert (record.refusal.code, record.state, record.end_time) == ("opted_out", "RUNNING", None)
 
 
+@pytest.mark.parametrize("comment", ["ones: gpus=1-4", "ones: gpus=many", "one: gpus=1-4"])
+def test_an_owner_who_takes_the_word_for_blocks_away(site: Site, comment: str) -> None:
+    """Protects the job in the database from the task that has its id, and its blocks from being changed as jobs of
+    their own, also by a companion that is started later; once the word is back all is as before."""
+    tasks = (task(0, "n1"), task(1, "n2"), task(2))
+    site.tasks(*tasks)
+    site.says(0, HELLO, member(1, 0, 1))
+    site.observer.observe()
+    before = site.store.jobs([100])[100]
+    site.tasks(*(replace(one, comment=comment) for one in tasks))
+    for observer in (site.observer, site.observer, site.companion()):
+        assert not observer.observe().elastic
+        records = site.store.jobs([100, 101, 102])
+        assert records.keys() == {100}
+        record = replace(records[100], elastic=True, refusal=before.refusal)
+        assert (records[100].refusal.code, record) == ("blocks_no_more", before)
+    site.tasks(*tasks)
+    for another in (observer, site.companion()):
+        assert another.observe().elastic.keys() == {100}
+        assert site.store.jobs([100])[100] == before
+
+
+def test_a_sweep_that_never_was_blocks(site: Site) -> None:
+    """Protects the tasks of other arrays, each a job of its own."""
+    site.tasks(*(replace(one, comment="ones: gpus=1-4") for one in (task(1, "n1"), task(2, "n2"))))
+    for observer in (site.observer, site.observer, site.companion()):
+        assert observer.observe().elastic.keys() == {101, 102}
+
+
 def test_a_membership_is_read_between_ticks(site: Site) -> None:
     """A change of blocks need not wait for the next tick to be seen, nor for the one who knows the job's term."""
     site.tasks(task(0, "n1"), task(1))
