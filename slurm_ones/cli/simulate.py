@@ -278,8 +278,6 @@ def simulate(
         settings=parse_pairs("--set", settings or ()),
         parts=parts if parts[0].kind else (),
     )
-    if bound and plan.parts:
-        raise BadInput("--bound: it is known for GPUs of one kind, and this cluster has several")
     if executor not in EXECUTORS:
         raise BadInput(f"--executor: {executor!r:.40} is neither {' nor '.join(EXECUTORS)}")
     if executor == "local" and (sbatch is not None or directory is not None):

@@ -17,14 +17,15 @@ from typer.testing import CliRunner
 from slurm_ones.cli import app as command_line
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Floats
-from slurm_ones.simulate.bound.bound import Bound, bound_of
-from slurm_ones.simulate.bound.curves import Curve, curve
+from slurm_ones.simulate.bound.bound import Bound, bound_of, weights_of
+from slurm_ones.simulate.bound.curves import Curve, KindCurve, Pool, curve, pools_of
 from slurm_ones.simulate.bound.dual import Dual, improved
 from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
-from slurm_ones.simulate.bound.work import Work, work_of
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.bound.work import KindWork, Work, work_of
+from slurm_ones.simulate.engines.idealized import Part, idealized_cluster, run_idealized
 from slurm_ones.simulate.engines.outcome import alone_seconds
 from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
+from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Requeue
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
@@ -34,37 +35,54 @@ PARTS = 8
 
 def flat(work: float, exponent: float, most: int) -> Curve:
     """Rate n^exponent, the same all the time."""
-    sizes = np.arange(1, most + 1)
-    return Curve(np.full(PARTS, work / PARTS), sizes, np.tile(sizes**exponent, (PARTS, 1)))
+    return on_kinds(work, exponent, (most,), (1.0,)).counted(np.ones(1), np.array([most]))
+
+
+def on_kinds(work: float, exponent: float, there: tuple[int, ...], faster: tuple[float, ...]) -> KindCurve:
+    """Rate n^exponent of the slowest kind, the same all the time; there are so many GPUs of each, so much `faster`."""
+    columns = [(n, k, False) for k, most in enumerate(there) for n in range(1, most + 1)]
+    columns += [(n, k, True) for k in range(len(there) - 1) for n in range(2, sum(there[k:]) + 1)]
+    sizes, kind, mixed = (np.array(each) for each in zip(*columns, strict=True))
+    rate = np.array(faster)[kind] * sizes**exponent
+    return KindCurve(np.full(PARTS, work / PARTS), sizes, kind, mixed.astype(bool), np.tile(rate, (PARTS, 1)))
+
+
+def edges_of(work: Work, intervals: int) -> Floats:
+    over = float(work.submitted.max() + 3.0 * work.alone_s.sum() * work.gpus)
+    return np.linspace(0.0, over, intervals + 1)
 
 
 def bound(work: Work, intervals: int = 24, evaluations: int = 40) -> float:
     """Mean JCT."""
-    over = float(work.submitted.max() + 3.0 * work.alone_s.sum() * work.gpus)
-    edges = np.linspace(0.0, over, intervals + 1)
-    return improved(Dual(work, edges), evaluations)[0] / len(work.submitted)
+    return improved(Dual(work, edges_of(work, intervals)), evaluations)[0] / len(work.submitted)
 
 
-def optimum(curves: list[Curve], submitted: list[int], gpus: int) -> float:
-    """Mean JCT of the best schedule of whole GPUs that changes at whole seconds alone, by trying all."""
+def optimum(
+    curves: list[Curve], submitted: list[int], there: tuple[int, ...], faster: tuple[float, ...] = (1.0,)
+) -> float:
+    """Mean JCT of the best schedule of whole GPUs that changes at whole seconds alone, by trying all: any GPUs of each
+    kind, at the pace of the slowest. The curves are those on the slowest kind."""
     total = [round(float(c.work.sum()), 6) for c in curves]
+    ways = list(itertools.product(*(range(n + 1) for n in there)))
+    pace = {way: min((f for n, f in zip(way, faster, strict=True) if n), default=0.0) for way in ways}
 
     @cache
     def best(now: int, done: tuple[float, ...]) -> float:
         live = [j for j in range(len(curves)) if done[j] < total[j] - 1e-9]
         if not live:
             return 0.0
-        there = [j for j in live if submitted[j] <= now]
-        if not there:
+        waiting = [j for j in live if submitted[j] <= now]
+        if not waiting:
             return best(now + 1, done)
         found = np.inf
-        for sizes in itertools.product(*(range(min(gpus, len(curves[j].sizes)) + 1) for j in there)):
-            if not 0 < sum(sizes) <= gpus:
+        for chosen in itertools.product(ways, repeat=len(waiting)):
+            taken = np.sum(chosen, axis=0)
+            if not taken.any() or (taken > there).any():
                 continue
             after, waited = list(done), 0.0
-            for j, n in zip(there, sizes, strict=True):
-                rate = float(curves[j].rate[0, n - 1]) if n else 0.0
-                needs = (total[j] - done[j]) / rate if n else np.inf
+            for j, way in zip(waiting, chosen, strict=True):
+                rate = pace[way] * float(curves[j].rate[0, sum(way) - 1]) if sum(way) else 0.0
+                needs = (total[j] - done[j]) / rate if rate else np.inf
                 waited += min(needs, 1.0)
                 after[j] = total[j] if needs <= 1.0 else round(done[j] + rate, 6)
             found = min(found, waited + best(now + 1, tuple(after)))
@@ -87,12 +105,45 @@ def test_is_just_below_the_best_of_all_schedules(
 ) -> None:
     curves = [flat(work, exponent, gpus) for work in works]
     found = bound(Work(curves, np.arange(len(works)), np.array(submitted, float), gpus), intervals=40, evaluations=40)
-    best = optimum(curves, list(submitted), gpus)
+    best = optimum(curves, list(submitted), (gpus,))
     assert 0.9 * best <= found <= best + 1e-6
 
 
-def random_schedule(work: Work, rng: np.random.Generator) -> float:
-    """Mean JCT where shares of the GPUs are drawn at random whenever a job comes, ends or begins another part."""
+@pytest.mark.parametrize(
+    ("works", "exponent", "submitted", "there", "faster"),
+    [
+        ((4.0, 7.0), 0.5, (0, 0), (1, 1), (1.0, 2.0)),
+        ((4.0, 5.0), 0.9, (0, 1), (2, 1), (1.0, 1.5)),
+        ((3.0, 6.0, 4.0), 0.7, (0, 0, 1), (1, 1), (1.0, 1.0)),
+        ((8.0, 3.0), 1.0, (0, 0), (2, 2), (1.0, 1.2)),
+    ],
+)
+def test_is_just_below_the_best_of_all_schedules_on_several_kinds(
+    works: tuple[float, ...],
+    exponent: float,
+    submitted: tuple[int, ...],
+    there: tuple[int, ...],
+    faster: tuple[float, ...],
+) -> None:
+    curves = [on_kinds(work, exponent, there, faster) for work in works]
+    work = KindWork(curves, np.arange(len(works)), np.array(submitted, float), np.array(there))
+    edges = edges_of(work.counted(np.ones(len(there))), 40)
+    weights, prices = weights_of(work, edges)
+    found = improved(Dual(work.counted(weights), edges), 40, prices)[0] / len(works)
+    best = optimum([flat(work, exponent, sum(there)) for work in works], list(submitted), there, faster)
+    assert 0.9 * best <= found <= best + 1e-6
+
+
+def test_gpus_of_several_kinds_count_as_the_cheapest_that_are_no_slower() -> None:
+    curve = on_kinds(8.0, 1.0, (2, 3), (1.0, 2.0)).counted(np.array([0.5, 0.8]), np.array([2, 3]))
+    assert curve.sizes[:5].tolist() == pytest.approx([0.5, 1.0, 0.8, 1.6, 2.4])
+    assert curve.sizes[5:].tolist() == pytest.approx([1.3, 1.8, 2.3, 3.1])
+    dear = on_kinds(8.0, 1.0, (2, 3), (1.0, 2.0)).counted(np.array([3.0, 0.8]), np.array([2, 3]))
+    assert dear.sizes[5:].tolist() == pytest.approx([3.8, 4.6, 5.4, 6.2])
+
+
+def random_schedule(work: KindWork, rng: np.random.Generator) -> float:
+    """Mean JCT where shares of a kind of GPUs are drawn at random whenever a job comes, ends or begins another part."""
     jobs = len(work.submitted)
     left = [work.curves[c].work.copy() for c in work.curve]
     now, ended = 0.0, np.full(jobs, np.nan)
@@ -100,13 +151,16 @@ def random_schedule(work: Work, rng: np.random.Generator) -> float:
         there = [j for j in range(jobs) if work.submitted[j] <= now and np.isnan(ended[j])]
         later = [float(t) - now for t in work.submitted if t > now]
         rates, horizon = {}, min(later, default=np.inf)
-        shares = rng.dirichlet(np.full(len(there), rng.choice([0.2, 1.0, 5.0])), 1)[0] * work.gpus if there else ()
-        for j, share in zip(there, shares, strict=True):
+        kind = rng.integers(0, len(work.there), len(there))
+        shares = rng.dirichlet(np.full(len(there), rng.choice([0.2, 1.0, 5.0])), 1)[0] if there else np.zeros(0)
+        for j, k, share in zip(there, kind, shares, strict=True):
             own = work.curves[work.curve[j]]
             part = int(np.flatnonzero(left[j] > 1e-12)[0])
-            size = int(rng.integers(max(int(share), 1), len(own.sizes) + 1))
+            here = np.flatnonzero((own.kind == k) & ~own.mixed)
+            gpus = share / float(shares[kind == k].sum()) * float(work.there[k])
+            column = int(here[rng.integers(max(int(gpus), 1), len(here) + 1) - 1])
             # In turns with nobody: a share of the time on a larger size.
-            rates[j] = (part, float(own.rate[part, size - 1]) * min(share / own.sizes[size - 1], 1.0))
+            rates[j] = (part, float(own.rate[part, column]) * min(gpus / own.sizes[column], 1.0))
             if rates[j][1] > 0:
                 horizon = min(horizon, left[j][part] / rates[j][1])
         now += horizon
@@ -120,29 +174,32 @@ def random_schedule(work: Work, rng: np.random.Generator) -> float:
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
-    """A few jobs whose speed on many GPUs changes while they train."""
-    gpus = draw(st.integers(2, 8))
+def works(draw: st.DrawFn) -> KindWork:
+    """A few jobs whose speed on many GPUs, of one kind or two, changes while they train."""
+    there = np.array(draw(st.lists(st.integers(2, 8), min_size=1, max_size=2)))
     curves = []
     for _ in range(draw(st.integers(1, 3))):
-        low, high = draw(st.floats(0.1, 0.9)), draw(st.floats(0.1, 1.0))
-        sizes = np.arange(1, gpus + 1)
-        rate = np.array([sizes ** (low + (high - low) * k / PARTS) for k in range(PARTS)])
-        # Parts take equally long with every GPU, as `curves` cuts them.
-        curves.append(Curve(draw(st.floats(5.0, 500.0)) / PARTS * rate[:, -1], sizes, rate))
+        low, high, faster = draw(st.floats(0.1, 0.9)), draw(st.floats(0.1, 1.0)), draw(st.floats(1.0, 4.0))
+        shape = on_kinds(1.0, 1.0, tuple(there.tolist()), (1.0, faster)[: len(there)])
+        paces = np.where(shape.kind == 1, faster, 1.0)
+        rate = np.array([paces * shape.sizes ** (low + (high - low) * k / PARTS) for k in range(PARTS)])
+        # Parts take equally long with the best GPUs, as `curves` cuts them.
+        work = draw(st.floats(5.0, 500.0)) / PARTS * rate.max(axis=1)
+        curves.append(replace(shape, work=work, rate=rate))
     jobs = draw(st.integers(1, 5))
     curve = np.array(draw(st.lists(st.integers(0, len(curves) - 1), min_size=jobs, max_size=jobs)))
     submitted = np.sort(draw(st.lists(st.floats(0.0, 300.0), min_size=jobs, max_size=jobs)))
-    return Work(curves, curve, submitted - submitted[0], gpus)
+    return KindWork(curves, curve, submitted - submitted[0], there)
 
 
-@settings(max_examples=8, deadline=None)
-@given(works(), st.integers(0, 2**32 - 1))
-def test_no_schedule_drawn_at_random_beats_it(work: Work, seed: int) -> None:
-    found = bound(work, intervals=16, evaluations=8)
+@settings(max_examples=12, deadline=None)
+@given(works(), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
+def test_no_schedule_drawn_at_random_beats_it(work: KindWork, weight: float, seed: int) -> None:
+    weights = np.append(np.full(len(work.there) - 1, weight), 1.0)
+    found = bound(work.counted(weights), intervals=16, evaluations=8)
     rng = np.random.default_rng(seed)
     assert all(found <= random_schedule(work, rng) * (1 + 1e-6) for _ in range(8))
-    assert found <= fluid_mean_jct_s(work) * (1 + 1e-3)
+    assert found <= fluid_mean_jct_s(work, weights) * (1 + 1e-3)
 
 
 def test_any_prices_give_a_bound() -> None:
@@ -182,7 +239,7 @@ def short(kind: str, jobs: int) -> Workload:
 @pytest.mark.parametrize("kind", ["philly", "ones-sc21", "strategies"])
 def test_no_policy_beats_it(kind: str) -> None:
     workload = short(kind, 6)
-    found = bound_of(workload, 2, 4, evaluations=8)
+    found = bound_of(workload, [(2, 4, "")], evaluations=8)
     assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
     for policy, mechanism in (("ones", Requeue(0.0)), ("srtf", Requeue(0.0)), ("ones", Hot(launch_s=0.0))):
         cluster = idealized_cluster(2, 4)
@@ -190,12 +247,52 @@ def test_no_policy_beats_it(kind: str) -> None:
         assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
 
 
+def test_no_policy_beats_it_on_several_kinds() -> None:
+    workload = short("philly", 6)
+    # Only on both kinds is there room for it.
+    wide = replace(workload.submissions[0], gpus=6, elastic=False)
+    workload = replace(workload, submissions=(wide, *workload.submissions[1:]))
+    parts = (Part(1, 4, "a100"), Part(2, 2, "t4"))
+    found = bound_of(workload, parts, evaluations=8)
+    assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
+    for policy, options in (("ones", {"kinds": False}), ("pollux", {})):
+        cluster = idealized_cluster(0, 0, parts=parts)
+        run = run_idealized(make_policy(policy, **options), workload, cluster, mechanism=Requeue(0.0), interval_s=60.0)
+        assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
+        assert max(segment.gpus for segment in run.segments) > 4
+
+
+def test_a_curve_is_never_slower_than_the_truth_on_several_kinds() -> None:
+    workload = generate("philly", jobs=12, seed=4, gpus=16, gpus_per_node=4)
+    pools = pools_of([(2, 4, "a100"), (1, 8, "t4")])
+    assert [pool.kind for pool in pools] == ["t4", "a100"]
+    for name, app in workload.applications.items():
+        found = curve(app, 1.0, 1, pools, 16)
+        cuts = np.append(0.0, np.cumsum(found.work))
+        for kind, mixed, placement in (
+            (0, False, (4,)),
+            (1, False, (4, 2)),
+            (0, True, (1, 4)),
+            (0, True, (8, 4)),
+            (0, True, (3, 1, 2)),
+        ):
+            column = np.flatnonzero((found.kind == kind) & (found.mixed == mixed) & (found.sizes == sum(placement)))
+            for progress in np.linspace(0.0, float(cuts[-1]) * 0.999, 5):
+                part = int(np.searchsorted(cuts, progress, side="right")) - 1
+                batch = max(app.base_batch, min(app.max_batch, sum(placement)))
+                speed = on_kind(app, pools[kind].kind).placed_speed(placement, float(batch))
+                least = speed * float(app.efficiency(progress, batch))
+                if sum(placement) <= app.max_gpus:
+                    assert least <= found.rate[part, column].item() * (1 + 1e-9), name
+
+
 def test_a_curve_is_never_slower_than_the_truth() -> None:
     workload = generate("philly", jobs=12, seed=4, gpus=16, gpus_per_node=4)
     for name, app in workload.applications.items():
-        found = curve(app, 1.0, 1, 4, 4, 16)
+        found = curve(app, 1.0, 1, [Pool.of(4, 4)], 16)
         truth = alone_seconds(app, 1.0, 16, 4)
-        assert 0.9 * truth <= found.alone_s <= truth * (1 + 1e-9), name
+        alone = found.counted(np.ones(1), np.array([16])).alone_s
+        assert 0.9 * truth <= alone <= truth * (1 + 1e-9), name
         cuts = np.append(0.0, np.cumsum(found.work))
         for progress in np.linspace(0.0, float(cuts[-1]) * 0.999, 7):
             part = int(np.searchsorted(cuts, progress, side="right")) - 1
@@ -211,32 +308,34 @@ def test_a_rigid_job_may_hold_what_slurm_rounds_it_up_to() -> None:
     workload = generate("philly", jobs=12, seed=4, gpus=16, gpus_per_node=4)
     name, app = next((name, app) for name, app in workload.applications.items() if app.max_gpus >= 6)
     held = asked_shape(5, ClusterSpec(4, 4))
-    found = curve(app, 1.0, 5, 4, 4, 16, 5, app.max_batch)
+    found = curve(app, 1.0, 5, [Pool.of(4, 4)], 16, 5, app.max_batch)
     assert found.sizes.tolist() == [5, 6] and held.gpus == 6
     truth = app.seconds(held.nodes, held.gpus, app.max_batch, 0.0)
-    assert found.alone_s <= truth * (1 + 1e-9)
+    assert found.counted(np.ones(1), np.array([16])).alone_s <= truth * (1 + 1e-9)
     rigid = replace(workload.submissions[0], application=name, gpus=5, batch=app.max_batch, elastic=False)
-    assert fluid_mean_jct_s(work_of(replace(workload, submissions=(rigid,)), 4, 4, 16)) <= truth * 1.01
+    work = work_of(replace(workload, submissions=(rigid,)), [Pool.of(4, 4)], 16)
+    assert fluid_mean_jct_s(work, np.ones(1)) <= truth * 1.01
 
 
 def test_more_parts_raise_it_a_little() -> None:
     workload, found, prices = short("philly", 5), [], np.zeros(0)
     for parts in (16, 64):
-        work = work_of(workload, 2, 4, parts)
+        work = work_of(workload, [Pool.of(2, 4)], parts).counted(np.ones(1))
         dual = Dual(work, np.linspace(0.0, float(work.submitted.max() + 2 * work.alone_s.max()), 33))
         prices = improved(dual, 10)[1] if parts == 16 else prices
         found.append(dual.value(prices)[0])
     assert found[0] == pytest.approx(found[1], rel=0.08) and found[0] <= found[1] * 1.002
 
 
-def test_the_command_shows_and_writes_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", ["2x4", "1x4:t4+1x4:a100"])
+def test_the_command_shows_and_writes_it(tmp_path: Path, cluster: str) -> None:
     path = tmp_path / "out.json"
     args = [
         "simulate",
         "--jobs",
         "4",
         "--cluster",
-        "2x4",
+        cluster,
         "--plain",
         "--bound",
         "--processes",

@@ -29,20 +29,20 @@ CELLS = 1 << 18
 
 def worth_of_progress(
     goodput: Floats,
-    sizes: Ints,
+    sizes: Floats | Ints,
     remaining: Floats,
     weight: Floats,
-    gpus: int,
+    gpus: float,
     *,
     recursive: bool = True,
     price: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
 
-    `goodput` (J, U) is progress/s at each of the `sizes` (U,), ascending from 0; it is 0 where the job cannot be, and
-    in the first column. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting counts.
-    Without `recursive` today's price holds for all. `price` is what a GPU-second costs on top of what others would make
-    of it, in seconds of waiting. Jobs without any size are worth 0. Costs jobs × prices × sizes.
+    `goodput` (J, U) is progress/s at each of the `sizes` (U,), the first of which is 0; it is 0 where the job cannot
+    be, and in the first column. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting
+    counts. Without `recursive` today's price holds for all. `price` is what a GPU-second costs on top of what others
+    would make of it, in seconds of waiting. Jobs without any size are worth 0. Costs jobs × prices × sizes.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -76,7 +76,7 @@ def worth_of_progress(
     return found, ends
 
 
-def _clearing(demand: Floats, gpus: int) -> int:
+def _clearing(demand: Floats, gpus: float) -> int:
     """The lowest price at which the GPUs suffice for the demand (P,); the highest where they never do."""
     enough = np.asarray(demand <= gpus)
     return int(np.argmax(enough)) if enough.any() else len(demand) - 1

@@ -1,16 +1,21 @@
 """A mean JCT that no schedule can beat, that of the fluid schedule, and that of each job alone on the cluster.
 
-The bound holds for every schedule, preemptive and clairvoyant ones included, of a cluster of equal GPUs, where
+The bound holds for every schedule, preemptive and clairvoyant ones included, where
 
 - a job makes progress as its application truly does (`training.application`), at the best placement and batch of each
   moment whatever the others hold; changes, starts and stops cost nothing, and it may have fractions of GPUs;
-- nodes are at most as fast as the fastest, and the network at most as fast as where jobs do not notice it;
+- nodes are at most as fast as the fastest of their kind, and the network as where jobs do not notice it;
+- a job on GPUs of several kinds trains at the pace of the slowest, on nodes as large as the largest;
 - a rigid job has its one batch, and the size that it asks for or that one rounded up to equally many GPUs on each
   node, whichever suits it, and may be interrupted all the same;
 - a job is done when its application is, at the earliest: where patience may end a training, at the least progress at
   which it ever could.
 
 What it leaves out makes it lower than the best schedule's mean JCT. How it is derived: `dual`, `steps` and `curves`.
+
+Where GPUs are of several kinds, one of each has a price. Any prices give a bound; these keep their ratio all the time,
+so that a GPU counts as so many of the fastest kind, and what else there is works as for one kind. The ratio is sought
+as well, from how much faster the kinds are.
 Two things are numerical. Batches are weighed in blocks of 0.4 %, in the job's favour. Between two parts of a training
 the job's cost is taken to be linear (`steps`), which is in nobody's favour for certain. Coarser parts have always made
 the bound lower: on a generated workload 128 parts gave 2,006 s, 64 gave 1,989 and 32 gave 1,960 at the same prices.
@@ -19,14 +24,17 @@ Prices are therefore sought with few parts, and the bound is the value that they
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import minimize
 
 from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.bound.curves import pools_of
 from slurm_ones.simulate.bound.dual import Dual, improved
 from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
-from slurm_ones.simulate.bound.work import Work, work_of
+from slurm_ones.simulate.bound.work import KindWork, Work, work_of
 from slurm_ones.simulate.workloads.workload import Workload
 
 PARTS = 32
@@ -40,6 +48,8 @@ LATER = 10
 LONGEST = 8
 EVALUATIONS = 60
 """Of the dual."""
+TRIED, EACH = 8, 12
+"""Ratios of prices that are tried, for each kind but one, and evaluations of each."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,49 @@ class Bound:
     """Of each job alone on the cluster from its submission."""
 
 
-def bound_of(workload: Workload, nodes: int, per_node: int, evaluations: int = EVALUATIONS) -> Bound:
-    """The bound for a workload on so many nodes with so many GPUs each."""
-    coarse, work = (work_of(workload, nodes, per_node, parts) for parts in (PARTS, FINE))
-    jobs, edges = len(work.submitted), _edges(work)
-    _, prices = improved(Dual(coarse, edges), evaluations)
-    found, _ = Dual(work, edges).value(prices)
-    alone = float(work.alone_s.mean())
-    return Bound(max(found / jobs, alone), fluid_mean_jct_s(work), alone)
+def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:
+    """The bound for a workload on parts of a cluster: (nodes, GPUs of each, kind)."""
+    pools = pools_of(parts)
+    coarse, work = (work_of(workload, pools, cuts) for cuts in (PARTS, FINE))
+    jobs, edges = len(work.submitted), _edges(work.counted(np.ones(len(pools))))
+    weights, start = weights_of(coarse, edges)
+    _, prices = improved(Dual(coarse.counted(weights), edges), evaluations, start)
+    counted = work.counted(weights)
+    found, _ = Dual(counted, edges).value(prices)
+    alone = float(counted.alone_s.mean())
+    return Bound(max(found / jobs, alone), fluid_mean_jct_s(work, weights), alone)
+
+
+def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
+    """(K,) as how many of the fastest kind a GPU of each kind counts, and prices (I,) that go with it."""
+    weights = _faster(work)
+    if len(weights) == 1:
+        return weights, None
+    best: tuple[float, Floats, Floats | None] = (-np.inf, weights, None)
+
+    def negative(logs: Floats) -> float:
+        nonlocal best
+        tried = np.append(np.exp(np.minimum(logs, 0.0)), 1.0)
+        value, prices = improved(Dual(work.counted(tried), edges), EACH, best[2])
+        if value > best[0]:
+            best = (value, tried, prices)
+        return -value
+
+    logs = np.log(weights[:-1])
+    simplex = np.concatenate([logs[None], logs - np.eye(len(logs))])
+    minimize(negative, logs, method="Nelder-Mead", options={"maxfev": TRIED * len(logs), "initial_simplex": simplex})
+    return best[1], best[2]
+
+
+def _faster(work: KindWork) -> Floats:
+    """(K,) speed of a GPU of each kind over that of one of the fastest, in the middle of the jobs."""
+    each = []
+    for curve in (work.curves[c] for c in work.curve):
+        alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]
+        if all(len(column) for column in alone):
+            rate = curve.rate[len(curve.rate) // 2, np.concatenate(alone)]
+            each.append(rate / rate[-1])
+    return np.median(each, axis=0) if each else np.ones(len(work.there))
 
 
 def _edges(work: Work) -> Floats:

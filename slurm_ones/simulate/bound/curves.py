@@ -1,15 +1,21 @@
-"""What a job can truly do: progress a second on each number of GPUs, in each part of its training."""
+"""What a job can truly do: progress a second on each number of GPUs of each kind, in each part of its training.
+
+A job on GPUs of several kinds at once trains at the pace of the slowest (`idealized_job`), and on two nodes at least.
+Which others it has is left open: they count as the cheapest of those that are no slower.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from slurm_ones.schedule.policy import Bools, Floats, Ints
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.gpu_kinds import POWER, on_kind
 from slurm_ones.simulate.workloads.workload import Workload
 
 Key = tuple[str, float, int, int]
@@ -18,14 +24,39 @@ BLOCK = 1.004
 """Batches up to this factor apart are weighed together: the best speed of one with the best efficiency of one."""
 
 
+class Pool(NamedTuple):
+    """The nodes with GPUs of one kind."""
+
+    nodes: int
+    per_node: int
+    """GPUs of the largest of them."""
+    gpus: int
+    kind: str = ""
+
+    @staticmethod
+    def of(nodes: int, per_node: int, kind: str = "") -> Pool:
+        """Equal nodes."""
+        return Pool(nodes, per_node, nodes * per_node, kind)
+
+
+def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
+    """One for each kind of (nodes, GPUs of each, kind), the slowest first: that order is the same for all jobs."""
+    found: dict[str, Pool] = {}
+    for nodes, per_node, kind in parts:
+        before = found.get(kind, Pool(0, 0, 0, kind))
+        more = before.gpus + nodes * per_node
+        found[kind] = Pool(before.nodes + nodes, max(before.per_node, per_node), more, kind)
+    return tuple(sorted(found.values(), key=lambda pool: POWER.get(pool.kind, 1.0)))
+
+
 @dataclass(frozen=True)
 class Curve:
     """Progress a second of one kind of job in each of K parts of its training: never less than the truth."""
 
     work: Floats
     """(K,) progress in each part, in samples of the base batch."""
-    sizes: Ints
-    """(N,) GPUs, ascending, without 0."""
+    sizes: Floats | Ints
+    """(N,) GPUs, without 0: as many of one kind as those that it has count as."""
     rate: Floats
     """(K, N) progress/s in each part at its best placement and batch."""
 
@@ -48,49 +79,90 @@ def key_of(submission: Submission, app: Application) -> Key:
     return submission.application, submission.epochs, submission.gpus, batch
 
 
-def curves_of(workload: Workload, nodes: int, per_node: int, parts: int) -> dict[Key, Curve]:
-    """The curve of each kind of job in a workload, on equal nodes."""
+@dataclass(frozen=True)
+class KindCurve:
+    """The same of a job that has its GPUs of one kind or of several."""
+
+    work: Floats
+    sizes: Ints
+    """(N,) GPUs in all, ascending within a kind."""
+    kind: Ints
+    """(N,) the kind that sets the pace: a place among the pools."""
+    mixed: Bools
+    """(N,) whether some of its GPUs are of a faster kind."""
+    rate: Floats
+
+    def counted(self, weights: Floats, there: Ints) -> Curve:
+        """The curve where a GPU of kind k counts as `weights[k]`, of `there[k]` of that kind."""
+        count = self.sizes * weights[self.kind]
+        for k in range(len(there) - 1):
+            here = self.mixed & (self.kind == k)
+            # One of the slowest kind, one of another, and whatever is cheapest.
+            cheapest = np.sort(np.repeat(weights[k:], there[k:]))
+            bill = weights[k] + weights[k + 1 :].min() + np.append(0.0, np.cumsum(cheapest))
+            count[here] = bill[self.sizes[here] - 2]
+        return Curve(self.work, count, self.rate)
+
+
+def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key, KindCurve]:
+    """The curve of each kind of job in a workload."""
     asked: dict[Key, int] = {}
     for submission in workload.submissions:
         key = key_of(submission, workload.applications[submission.application])
         asked[key] = max(asked.get(key, 1), submission.gpus)
     return {
-        key: curve(workload.applications[key[0]], key[1], asked[key], nodes, per_node, parts, key[2], key[3])
-        for key in asked
+        key: curve(workload.applications[key[0]], key[1], asked[key], pools, parts, key[2], key[3]) for key in asked
     }
 
 
 def curve(
-    app: Application, epochs: float, asked: int, nodes: int, per_node: int, parts: int, gpus: int = 0, batch: int = 0
-) -> Curve:
+    app: Application, epochs: float, asked: int, pools: Sequence[Pool], parts: int, gpus: int = 0, batch: int = 0
+) -> KindCurve:
     """The curve of an application over that share of its epochs, in `parts` parts.
 
     `asked` is the most that a user asks for, which runs even where the application is not meant to be run so large. A
     rigid job has so many `gpus`, as they are or rounded up, and that `batch` alone.
     """
-    sizes = np.unique([gpus, _rounded(gpus, per_node)]) if gpus else _sizes(app, asked, nodes, per_node)
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
     ends = np.append(app.ends[app.ends < total * (1 - 1e-12)], total)
+    columns: list[tuple[Ints, Ints, Bools, Floats]] = []
+    for k, pool in enumerate(pools):
+        here = on_kind(app, pool.kind)
+        others = pools[k + 1 :]
+        for mixed in (False, True) if others else (False,):
+            room = _together(pools[k:]) if mixed else pool
+            sizes = np.unique([gpus, _rounded(gpus, pool.per_node)]) if gpus else _sizes(app, asked, room)
+            sizes = sizes[(sizes <= room.gpus) & (sizes > mixed)]
+            rate = _rates(here, sizes, batches, ends, room, 2 if mixed else 1)
+            columns.append((sizes, np.full(len(sizes), k), np.full(len(sizes), mixed), rate))
+    sizes, kind, mix, rate = (np.concatenate(each, axis=-1) for each in zip(*columns, strict=True))
+    return _divided(ends, KindCurve(np.zeros(0), sizes, kind, mix, rate), parts)
+
+
+def _together(pools: Sequence[Pool]) -> Pool:
+    """All of them as if their nodes were as large as the largest."""
+    most = max(pool.per_node for pool in pools)
+    return Pool(sum(pool.nodes for pool in pools), most, sum(pool.gpus for pool in pools), pools[0].kind)
+
+
+def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Pool, least: int) -> Floats:
+    """(E, N) the most progress/s in each epoch at each size, on so many nodes at `least`."""
     blocks = _blocks(batches)
-    efficiency = np.array(
-        [
-            np.maximum.reduceat(app.efficiency(at, batches), blocks)
-            for at in np.concatenate([[0.0], ends[:-1]]) * (1 + 1e-12)
-        ]
-    )
-    before = _best(app, sizes, batches, blocks, efficiency, nodes, per_node)
+    starts = np.concatenate([[0.0], ends[:-1]])
+    efficiency = np.array([np.maximum.reduceat(app.efficiency(at, batches), blocks) for at in starts * (1 + 1e-12)])
+    before = _best(app, sizes, batches, blocks, efficiency, pool, least)
     if app.later is not None and app.by is not None and app.by.from_share < 1.0:
-        after = _best(app.later, sizes, batches, blocks, efficiency, nodes, per_node)
+        after = _best(app.later, sizes, batches, blocks, efficiency, pool, least)
         change = app.by.from_share * app.total
-        starts = np.concatenate([[0.0], ends[:-1]])
         before = np.where((starts >= change)[:, None], after, before)
         before = np.where(((starts < change) & (ends > change))[:, None], np.maximum(before, after), before)
-    return _divided(ends, sizes, before, parts)
+    return before
 
 
-def _divided(ends: Floats, sizes: Ints, rate: Floats, parts: int) -> Curve:
-    """K parts that take equally long at the highest rate; a part in several epochs has the best rates of them."""
+def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
+    """In K parts that take equally long at the highest rate; a part in several epochs has the best rates of them."""
+    rate = found.rate
     fastest = rate.max(axis=1)
     low, high = 0.0, float((np.diff(ends, prepend=0.0) / fastest).sum()) / parts
     for _ in range(40):
@@ -102,7 +174,7 @@ def _divided(ends: Floats, sizes: Ints, rate: Floats, parts: int) -> Curve:
     first = np.minimum(np.searchsorted(ends, cuts[:-1] * (1 + 1e-9), side="right"), len(ends) - 1)
     last = np.searchsorted(ends, cuts[1:] * (1 - 1e-9), side="right")
     best = np.array([rate[a : max(b, a) + 1].max(axis=0) for a, b in zip(first, last, strict=True)])
-    return Curve(np.diff(cuts), sizes, best)
+    return replace(found, work=np.diff(cuts), rate=best)
 
 
 def _cuts(ends: Floats, fastest: Floats, seconds: float, parts: int) -> list[float]:
@@ -121,9 +193,9 @@ def _cuts(ends: Floats, fastest: Floats, seconds: float, parts: int) -> list[flo
     return found
 
 
-def _sizes(app: Application, asked: int, nodes: int, per_node: int) -> Ints:
+def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
     """Every number of GPUs that it may have: those that its strategy knows, else all of them."""
-    gpus = nodes * per_node
+    gpus, per_node = pool.gpus, pool.per_node
     if app.by is not None:
         rows = app.by.limits(min(app.max_gpus, gpus), app.max_local_batch).sizes
         found = [row.gpus for row in rows if row.gpus <= gpus]
@@ -158,7 +230,7 @@ def _count(batches: Ints) -> int:
 
 
 def _best(
-    app: Application, sizes: Ints, batches: Ints, blocks: Ints, efficiency: Floats, nodes: int, per_node: int
+    app: Application, sizes: Ints, batches: Ints, blocks: Ints, efficiency: Floats, pool: Pool, least: int
 ) -> Floats:
     """(E, N) the most progress/s in each epoch at each size, at least."""
     found = np.empty((len(efficiency), len(sizes)))
@@ -168,20 +240,23 @@ def _best(
         speed = np.zeros(len(batches))
         some = batches[usable] if usable.any() else batches[-1:]
         where = usable if usable.any() else np.arange(len(batches)) == len(batches) - 1
-        speed[where] = np.max([app.placed_speeds(p, some) for p in placements(app, gpus, nodes, per_node)], axis=0)
+        places = placements(app, gpus, pool.nodes, pool.per_node, least)
+        speed[where] = np.max([app.placed_speeds(place, some) for place in places], axis=0)
         found[:, column] = (efficiency * np.maximum.reduceat(speed, blocks)).max(axis=1)
     return np.maximum(found, 1e-12)
 
 
-def placements(app: Application, gpus: int, nodes: int, per_node: int) -> Iterator[tuple[int, ...]]:
-    """GPUs on each node in every way that can make a difference: how many nodes, and each placement of a profile."""
+def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
+    """GPUs on each node in every way that can make a difference: how many nodes, so many at `least`, and each placement
+    of a profile."""
     known = getattr(app.speed, "placements", None)
-    for count in range(-(-gpus // per_node), min(gpus, nodes, 2 if known is None else gpus) + 1):
+    fewest = max(-(-gpus // per_node), least)
+    for count in range(fewest, min(gpus, nodes, 2 if known is None else gpus) + 1):
         yield tuple(gpus // count + (i < gpus % count) for i in range(count))
-    if -(-gpus // per_node) > 2 and known is None:
-        yield tuple(min(per_node, gpus - i * per_node) for i in range(-(-gpus // per_node)))
+    if fewest > 2 and known is None:
+        yield tuple(min(per_node, gpus - i * per_node) for i in range(fewest))
     for placement in known or ():
-        if sum(placement) == gpus and len(placement) <= nodes and max(placement) <= per_node:
+        if sum(placement) == gpus and least <= len(placement) <= nodes and max(placement) <= per_node:
             yield placement
 
 

@@ -10,6 +10,9 @@ side is the Lagrangian dual: each value of it is a bound, and it is concave in Î
 one likes. Prices are constant in intervals, and 0 after the last. V is found backwards in time for every curve by
 dynamic programming over progress (`steps`); jobs of one curve share it, and enter where they are submitted.
 
+GPUs of several kinds count as so many of one of them (`curves.KindCurve.counted`): the prices of the kinds then are
+Î»(t) times these numbers, and what follows is the same.
+
 The gradient by a price is the GPU-seconds that the jobs would take in that interval less those there are.
 """
 
@@ -117,10 +120,11 @@ class Dual:
         return used
 
 
-def improved(dual: Dual, evaluations: int) -> tuple[float, Floats]:
+def improved(dual: Dual, evaluations: int, start: Floats | None = None) -> tuple[float, Floats]:
     """(bound on the sum of JCTs, prices (I,)): the best of so many evaluations.
 
-    Prices begin at the best of a few that are the same for all intervals, but for those after the last submission.
+    Prices begin at the `start`, else at the best of a few that are the same for all intervals, but for those after the
+    last submission.
     """
     scale = 1.0 / np.sqrt(dual.lengths)
     best = (-np.inf, np.zeros(len(scale)))
@@ -132,8 +136,10 @@ def improved(dual: Dual, evaluations: int) -> tuple[float, Floats]:
             best = (value, x * scale)
         return -value, -gradient * scale
 
-    for price in np.geomspace(0.004, 0.25, 4):
-        negative(np.where(dual.edges[:-1] <= dual.work.submitted.max(), price, price / 4.0) / scale)
+    early = dual.edges[:-1] <= dual.work.submitted.max()
+    few = [np.where(early, price, price / 4.0) for price in np.geomspace(0.004, 0.25, 4)]
+    for prices in few if start is None else [start]:
+        negative(prices / scale)
     minimize(
         negative,
         best[1] / scale,

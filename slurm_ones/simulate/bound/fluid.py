@@ -2,32 +2,43 @@
 
 It is no schedule that a cluster could run, but one that the bound allows: so the bound lies below its mean JCT. What
 lies between the two is what it costs to decide without knowledge of later arrivals, and what is lost in the bound.
+
+Where GPUs are of several kinds a linear program divides them among the jobs, and as in `ones` a GPU of each kind counts
+as much as its price there says. A job may have GPUs of several kinds where one has not enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, csr_array, vstack
 
 from slurm_ones.decide.ones.worth import worth_of_progress
 from slurm_ones.schedule.policy import Floats, Ints
-from slurm_ones.simulate.bound.curves import Curve
-from slurm_ones.simulate.bound.work import Work
+from slurm_ones.simulate.bound.curves import KindCurve
+from slurm_ones.simulate.bound.work import KindWork
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 """GPUs that are weighed, those of larger jobs besides, and each job's two smallest sizes: a rigid one has no more."""
+Columns = Sequence[tuple[int, bool, int]]
+"""The kind that sets the pace, whether others are faster, and GPUs in all."""
+WAITS = (-1, False, 0)
+DEAREST = 30.0
+"""A GPU counts as no more than so many of the fastest kind, and no less than one in so many."""
 STEPS = 1500
 """Decisions, at least, over the time in which jobs are submitted."""
 SHARE = 0.1
 """Of the shortest remaining time, that a decision lasts at most where nobody comes."""
 
 
-def fluid_mean_jct_s(work: Work) -> float:
-    """Mean JCT of the fluid schedule, in seconds."""
-    sizes = _sizes(work.curves)
+def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
+    """Mean JCT of the fluid schedule, in seconds. A GPU of kind k counts as `weights[k]` at first."""
+    columns, takes = _columns(work)
     order = np.argsort(work.submitted, kind="stable")
-    rates = [_rates(curve, sizes) for curve in work.curves]
+    rates = [_rates(curve, columns) for curve in work.curves]
     ends = [np.cumsum(curve.work) for curve in work.curves]
     step = max(float(np.ptp(work.submitted)) / STEPS, 1.0)
     now, waiting, live = float(work.submitted.min()), list(order), list[int]()
@@ -42,8 +53,14 @@ def fluid_mean_jct_s(work: Work) -> float:
         part = [int(np.searchsorted(ends[c][:-1], done[j], side="right")) for c, j in zip(own, live, strict=True)]
         speed = np.array([rates[c][k] for c, k in zip(own, part, strict=True)])
         left = np.array([ends[c][-1] - done[j] for c, j in zip(own, live, strict=True)])
-        worth, _ = worth_of_progress(speed, sizes, left, np.ones(len(live)), work.gpus)
-        mixes = _mixes(speed, sizes, worth, work.gpus)
+        counts, ones = takes @ weights, np.ones(len(live))
+        worth, _ = worth_of_progress(speed, counts, left, ones, float(weights @ work.there))
+        if len(work.there) == 1:
+            mixes = _mixes(speed, takes[:, 0], worth, int(work.there[0]))
+        else:
+            mixes, prices = _mixes_of_kinds(speed * worth[:, None], takes, work.there)
+            if (prices > 0).all():
+                weights = np.sqrt(weights / weights[-1] * np.clip(prices / prices[-1], 1.0 / DEAREST, DEAREST))
         ways = [
             _Way(rates[c][k:] @ mix, ends[c][k:], done[j]) for c, k, mix, j in zip(own, part, mixes, live, strict=True)
         ]
@@ -59,18 +76,31 @@ def fluid_mean_jct_s(work: Work) -> float:
     return total / len(order)
 
 
-def _sizes(curves: Sequence[Curve]) -> Ints:
-    most = max(int(curve.sizes[-1]) for curve in curves)
-    fixed = [int(size) for curve in curves for size in curve.sizes[:2]]
-    return np.unique(np.concatenate([COUNTS[most >= COUNTS], [most], fixed])).astype(np.int64)
+def _columns(work: KindWork) -> tuple[Columns, Ints]:
+    """The columns (U,) that are weighed, of which the first is waiting, and their GPUs of each kind (U, K)."""
+    found, takes = [WAITS], [np.zeros(len(work.there), dtype=np.int64)]
+    for k, here in enumerate(work.there.tolist()):
+        for mixed in (False, True):
+            # Of several kinds, the slowest first, where one has not enough.
+            each = [curve.sizes[(curve.kind == k) & (curve.mixed == mixed)] for curve in work.curves]
+            each = [sizes[sizes > here] if mixed else sizes for sizes in each]
+            most = max((int(sizes[-1]) for sizes in each if len(sizes)), default=0)
+            usual = {size for size in COUNTS.tolist() if (here if mixed else 0) < size < most}
+            for size in sorted({*usual, *(int(size) for sizes in each for size in sizes[:2]), most} - {0}):
+                found.append((k, mixed, size))
+                before = np.append(0, np.cumsum(work.there[k:])[:-1])
+                takes.append(np.append(np.zeros(k, dtype=np.int64), np.clip(size - before, 0, work.there[k:])))
+    return tuple(found), np.array(takes)
 
 
-def _rates(curve: Curve, sizes: Ints) -> Floats:
-    """(K, U) progress/s at these sizes; 0 where it cannot have one."""
-    found = np.zeros((len(curve.rate), len(sizes)))
-    at = np.searchsorted(curve.sizes, sizes)
-    can = (at < len(curve.sizes)) & (curve.sizes[np.minimum(at, len(curve.sizes) - 1)] == sizes)
-    found[:, can] = curve.rate[:, at[can]]
+def _rates(curve: KindCurve, columns: Columns) -> Floats:
+    """(K, U) progress/s in these columns; 0 where it cannot be."""
+    found = np.zeros((len(curve.rate), len(columns)))
+    mine = zip(curve.kind.tolist(), curve.mixed.tolist(), curve.sizes.tolist(), strict=True)
+    place = {column: u for u, column in enumerate(columns)}
+    for n, column in enumerate(mine):
+        if column in place:
+            found[:, place[column]] = curve.rate[:, n]
     return found
 
 
@@ -106,6 +136,19 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
         if left <= 1e-9:
             break
     return mix
+
+
+def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Floats]:
+    """(J, U) shares of its time with which jobs are worth most together, and the price (K,) of a GPU of each kind."""
+    job, column = np.nonzero(worth > 0)
+    whole = coo_array((np.ones(len(job)), (job, np.arange(len(job)))), (len(worth), len(job)))
+    rows: Any = vstack([csr_array(takes[column].T), whole])
+    each, scale = worth[job, column], float(worth.max())
+    found: Any = linprog(-each / scale, rows, np.append(there, np.ones(len(worth))), method="highs")
+    mix = np.zeros_like(worth)
+    mix[job, column] = np.clip(found.x, 0.0, 1.0)
+    mix[:, 0] = 1.0 - mix[:, 1:].sum(axis=1)
+    return mix, -found.ineqlin.marginals[: len(there)] * scale
 
 
 def _hull(row: Floats, sizes: Ints) -> list[tuple[int, int]]:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_ones.schedule.policy import Floats, Ints
-from slurm_ones.simulate.bound.curves import Curve, curves_of, key_of
+from slurm_ones.simulate.bound.curves import Curve, KindCurve, Pool, curves_of, key_of
 from slurm_ones.simulate.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,): the curve of each, and when it is submitted, on so many GPUs."""
+    """Jobs (J,): the curve of each, and when it is submitted, on so many GPUs (`Curve.sizes`)."""
 
     curves: Sequence[Curve]
     curve: Ints
     submitted: Floats
-    gpus: int
+    gpus: float
 
     @property
     def alone_s(self) -> Floats:
@@ -29,10 +29,26 @@ class Work:
         return result
 
 
-def work_of(workload: Workload, nodes: int, per_node: int, parts: int) -> Work:
-    """The work of a workload on equal nodes, trainings cut into so many parts."""
-    curves = curves_of(workload, nodes, per_node, parts)
+@dataclass(frozen=True)
+class KindWork:
+    """The same on GPUs of several kinds: jobs (J,), and how many GPUs `there` are of each kind (K,)."""
+
+    curves: Sequence[KindCurve]
+    curve: Ints
+    submitted: Floats
+    there: Ints
+
+    def counted(self, weights: Floats) -> Work:
+        """The work where a GPU of kind k counts as `weights[k]`."""
+        curves = [curve.counted(weights, self.there) for curve in self.curves]
+        return Work(curves, self.curve, self.submitted, float(weights @ self.there))
+
+
+def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> KindWork:
+    """The work of a workload, trainings cut into so many parts."""
+    curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions
     curve = np.array([rows[key_of(job, workload.applications[job.application])] for job in jobs])
-    return Work(tuple(curves.values()), curve, np.array([job.time for job in jobs]), nodes * per_node)
+    there = np.array([pool.gpus for pool in pools])
+    return KindWork(tuple(curves.values()), curve, np.array([job.time for job in jobs]), there)

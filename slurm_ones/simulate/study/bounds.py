@@ -27,7 +27,7 @@ def bounds_of(plan: Plan, processes: int) -> dict[int, Bound]:
 
 
 def _bound(plan: Plan, seed: int) -> Bound:
-    return bound_of(plan.workload(seed), plan.nodes, plan.gpus_per_node)
+    return bound_of(plan.workload(seed), plan.parts or [(plan.nodes, plan.gpus_per_node, "")])
 
 
 def mean_bound(bounds: Mapping[int, Bound]) -> Bound:
