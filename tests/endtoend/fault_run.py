@@ -77,6 +77,8 @@ class FaultRun:
         """`moments` are the only ones, where some are named."""
         self.site, self._part, self._log, self._on_fault, self._moments = site, part, log, on_fault, moments
         self._known: set[str] = set()
+        self._unending: set[str] = set()
+        """What was waited for once, in vain; each fault after it would wait as long."""
 
     def faults(self, kinds: list[str], first: int) -> Iterator[FaultOutcome]:
         """Let each of these kinds happen in turn."""
@@ -157,35 +159,37 @@ class FaultRun:
         """Wait until no resize is open, the companion has ticked since, and no job is between two states."""
         site = self.site
         site.skip_log()
-        until = time.monotonic() + QUIET_S
+        until, unsettled = time.monotonic() + QUIET_S, [""]
         while time.monotonic() < until:
-            unsettled = self._unsettled()
+            unsettled = [why for why in self._unsettled() if why not in self._unending]
             if not unsettled:
                 return []
             time.sleep(SETTLE_S)
-        return [f"not quiet within {QUIET_S:.0f} s: {unsettled}"]
+        self._unending |= {why for why in unsettled if why.startswith(("job ", "resize "))}
+        return [f"not quiet within {QUIET_S:.0f} s: {', '.join(unsettled)}"]
 
-    def _unsettled(self) -> str:
+    def _unsettled(self) -> Iterator[str]:
         site = self.site
         if site.companion_log().count("elastic jobs run") < 2:
-            return "the companion does not tick"
+            yield "the companion does not tick"
+            return
         try:
             with site.store() as store:
-                if resizes := store.open_resizes():
-                    return f"resizes: {[(r.job_id, r.state) for r in resizes]}"
-                if store.deferrals():
-                    return f"deferred: {store.deferrals()}"
+                yield from (f"resize of job {r.job_id}: {r.state}" for r in store.open_resizes())
+                if deferrals := store.deferrals():
+                    yield f"deferred: {deferrals}"
                 jobs = site.jobs()
                 for job_id in site.elastic():
                     job = jobs.get(job_id)
-                    if job is not None and (why := between(job)):
-                        return why
+                    if job is None:
+                        continue
+                    if why := between(job):
+                        yield why
                     record = store.jobs([job_id]).get(job_id)
-                    if job is not None and (record is None or record.state != job.state.value):
-                        return f"job {job_id} is {job.state.value}, the database has {record and record.state}"
+                    if record is None or record.state != job.state.value:
+                        yield f"job {job_id} is {job.state.value}, the database has {record and record.state}"
         except (StoreError, ClusterError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        return ""
+            yield str(error)
 
     def _keep(self, number: int) -> None:
         """Keep what may explain it."""
