@@ -236,7 +236,7 @@ class TestWhy:
             report(store, 11, 0, hello=hello(world=2, step=1, **unsaid), steps=steps, offset=90, number=2)
             assert (store.histories([11])[11].throughput, store.histories([11])[11].spec) == ((), None)
         done = call("why", "11", "--database", filled)
-        assert "Run 0 took 41 optimizer steps on 1x2, 4 a second" in done.stdout
+        assert "Run 0 took 41 optimizer steps on 1x2, 4 a second, and has not called ones.init" in done.stdout
         assert "shape 1x2, batch unknown" in done.stdout and "epochs –" in done.stdout
         assert "optimizer steps" not in call("why", "7", "--database", filled).stdout
         with Store.open(filled, "gres") as store:

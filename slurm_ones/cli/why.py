@@ -147,7 +147,10 @@ def plain_pace(run: RunRecord) -> str:
         return ""
     took = run.report_time - run.hello_time
     size = f"{run.nodes}x{run.gpus_per_node}"
-    return f"took {run.step} optimizer steps on {size}, {(run.step - 1) / took:.4g} a second" if took > 0 else ""
+    if took <= 0:
+        return ""
+    pace = f"{run.step} optimizer steps on {size}, {(run.step - 1) / took:.4g} a second"
+    return f"took {pace}, and has not called ones.init: it keeps its size"
 
 
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""Counts the optimizer steps of a script that never calls `ones.init`, and reports how many it takes a second.
+"""Counts the optimizer steps of a script that has not called `ones.init`, and reports how many it takes a second.
 
 Such a script says nothing of its samples, its batch and what it can carry. So there is no spec, and its job keeps its
 size; but what it does at that size can be measured, by torch's public hook for all optimizers. Of several optimizers
-the one that steps first is counted.
+the one that steps first is counted. Nobody knows whether the script calls `ones.init` yet, so no report says that it
+does not; one that does says hello then, which counts from there on.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from typing import Any
 
 from ones_wrapper.job_io import ReportWriter
 from ones_wrapper.membership.files import own_block
-from ones_wrapper.protocol import Hello, Throughput
-
-NOTE = "its script does not call ones.init: its optimizer steps are counted, and it keeps its size"
+from ones_wrapper.protocol import MAX_TEXT, Hello, Throughput
 
 _stop: Callable[[], None] | None = None
 
@@ -87,6 +86,7 @@ class PlainSteps:
             cursor=0,
             step=self._step,
             checkpoint="",
-            note=NOTE,
             attempt=int(self._env.get("ONES_ATTEMPT") or 0),
+            directory=self._env["ONES_JOB_DIR"][:MAX_TEXT],
+            spool=self._env.get("ONES_SPOOL", "")[:MAX_TEXT],
         )
