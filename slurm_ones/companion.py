@@ -165,11 +165,8 @@ class Companion:
             return ()
         if len({*seen.kinds(job.partition).values()}) > 1:
             return ()
-        free = free_gpus(seen, job.partition, self.settings.whole_node_gpus)
-        before = seen.jobs.get(job.job_id)
-        if before is not None and not before.pending:
-            # It ran when Slurm was looked at; by now what it held is free.
-            free = {name: gpus + before.gpus_per_node * (name in before.node_list) for name, gpus in free.items()}
+        # Where it ran when Slurm was looked at, what it held is free by now.
+        free = free_gpus(seen, job.partition, self.settings.whole_node_gpus, seen.jobs.get(job.job_id))
         room = [name for name, gpus in free.items() if name not in slow and gpus >= shape.gpus_per_node]
         return tuple(sorted(slow.keys() & free.keys())) if len(room) >= shape.nodes else ()
 

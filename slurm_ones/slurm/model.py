@@ -290,12 +290,18 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
     return snapshot.gpus_of_node.get(partition.name, 0), partition.whole_nodes
 
 
-def free_gpus(snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, int]) -> dict[str, int]:
-    """GPUs that Slurm could hand out now on each node of the partition, 0 on those it would not use."""
+def free_gpus(
+    snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, int], given_up: Job | None = None
+) -> dict[str, int]:
+    """GPUs that Slurm could hand out now on each node of the partition, 0 on those it would not use. What the job
+    `given_up` held counts as free.
+    """
     part = snapshot.partitions.get(partition)
     if part is None:
         return {}
     full, whole = partition_gpus(part, snapshot, whole_node_gpus)
+    its = given_up.node_list if given_up is not None else ()
+    each = given_up.gpus_per_node if given_up is not None else 0
     free: dict[str, int] = {}
     for name in part.node_names:
         node = snapshot.nodes.get(name)
@@ -304,9 +310,9 @@ def free_gpus(snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, 
         if not (part.up and node.usable):
             free[name] = 0
         elif whole:
-            free[name] = full if node.idle else 0
+            free[name] = full if node.idle or name in its else 0
         else:
-            free[name] = node.gpus - node.gpus_used
+            free[name] = node.gpus - node.gpus_used + each * (name in its)
     return free
 
 

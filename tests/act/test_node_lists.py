@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import slurm_ones.companion
-from ones_db import ReasonRecord
+from ones_db import ReasonRecord, Store
 from slurm_ones.act.node_lists import NodeLists
+from slurm_ones.companion import Companion
+from slurm_ones.config import Settings
 from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.reasons import reason
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE
@@ -21,6 +23,7 @@ from slurm_ones.simulate.slurm.simulated_job import Idle, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import JobState, Shape
+from tests.observe.test_observer import store as store  # a fixture
 from tests.simulate.test_engine import with_changing_policy, workload
 
 
@@ -162,6 +165,29 @@ def test_a_list_that_slurm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         assert site.lists.wanted(site.client.job(fine), Shape(1, 4)) == ()
     site.look(1.0)
     assert site.excluded(fine) == ()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_job_gave_up_is_room(whole: bool, store: Store) -> None:
+    """Protects the wish for other nodes of a job that ran when Slurm was looked at: its own nodes count as free by now,
+    as full ones where Slurm hands out whole nodes; those that take no more jobs do not."""
+    timeline = Timeline()
+    nodes = PartitionSpec("gpu", ("n1", "n2", "n3"), 4, whole_nodes=whole)
+    cluster = SimulatedCluster([nodes], ClusterSettings(), timeline)
+    client = SimulatedClient(cluster)
+    known = {"whole_node_gpus": {"gpu": 4}} if whole else {}
+    settings = Settings.model_validate({"resize": {"avoid_slow_nodes": True}, **known})
+    companion = Companion(settings, client, store, clock=lambda: timeline.now)
+    request = Request(nodes=2, max_nodes=2, gpus_per_node=0 if whole else 4, partition="gpu")
+    job_id = cluster.submit(request, lambda job_id: Idle())
+    timeline.run(timeline.now + 60.0)
+    job, shape = client.job(job_id), Shape(2, 4)
+    assert job.node_list == ("n1", "n2")
+    companion._seen, companion._slow = client.snapshot(), {"n1": SlowNode("n1", 0.5, 0.1, 4, 2)}
+    assert companion._slow_nodes(job, shape) == ("n1",)
+    cluster.drain("n2")
+    companion._seen = client.snapshot()
+    assert companion._slow_nodes(job, shape) == ()
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ class Cluster:
         began = time.monotonic()
         shown = "slurmctld does not answer"
         # Reconfigured, slurmctld is replaced by a new process.
-        while (waited := time.monotonic() - began) < NODES_SECONDS and (waited < 5 or self._controller_lives()):
+        while (waited := time.monotonic() - began) < NODES_SECONDS and (waited < 5 or self.controller_lives()):
             answer = self.run(["sinfo", "-hN", "-o", "%N %T"], user="root", check=False)
             if answer.returncode == 0:
                 shown = answer.stdout
@@ -271,7 +271,7 @@ class Cluster:
     def kill_slurmctld(self) -> None:
         """Kill the controller as a crash would: no word to anybody, no last save of its state."""
         self.signal_slurmctld("KILL")
-        while self._controller_lives():
+        while self.controller_lives():
             time.sleep(0.02)
 
     def signal_slurmctld(self, name: str) -> None:
@@ -301,7 +301,8 @@ class Cluster:
     def _node_lives(self, node: str) -> bool:
         return self.box.run(["pgrep", "-f", f"^slurmd -N {node}$"], check=False).returncode == 0
 
-    def _controller_lives(self) -> bool:
+    def controller_lives(self) -> bool:
+        """Whether there is a process of the controller."""
         return self.box.run(["pgrep", "-x", CONTROLLER], check=False).returncode == 0
 
     def stop(self) -> None:

@@ -129,7 +129,7 @@ class ObservedService(Operators):
     def repair(self) -> None:
         """Start all that may not run, after a break that was not carried through."""
         self.place.database("start")
-        if self.cluster.box.run(["pgrep", "-x", "slurmctld"], check=False).returncode != 0:
+        if not self.cluster.controller_lives():
             self.cluster.start_slurmctld()
         self.scontrol("scontrol", "update", "NodeName=n[1-4]", "State=RESUME", user="root")
         for host in self.installed:
