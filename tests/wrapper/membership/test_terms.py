@@ -11,6 +11,10 @@ from types import ModuleType
 
 import pytest
 
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.membership import connections
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.plan import Plan
 from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import Job
@@ -94,6 +98,28 @@ def test_the_last_checkpoint_counts_where_the_first_block_dies_in_the_change(
     job.hurry()
     assert job.blocks[1].end() == 0, job.errors()
     assert job.of(Membership)[-1].blocks == (1,)
+    job.assert_as_undisturbed()
+
+
+@pytest.mark.slow
+def test_a_slow_block_is_waited_for_as_a_term_begins(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects growth on a slow machine: forming the term's group may take as long as blocks wait for each other."""
+    begin = connections.begin
+
+    def late(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
+        time.sleep(3.0 * (rank > 0))
+        begin(group, board, plan, rank, within_s)
+
+    monkeypatch.setattr(connections, "FORM_S", 1.0)  # of forked blocks too
+    monkeypatch.setattr(connections, "begin", late)
+    job.start(0)
+    job.wait(First)
+    job.start(1)
+    job.order(0, 1)
+    job.wait_for(0, 1)
+    job.hurry()
+    assert job.end() == [0, 0], job.errors()
+    assert worlds(job) == [1, 2] and "did not find each other" not in job.errors()
     job.assert_as_undisturbed()
 
 

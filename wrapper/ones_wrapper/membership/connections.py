@@ -160,10 +160,10 @@ def enter(formed: Formed, backend: str) -> None:
     sys.excepthook = hook  # each initialisation puts another cover around it
 
 
-def begin(group: TorchGroup, board: Board, plan: Plan, rank: int) -> None:
+def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
     """Make torch.distributed and `group` anew, of all ranks with which a term begins. Collective over them.
 
-    Raises `BoardLostError` where they do not all come.
+    Raises `BoardLostError` where they do not all come in time.
     """
     if len(plan.members) == 1:
         return
@@ -172,7 +172,7 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int) -> None:
     keep(group.control)
     dist.destroy_process_group()
     store = board.again().store(f"term-{plan.term}")
-    store.set_timeout(timedelta(seconds=FORM_S))
+    store.set_timeout(timedelta(seconds=within_s))
 
     def form() -> Any:
         if device.type == "cuda":
@@ -183,7 +183,7 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int) -> None:
         return dist.new_group(backend="gloo")
 
     try:
-        control = in_time(form, FORM_S)
+        control = in_time(form, within_s)
     except RuntimeError as error:
         raise BoardLostError(f"the ranks of term {plan.term} did not find each other: {error}"[:300]) from None
     finally:

@@ -74,23 +74,24 @@ def come_in(
     board = hosted[0] if hosted else Board.connect(leader.host, leader.port, leader.token)
     me, local = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node), group.rank
 
-    def others() -> tuple[Plan | None, float, str]:
+    def others() -> tuple[Plan | None, float, float, str]:
         try:
             coming = read_coming(board)
             if coming is None or not (leads or coming.named(block)):
-                return None, 0.0, ""
+                return None, 0.0, 0.0, ""
             plan = gather(board, coming, leader.term, me) if leads else answer(board, me)
         except (BoardLostError, ValueError) as error:
-            return None, 0.0, str(error) or "lost"
-        return plan, coming.began, ""
+            return None, 0.0, 0.0, str(error) or "lost"
+        return plan, coming.began, coming.patience_s(), ""
 
-    plan, began, lost = group.on_first(others)
+    plan, began, patience_s, lost = group.on_first(others)
     if lost:
         raise BoardLostError(lost)
     if plan is not None:
         first = plan.first_rank(uid)
         assert first is not None
-        connections.begin(group, board, plan, first + local)
+        # Where the machine is slow, forming the group is too.
+        connections.begin(group, board, plan, first + local, max(connections.FORM_S, patience_s))
     return Found(folder, block, leader, board, me, local, address, plan, began), leads or plan is not None
 
 
