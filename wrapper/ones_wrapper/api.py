@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
-from ones_wrapper.hot_run import HotRun
+from ones_wrapper.hot_start import meet
 from ones_wrapper.job import Job as Job
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.process_hooks import requeue_conflict
@@ -112,7 +112,7 @@ def init(
 
     settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
-        run: Run = HotRun.meet(group, settings, started, block, limited, fits)
+        run: Run = meet(group, settings, started, block, limited, fits)
     else:
         run = Run(group, limited(), settings, started)
     if noise_scale and noise_may_be_measured(strategy, run.spec):

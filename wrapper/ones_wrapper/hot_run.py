@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,21 +16,16 @@ from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
-from ones_wrapper.launch import find_job_directory, prepare_job_directory
 from ones_wrapper.launch.ending import flush_files, leave
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, NEXT_TERM, PEER_LOST
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
-from ones_wrapper.membership.board import BoardLostError
-from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
-from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.resize_log import shape_name
 from ones_wrapper.run import Run
 from ones_wrapper.run_settings import Identity, Settings
-from ones_wrapper.too_few import wait_for_others
 
 
 class HotRun(Run):
@@ -58,56 +50,6 @@ class HotRun(Run):
         blocks.may_leave = lambda: not self.saver.writing
         blocks.fits = lambda world: spec.limits is None or spec.limits.at(world) is not None
         blocks.listen(self.spec.max_local_batch, self._orders, lambda: FLAGS.stop, self._abandon)
-
-    @classmethod
-    def meet(
-        cls,
-        group: TorchGroup,
-        settings: Settings,
-        started: float,
-        block: Block,
-        spec_of: Callable[[], Spec],
-        fits: Callable[[int], bool] = lambda world: True,
-    ) -> HotRun:
-        """Find those who train, or lead. Collective over the block. `spec_of` is called once the group's ranks are
-        those with which this block begins; `fits` says whether the strategy can use so many. Leaves the process where
-        the job is over, and where ranks have to start again.
-        """
-        directory = find_job_directory(os.environ, Path.cwd())
-        if group.rank == 0:
-            prepare_job_directory(directory, os.environ, Path.cwd())
-
-        def ready(term: int) -> None:
-            rescue.wait(directory / "hot", term)
-
-        local, armed = group.rank, FLAGS.armed
-        blocks: Blocks | None = None
-        try:
-            found, leads = come_in(group, directory, block, os.environ, ready)
-            if not leads:
-                FLAGS.armed = True
-                wait_for_term(group, found, lambda: FLAGS.stop, lambda why: leave(PEER_LOST))
-                FLAGS.armed = armed
-            name = f"{block.task}.{block.restart}.{local}"
-            identity = Identity(block.array, found.leader.term, leads, name)
-            blocks = Blocks(group, found)
-            if leads and found.leader.term > 0 and not fits(group.world):
-                wait_for_others(group, blocks, directory, fits)
-            return cls(group, spec_of(), settings, started, identity, blocks)
-        except NextTermError:
-            raise SystemExit(NEXT_TERM) from None
-        except NotWantedError as why:
-            if local == 0:
-                log(f"block {block.task} ends: {why}")
-            raise SystemExit(0) from None
-        except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
-            log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
-            raise SystemExit(PEER_LOST) from None
-        except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
-            if not is_peer_lost(error) or (blocks is not None and blocks.alone):
-                raise
-            log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
-            raise SystemExit(PEER_LOST) from None
 
     @property
     def rank(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper import hot_run
+from ones_wrapper import hot_start
 from ones_wrapper.hot_run import HotRun
 from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.membership import meeting
@@ -80,16 +80,16 @@ def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(
 def meet_and_lose(error: Exception, blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank does that found a leader, and whose run then fails to begin."""
 
-    class Lost(HotRun):
-        def __init__(self, *_: Any) -> None:
-            raise error
+    def lost(*_: Any) -> None:
+        raise error
 
     found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
-    monkeypatch.setattr(hot_run, "come_in", lambda *_: (found, True))
-    monkeypatch.setattr(hot_run, "Blocks", lambda *_: blocks)
+    monkeypatch.setattr(hot_start, "come_in", lambda *_: (found, True))
+    monkeypatch.setattr(hot_start, "Blocks", lambda *_: blocks)
+    monkeypatch.setattr(hot_start, "HotRun", lost)
     monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
     anything: Any = SimpleNamespace(rank=1)
-    Lost.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+    hot_start.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -112,11 +112,11 @@ def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, mon
     def gone(*_: Any) -> None:
         raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
 
-    monkeypatch.setattr(hot_run, "come_in", gone)
+    monkeypatch.setattr(hot_start, "come_in", gone)
     monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
     anything: Any = SimpleNamespace(rank=1)
     with pytest.raises(SystemExit) as left:
-        HotRun.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+        hot_start.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
     assert left.value.code == PEER_LOST
 
 
