@@ -306,7 +306,7 @@ class Round:
         dwell_s = requeue_dwell_s(history, settings)
         if hot(elastic):
             dwell_s = switch_dwell_s(self.switches.get(job.job_id, 0.0), settings)
-        rested = rested_at(job, history, dwell_s)
+        rested = rested_at(job, history, dwell_s, by_blocks=hot(elastic))
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
         if self.now < rested and not by_hand:

@@ -16,6 +16,7 @@ from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules
 from slurm_ones.rules.moves import Moves, Site, moves
+from slurm_ones.rules.room import Room
 from slurm_ones.rules.strategy import breaks, parts_groups
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import PARKED, Shape, take
@@ -88,7 +89,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
     The limits of the site are looked at once more, whatever the policy was shown and has said: caps at every moment
     of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
     """
-    jobs, free = rules.jobs, dict(rules.free)
+    jobs, room = rules.jobs, Room(rules)
     # Who waits and may start counts with what it asks for.
     most = {id_: job.gpus for id_, job in jobs.items()}
     most |= {id_: jobs[id_].elastic.shape.gpus for id_ in schedule.allocations.keys() & jobs.keys() if not most[id_]}
@@ -100,21 +101,24 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             _change(jobs[id_], schedule.allocations.get(id_), rules)
             for id_ in {*schedule.allocations, *schedule.parked} & jobs.keys() - parked.keys()
         ),
-        # Shrinks and stops first: what they free is what growing waits for.
-        key=lambda change: (change.new.gpus - change.old.gpus, change.job_id),
+        # Shrinks and stops first: what they free is what growing and starting wait for.
+        key=lambda change: (max(_gained(change), 0) if change.elastic.job.pending else _gained(change), change.job_id),
     )
-    for change in sorted(changes, key=lambda change: change.job_id):
-        if change.elastic.job.pending and jobs[change.job_id].target is None:
-            take(change.new, free, only=rules.kinds.nodes(change.new_kind))
+    waiting = [change for change in changes if change.elastic.job.pending and jobs[change.job_id].target is None]
+    starts = [(change.job_id, change.new, change.new_kind) for change in sorted(waiting, key=_job_id)]
+    later = [start for start in starts if not room.take(*start[1:])]
 
     begin: list[Change] = []
     requeues, changed = rules.open_resizes, rules.open_changes
     queued: set[int] = set()
+    without: set[int] | None = None
     for change in changes:
+        if without is None and (change.elastic.job.pending or _gained(change) >= 0):
+            without = room.set_aside(later)
         job_id, job = change.job_id, jobs[change.job_id]
         running, by_blocks = job.elastic.job.running, hot(job.elastic)
         if by_blocks:
-            change = _with_moves(change, job, rules, free)
+            change = _with_moves(change, job, rules, room.free)
         moves_on = change.resizes or change.parks or (by_blocks and change.leaves_kind)
         if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
@@ -132,18 +136,31 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             queued |= {job_id} if job.elastic.job.pending else set()
         elif by_blocks and change.moves is None:
             outcomes[job_id] = reason("no_moves", gpus=change.new.gpus)
-        elif not (by_blocks or not running or _finds_room(change, free, rules)):
+        elif not (by_blocks or not running or _finds_room(change, room.free, rules)) or (
+            without is not None and job_id in without and job.elastic.blocks
+        ):
             outcomes[job_id] = reason("gpus_not_free", shape=str(change.new))
         else:
             begin.append(change)
             for _, shape in change.moves.added if change.moves else ():
-                take(shape, free, only=rules.kinds.nodes(change.new_kind))
+                room.take(shape, change.new_kind)
+            if running:
+                room.leave(job, change.moves.dropped if change.moves else None)
             changed, requeues = changed + by_blocks, requeues + (not by_blocks)
             replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
             outcomes[job_id] = reason("blocks_replaced") if replaces else reason("begins")
             most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
     return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
+
+
+def _gained(change: Change) -> int:
+    """GPUs that the job gains; below 0 where it gives some up."""
+    return change.new.gpus - change.old.gpus
+
+
+def _job_id(change: Change) -> int:
+    return change.job_id
 
 
 def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRules) -> Reason | None:

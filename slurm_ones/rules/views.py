@@ -128,6 +128,7 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
         if hot(job.elastic):
             joins = rules.split_nodes and not rules.whole_nodes and bool(job.spare) and not limits.rules
             view = replace(view, smaller=_smaller(job, rules.node_gpus, limits), joins=joins)
+            view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
         view = _dated(view, job, round_)
         if view.fixed is None and job.asked is None:
             view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
@@ -155,6 +156,14 @@ def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]
         if one.start_time > round_.now
         and (gpus := sum(nodes[n].gpus or full for n in one.node_names if n in nodes and n in part.node_names))
     )
+
+
+def _changeable(view: JobView, free: int) -> JobView:
+    """The job of blocks without the sizes below its own that no choice of its blocks makes, and for which too few GPUs
+    are free: new blocks join before old ones leave."""
+    now, smaller = sum(view.nodes.values()), view.smaller or {}
+    gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
+    return replace(view, limits=replace(view.limits, gpus=gpus))
 
 
 def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[str, int]]:

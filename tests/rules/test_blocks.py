@@ -133,6 +133,33 @@ def test_free_gpus_are_given_to_one_job_only() -> None:
     assert made.begin == ()
 
 
+def at_two() -> Elastic:
+    """A job of blocks of two GPUs that waits for room."""
+    queued = {"held": False, "reason": "Resources"}
+    return job_of_blocks(*(task(n, Shape(1, 2), array=2, **queued) for n in range(2)), array=2)
+
+
+def test_a_job_waits_at_its_shape_until_there_is_room_for_another() -> None:
+    """Its shape would change for nothing, and once more; what blocks are about to give up is room."""
+    waits = at_two()
+    without = planned({1: Shape(1, 3), 2: Shape(1, 4)}, [TWO, waits], {"n1": 1, "n2": 3})
+    assert without.outcomes[2].code == "gpus_not_free" and 2 not in [change.job_id for change in without.begin]
+    shrinks = planned({1: Shape(1, 1), 2: Shape(1, 3)}, [TWO, waits], {"n1": 1, "n2": 0})
+    assert [change.job_id for change in shrinks.begin] == [1, 2]
+
+
+def test_what_a_waiting_job_is_about_to_get_joins_nobody_else() -> None:
+    """One GPU is free beside the two that a job gives up, and a third job could have it: the waiting job needs it."""
+    other = job_of_blocks(
+        task(0, Shape(1, 1), "n2", array=3), *(task(n, Shape(1, 1), array=3) for n in (1, 2)), array=3
+    )
+    free = {"n1": 1, "n2": 0}
+    assert planned({1: Shape(1, 1), 3: Shape(1, 2)}, [TWO, other], free).outcomes[3].code == "begins"
+    wanted = {1: Shape(1, 1), 2: Shape(1, 3), 3: Shape(1, 2)}
+    made = planned(wanted, [TWO, at_two(), other], free)
+    assert [change.job_id for change in made.begin] == [1, 2] and made.outcomes[3].code == "no_moves"
+
+
 def test_equal_gpus_are_no_change_of_size() -> None:
     """However they are spread."""
     spread = job_of_blocks(task(0, Shape(1, 2), "n1"), task(1, Shape(1, 2), "n2"))
@@ -291,6 +318,15 @@ def test_a_policy_is_shown_what_a_job_keeps() -> None:
     round_, rules = rules_for([TWO], {"n1": 1})
     (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
     assert view.smaller == {1: {"n1": 1}, 2: {"n1": 2}} and view.shape == Shape(1, 3)
+
+
+def test_a_policy_is_shown_sizes_that_a_job_can_go_down_to() -> None:
+    """One block makes no smaller size: others have to join before it leaves, where that many GPUs are free."""
+    one = job_of_blocks(task(0, Shape(1, 4), "n1"), *waiting())
+    for free, sizes in (({"n1": 0, "n2": 1}, {1, 4}), ({"n1": 0, "n2": 2}, {1, 2, 4}), ({"n1": 0}, {4})):
+        round_, rules = rules_for([one], free)
+        (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
+        assert {n for n in view.limits.gpus if n <= 4} == sizes and view.joins
 
 
 @pytest.mark.parametrize("state", [state for state in State if not state.final])

@@ -35,6 +35,13 @@ def test_each_failure_in_a_row_doubles_it(failures: int, last: float | None, exp
     assert rested_at(job(), history(1, failures=failures, last_resize_end=last), 60.0) == expected
 
 
+def test_the_start_of_a_job_of_blocks_is_no_change() -> None:
+    """It started at 110 s; what it waits for is the time after its last change."""
+    assert rested_at(job(), history(1), 60.0, by_blocks=True) <= 110.0
+    assert rested_at(job(), None, 60.0, by_blocks=True) <= 110.0
+    assert rested_at(job(), history(1, last_resize_end=200.0, failures=1), 60.0, by_blocks=True) == 320.0
+
+
 def test_a_waiting_job_is_free_until_a_resize_of_it_failed() -> None:
     """Nothing of it is interrupted, but holding and releasing it each tick would be no use to anybody."""
     waiting = job(state=JobState.PENDING, node_list=(), start_time=0.0)

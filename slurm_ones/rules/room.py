@@ -1,0 +1,43 @@
+"""GPUs for what begins in a round: those that are free, and those that others are about to give up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from slurm_ones.rules.gate import JobRules, PartitionRules
+from slurm_ones.slurm.model import Shape, take
+
+
+class Room:
+    """The free GPUs of a partition's nodes as a plan hands them out. GPUs that blocks give up are free once they have
+    left, after this round; until then they are set aside for jobs that wait for them."""
+
+    def __init__(self, rules: PartitionRules) -> None:
+        self.free = dict(rules.free)
+        """By node, without what is set aside."""
+        self._kinds = rules.kinds
+        self._given: Counter[str] = Counter()
+        self._known = True
+        for job in rules.jobs.values():
+            if job.target is not None and job.elastic.job.running:
+                self.leave(job, job.moves.dropped if job.moves else None)
+
+    def leave(self, job: JobRules, tasks: Collection[int] | None) -> None:
+        """The job gives up these of its blocks; without `tasks`, what Slurm makes of its requeue."""
+        self._known = self._known and tasks is not None
+        for block in job.blocks:
+            if tasks is not None and block.task in tasks:
+                self._given.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
+
+    def take(self, shape: Shape, kind: str) -> bool:
+        """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""
+        return take(shape, self.free, only=self._kinds.nodes(kind))
+
+    def set_aside(self, waiting: Sequence[tuple[int, Shape, str]]) -> set[int]:
+        """Set GPUs aside for waiting jobs, by id, shape and kind, where there will be some: nobody else may have those
+        that are free already. Returns the jobs for which there will be none, as far as that is known."""
+        after = {name: gpus + self._given[name] for name, gpus in self.free.items()}
+        without = {id_ for id_, shape, kind in waiting if not take(shape, after, only=self._kinds.nodes(kind))}
+        self.free = {name: min(gpus, after[name]) for name, gpus in self.free.items()}
+        return without if self._known else set()
