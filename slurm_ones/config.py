@@ -57,8 +57,8 @@ class ResizeSettings(_Section):
     blocks_dwell_s: float = Field(
         5,
         ge=0,
-        description="the same for a job of blocks that runs, but for its start; at least 20 times as long as a change of its blocks "
-        "interrupts it, and at most dwell_s, or half an hour where that is not set",
+        description="the same for a job of blocks that runs, but for its start; at least 20 times as long as a "
+        "change of its blocks interrupts it, and at most dwell_s, or half an hour where that is not set",
     )
     max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
     blocks_wait_s: float = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
