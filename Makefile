@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start a thousand processes: where bytecode may not be kept, each of them compiles all of our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
+# On all cores, unlike pip; some packages have files that no Python compiles.
+COMPILE := $(BIN)/python -m compileall -q -j 0
 
 .PHONY: install check-host demo demo-root check test lint style docs cluster-up cluster-down clean
 
@@ -18,8 +20,9 @@ $(VENV)/.installed: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requ
 	$(BIN)/pip install --quiet --progress-bar off --upgrade pip
 	# Until 0.1 one distribution held all three packages: to replace it would remove files of the new ones.
 	$(BIN)/pip uninstall --quiet --yes slurm-ones
-	$(BIN)/pip install --progress-bar off --quiet --requirement requirements-dev.txt \
+	$(BIN)/pip install --no-compile --progress-bar off --quiet --requirement requirements-dev.txt \
 		--editable ./wrapper --editable './db[migrate]' --editable .
+	@$(COMPILE) $(VENV)/lib > /dev/null || true
 	@touch $@
 
 # Said before anything is installed: a real Slurm needs root on a Debian-like host.
@@ -35,13 +38,13 @@ demo-root:
 	@$(PYTHON) -m tests.demo.first
 
 # What the demo needs, without what only development does: less than half of the time of `make install`. Its jobs, of
-# other users, could keep no bytecode, and each would compile PyTorch anew: it is compiled here, on all cores, unlike pip.
+# other users, could keep no bytecode, and each would compile PyTorch anew: it is compiled here.
 $(VENV)/.demo: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requirements-demo.txt
 	@echo "Installing what the demo needs into $(VENV): about a minute, and the download of PyTorch …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --no-compile --progress-bar off --quiet --requirement requirements-demo.txt \
 		--editable ./wrapper --editable './db[migrate]' --editable .
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib slurm_ones wrapper db tests/demo tests/cluster > /dev/null || true
+	@$(COMPILE) $(VENV)/lib slurm_ones wrapper db tests/demo tests/cluster > /dev/null || true
 	@echo "All packages of the demo are installed"
 	@touch $@
 
@@ -54,10 +57,12 @@ check: lint
 # machine has cores: two of them begin with what waits for a Slurm, each on clusters of its own (tests/workers.py).
 WORKERS ?= 4
 # mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole. What runs
-# in the background hears no Ctrl-C, so it is ended by the shell.
+# in the background hears no Ctrl-C, so it is ended by the shell. Tests are collected once before, so that not every
+# worker compiles all of them.
 test: style
 	@log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & beside=$$!; \
 	trap 'rm -f $$log' EXIT; trap 'kill $$beside; exit 130' INT TERM; \
+	$(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$beside; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 

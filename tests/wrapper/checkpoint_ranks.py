@@ -1,10 +1,7 @@
-"""Models in both layouts on real gloo ranks, for the checkpoint tests. Ranks are forked from a process that has
-imported torch and done nothing else.
-"""
+"""Models in both layouts on real gloo ranks, for the checkpoint tests."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -19,10 +16,9 @@ from torch.distributed.tensor import DTensor
 from ones_wrapper.api import join
 from ones_wrapper.checkpoint import State
 from ones_wrapper.group import Group
+from tests.wrapper.forked import FORKS
 
 TIMEOUT_S = 240.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.wrapper.checkpoint_ranks", "numpy"])
 
 
 def _rank(
@@ -43,10 +39,8 @@ def start(function: Callable[..., Any], arguments: tuple[Any, ...], world: int, 
     """Start `function(group, *arguments)` on `world` ranks; (process, end of a pipe for the outcome) of each."""
     started = []
     for rank in range(world):
-        mine, theirs = _context.Pipe(duplex=False)
-        process = _context.Process(
-            target=_rank, args=(rank, world, str(store), function, arguments, theirs), daemon=True
-        )
+        mine, theirs = FORKS.Pipe(duplex=False)
+        process = FORKS.Process(target=_rank, args=(rank, world, str(store), function, arguments, theirs), daemon=True)
         process.start()
         theirs.close()
         started.append((process, mine))

@@ -17,9 +17,19 @@ TIMEOUT_S = 240.0
 
 # A server without threads forks them: the test process may have run a backward pass, after which torch cannot fork.
 FORKS = multiprocessing.get_context("forkserver")
-# What each rank would import otherwise: an optimizer's first step takes a second for torch._dynamo.
+# What each rank would import otherwise: an optimizer's first step takes half a second for torch._dynamo, and a test's
+# module as long. A process has one such server: nothing else may say what it imports.
 FORKS.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "ones_wrapper.api"]
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "ones_wrapper.api",
+        "numpy",
+        "pytest",
+        "hypothesis.strategies",
+    ]
 )
 
 

@@ -51,12 +51,15 @@ def measure(group: Group) -> dict[str, float]:
         optimizer.step()
 
     def most(samples: int) -> int:
-        tracker = MemTracker()
-        tracker.track_external(model, optimizer)
-        with tracker:
-            step(samples)
-        found: int = tracker.get_tracker_snapshot("peak")[group.device]["Total"]
-        return found
+        """The least of three: a message that ends late holds its blocks longer."""
+        found: list[int] = []
+        for _ in range(3):
+            tracker = MemTracker()
+            tracker.track_external(model, optimizer)
+            with tracker:
+                step(samples)
+            found.append(tracker.get_tracker_snapshot("peak")[group.device]["Total"])
+        return min(found)
 
     step(few)
     with Traffic() as sent:
@@ -79,5 +82,5 @@ ROW = Row(
     measure=measure,
     measured_at=(2, 4),
     spec=SPEC,
-    within={"sample_bytes": 0.10},  # 3 % on its own; a message that ends late holds its blocks longer
+    within={"sample_bytes": 0.10},  # 3 % on its own; all three messages may end late on a busy machine
 )
