@@ -151,8 +151,10 @@ def drawn(tests: Iterable[str]) -> set[str]:
 def pytest_configure() -> None:
     # Before the workers are started, so that all have the same.
     os.environ.setdefault(SEED, str(secrets.randbelow(10**9)))
-    # As `ones-run` has it: some tests start ranks themselves.
+    # As `ones-run` has both: some tests start ranks themselves. And numerical libraries wait in a loop for their other
+    # threads, which other tests keep from running: a reference of 0.1 s took 3 s of the processor.
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(hookwrapper=True)

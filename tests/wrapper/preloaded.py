@@ -32,6 +32,8 @@ from ones_wrapper.launch.rank import preload
 
 _ROOT = Path(__file__).parents[2]
 NODE = ["-m", "ones_wrapper.launch.node"]
+_DEFAULT = {"OMP_NUM_THREADS": "1"}
+"""What the node launcher sets where nobody did, before torch is there."""
 _AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH", "MALLOC", "GLIBC", "KMP_", "GOMP_")
 """What begins the names of variables that Python and torch read when they start."""
 
@@ -41,7 +43,7 @@ def forkable(env: Mapping[str, str]) -> bool:
     but the repository, of which all is that is imported already, is searched for modules first."""
 
     def read(env: Mapping[str, str]) -> dict[str, str]:
-        found = {name: value for name, value in env.items() if name.startswith(_AT_START)}
+        found = _DEFAULT | {name: value for name, value in env.items() if name.startswith(_AT_START)}
         return found | {"PYTHONPATH": found.get("PYTHONPATH", "").removeprefix(str(_ROOT))}
 
     return read(env) == read(os.environ)
@@ -125,8 +127,7 @@ def _server() -> socket.socket:
     here = os.getpid()
     if here not in _known:  # a fork of a process that has one needs its own
         ours, theirs = socket.socketpair()
-        # The node launcher sets it where nobody did, before torch is there.
-        env = {"OMP_NUM_THREADS": "1"} | os.environ
+        env = _DEFAULT | os.environ
         command = [sys.executable, "-m", "tests.wrapper.preloaded", str(theirs.fileno())]
         with theirs:
             _known[here] = ours, subprocess.Popen(command, env=env, cwd=_ROOT, pass_fds=[theirs.fileno()])

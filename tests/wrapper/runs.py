@@ -38,7 +38,7 @@ class Run:
         **env: str,
     ) -> None:
         self.job_dir, self.restart = job_dir, restart
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "OMP_"))}
         clean |= {
             "ONES_JOB_DIR": str(job_dir),
             "SLURM_RESTART_COUNT": str(restart),
