@@ -37,6 +37,7 @@ BACK = (State.HOLDING_BACK, State.RESHAPING_BACK, State.RELEASING_BACK, State.WA
 PARTS = ("sqlite own", "postgresql operator pair", "sqlite operator pair", "postgresql own")
 """Database, mode, and whether there are two companions, of which one stands by."""
 GATE_S = 6.0
+UNDO_TRIES = 5
 QUIET_S = 120.0
 SETTLE_S = 0.25
 JUDGE_S = 30.0
@@ -149,11 +150,10 @@ class FaultRun:
         return choice.choice([None, choice.choice(GATES), choice.choice(GATES), choice.choice((*GATES, *BACK))])
 
     def _undo_due(self) -> None:
-        """What people undo by now."""
-        due = [undo for left, undo in self.site.undo_later if left <= 1]
+        """What people undo by now. What Slurm does not take is tried again some times."""
+        due = [(left, undo) for left, undo in self.site.undo_later if left <= 1]
         self.site.undo_later = [(left - 1, undo) for left, undo in self.site.undo_later if left > 1]
-        for undo in due:
-            undo()
+        self.site.undo_later += [(left - 1, undo) for left, undo in due if not undo() and left > 1 - UNDO_TRIES]
 
     def _quiet(self) -> list[str]:
         """Wait until no resize is open, the companion has ticked since, and no job is between two states."""

@@ -175,7 +175,7 @@ class FaultSite:
         self.expected: dict[int, JobExpectation] = {}
         self.repairs: list[Callable[[], None]] = []
         """What ends a fault, before all has to be quiet again."""
-        self.undo_later: list[tuple[int, Callable[[], None]]] = []
+        self.undo_later: list[tuple[int, Callable[[], bool]]] = []
         """What people undo, after so many faults more."""
         self._log_read = 0
         self._clean()

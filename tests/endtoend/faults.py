@@ -20,6 +20,8 @@ KINDS: dict[str, Inject] = {}
 POSSIBLE: dict[str, Callable[[FaultSite], bool]] = {}
 """Kinds that need something of their site."""
 DRAINABLE = ("n2", "n3", "n4")
+SAVED_S = 6.0
+"""Slurm writes its jobs down within 5 s of a change."""
 """Nodes on which no job runs that must not be touched."""
 
 
@@ -78,6 +80,7 @@ def _(site: FaultSite, job_id: int) -> None:
 
 @kind("slurmctld killed")
 def _(site: FaultSite, job_id: int) -> None:
+    _let_slurm_save(site)
     site.cluster.kill_slurmctld()
     site.open_gate()
     time.sleep(site.random.choice([0, 0.5, 2, 6]))
@@ -124,6 +127,7 @@ def _(site: FaultSite, job_id: int) -> None:
     away = site.random.uniform(1, 3)
     for companion in site.companions:
         companion.kill(absent_s=away)
+    _let_slurm_save(site)
     site.cluster.kill_slurmctld()
     site.cluster.kill_slurmds(*site.cluster.nodes)
     if site.server is not None:
@@ -269,9 +273,11 @@ def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
     # Of an array those tasks are held that wait, most of them by the companion before.
     expected.hold_sure = not expected.blocks and (running or (user == "root" and site.own))
 
-    def release() -> None:
-        site.scontrol("scontrol", "release", str(job_id), user=user)
+    def release() -> bool:
+        if not site.scontrol("scontrol", "release", str(job_id), user=user):
+            return False
         expected.hold, expected.hold_sure = "", False
+        return True
 
     _later(site, release)
 
@@ -308,9 +314,9 @@ def _comment(site: FaultSite, job_id: int, text: str) -> None:
         # The companion looks again before it acts.
         expected.at_opt_out, expected.others_at_opt_out = job, expected.others
 
-    def back() -> None:
+    def back() -> bool:
         expected.opted_out, expected.at_opt_out = False, None
-        site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={comment}")
+        return site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={comment}")
 
     _later(site, back)
 
@@ -327,7 +333,8 @@ def _(site: FaultSite, job_id: int) -> None:
 
 @kind(FaultKind.BAD_COMMENT)
 def _(site: FaultSite, job_id: int) -> None:
-    _comment(site, job_id, "ones: gpus=many")
+    # A job of blocks stays one.
+    _comment(site, job_id, f"ones: gpus=many{' array=blocks' if site.expected[job_id].blocks else ''}")
 
 
 @kind(FaultKind.BEGIN)
@@ -337,9 +344,11 @@ def _(site: FaultSite, job_id: int) -> None:
         return
     expected.begin = True
 
-    def now() -> None:
-        site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    def now() -> bool:
+        if not site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now"):
+            return False
         expected.begin = False
+        return True
 
     _later(site, now)
 
@@ -358,11 +367,12 @@ def _(site: FaultSite, job_id: int) -> None:
         return
     expected.impossible_request = True
 
-    def back() -> None:
-        site.scontrol("scontrol", "update", f"JobId={job_id}", "Partition=gpu")
+    def back() -> bool:
+        back = site.scontrol("scontrol", "update", f"JobId={job_id}", "Partition=gpu")
         # Slurm itself holds what can never start.
         site.scontrol("scontrol", "release", str(job_id))
         expected.impossible_request = False
+        return back
 
     _later(site, back)
 
@@ -459,9 +469,15 @@ def _(site: FaultSite, job_id: int) -> None:
 # -- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _later(site: FaultSite, undo: Callable[[], object]) -> None:
-    """Undone by whoever did it, one or two faults on."""
-    site.undo_later.append((site.random.randint(1, 2), lambda: (undo(), None)[1]))
+def _later(site: FaultSite, undo: Callable[[], bool]) -> None:
+    """Undone by whoever did it, one or two faults on; again after each later fault, while Slurm does not take it."""
+    site.undo_later.append((site.random.randint(1, 2), undo))
+
+
+def _let_slurm_save(site: FaultSite) -> None:
+    """Wait until Slurm has written down the newest job: one that was just submitted, a killed slurmctld forgets."""
+    newest = max((job.submit_time for job in site.jobs().values()), default=0.0)
+    time.sleep(min(max(newest + SAVED_S - time.time(), 0.0), SAVED_S))
 
 
 def _node_of(site: FaultSite, job_id: int) -> str:
