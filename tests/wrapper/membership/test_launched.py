@@ -19,6 +19,7 @@ from ones_wrapper.launch.job_directory import read_tries
 from ones_wrapper.launch.restart_policy import STOP_CODE
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
+from tests.wrapper.launch.test_blocks import SRUN
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.membership.forked import ForkedBlock
 from tests.wrapper.runs import TRAIN
@@ -167,6 +168,37 @@ def test_a_sharded_model_grows_and_shrinks(tmp_path: Path) -> None:
         assert [hello.step for hello in job.of(Hello)] == [0, whole.step, alone.step]
         assert job.asked() == [CANCELLED]
         assert not (job.directory / "tries-1.json").exists()
+        job.assert_as_undisturbed()
+    finally:
+        job.kill()
+
+
+@pytest.mark.slow
+def test_a_sharded_model_on_a_block_of_two_nodes(tmp_path: Path) -> None:
+    """Protects terms whose ranks several launchers fork, each on a node of its own: a model sharded by FSDP2 on one
+    node is joined by a block of two, goes on with that alone, and is taken over by one node again."""
+    job = LaunchedJob(tmp_path / "job", "--sharded")
+    (job.directory / "bin/srun").write_text(SRUN)
+    (job.directory / "bin/srun").chmod(0o755)
+    try:
+        first = job.start(0)
+        job.wait(First)
+        job.order(0, 1)
+        job.more = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "localhost,localhost", "ONES_LAUNCHER": "srun"}
+        second = job.start(1)
+        job.wait_for(0, 1)
+        job.order(1)
+        job.wait_for(1)
+        assert first.end() == 0, first.errors
+        job.order(2)
+        job.more = {}
+        third = job.start(2)
+        job.wait_for(2)
+        assert second.end() == 0, second.errors
+        job.hurry()
+        assert third.end() == 0, third.errors
+        assert [(one.nodes, one.world) for one in job.of(Membership)] == [(1, 1), (3, 3), (2, 2), (1, 1)]
+        assert [bye.reason for bye in job.of(Bye)] == ["moved"] * 3 + ["finished"]
         job.assert_as_undisturbed()
     finally:
         job.kill()
