@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ import torch
 from ones_wrapper.launch.restart_policy import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Hello, Membership, decode_spec
 from tests.wrapper.membership.blocks import Job
-from tests.wrapper.runs import TRAIN, assert_exactly_once
+from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.test_same_result import flat
 
 
@@ -219,32 +217,3 @@ def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None
         assert [p.name for p in (job.directory / "checkpoints").glob("step-*")]
     finally:
         job.kill()
-
-
-@pytest.mark.slow
-def test_the_command_starts_blocks(tmp_path: Path) -> None:
-    """Protects the whole way: `ones-run --blocks` as a batch script calls it."""
-    job = Job(tmp_path / "job", "--step-ms", "100", epochs=100)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
-    env |= {"ONES_JOB_DIR": str(job.directory), "SLURM_ARRAY_JOB_ID": "4711", "ONES_REPORT_EVERY_S": "0.2"}
-    env["PATH"] = str(Path(sys.executable).parent)  # a Slurm that is installed here has nothing to cancel
-    command = [sys.executable, "-m", "ones_wrapper.launch", "--blocks", str(TRAIN), *job.arguments]
-    trace = str(job.directory / "trace-{restart}-{rank}.jsonl")
-    running = []
-    try:
-        for task in (0, 1):
-            running.append(subprocess.Popen(command, env=env | {"SLURM_ARRAY_TASK_ID": str(task), "ONES_TRACE": trace}))
-            until = time.monotonic() + 60.0
-            while not job.of(First) and time.monotonic() < until:
-                time.sleep(0.1)
-            job.order(0, 1)
-        until = time.monotonic() + 60.0
-        while time.monotonic() < until and not any(m.world == 2 for m in job.of(Membership)):
-            time.sleep(0.1)
-        job.hurry()
-        assert [process.wait(60.0) for process in running] == [0, 0]
-        assert any(m.world == 2 for m in job.of(Membership))
-        job.assert_as_undisturbed()
-    finally:
-        for process in running:
-            process.kill()
