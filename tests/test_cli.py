@@ -36,9 +36,9 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def filled(url: str) -> str:
+def filled(empty_url: str) -> str:
     """A database with a job that was resized, one that is refused, and one with a hostile name."""
-    migrate.upgrade(url)
+    url = empty_url
     with Store.open(url, "gres") as store:
         resized_job(store, 7)
         store.record_jobs([job(8, elastic=False, refusal=said("it was submitted with task counts"), state="PENDING")])

@@ -131,8 +131,8 @@ class TestMaintain:
     """`db maintain`."""
 
     @pytest.fixture
-    def old(self, url: str) -> str:
-        migrate.upgrade(url)
+    def old(self, empty_url: str) -> str:
+        url = empty_url
         with Store.open(url, "here") as store:
             store.record_jobs([job(7)])
             report(store, 7, 0, hello=hello(), throughput=[throughput(n) for n in range(2, 302)], offset=9, number=301)

@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from ones_db import HealthRecord, NodeRecord, Store, migrate
+from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader_lock import LeaderLock
 from slurm_ones.cli import log_tail
 from slurm_ones.cli.common import NotSeenYet
@@ -42,11 +42,10 @@ NOW = 5000.0
 
 
 @pytest.fixture
-def filled(tmp_path: Path) -> str:
+def filled(empty_url: str) -> str:
     """A companion that leads, a job that runs on a node, one that waits, one that is refused and hostile, one that
     has ended."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
+    url = empty_url
     with Store.open(url, "gres") as store, LeaderLock(url, "gres") as lock:
         lock.take(NOW)
         resized_job(store, 7)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ones_db import ActionRecord, ReasonRecord, Store, migrate
+from ones_db import ActionRecord, ReasonRecord, Store
 from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
 from slurm_ones.cli import app
@@ -39,9 +39,8 @@ def harmless(text: str) -> bool:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    found = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(found)
+def url(empty_url: str) -> str:
+    found = empty_url
     with Store.open(found, NAME) as store:
         resized_job(store, 7)
         names = {"name": NAME, "user": NAME, "account": NAME, "partition": NAME, "comment": NAME, "work_dir": NAME}

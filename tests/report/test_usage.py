@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ones_db import Store, migrate
+from ones_db import Store
 from slurm_ones.cli.report import allowed
 from slurm_ones.report.advice import RULES, Allowed, advice
 from slurm_ones.report.usage import Job, Measured, Resized, Stretch, Usage
@@ -121,10 +121,9 @@ def test_gpus_over_time_are_drawn_to_scale() -> None:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(empty_url: str) -> str:
     """The database of the views' tests, and a job of a hostile user."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
+    url = empty_url
     with Store.open(url, "gres") as store:
         fill(store)
         fill_blocks(store)

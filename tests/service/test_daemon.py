@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import JobRecord, ResizeRecord, Store, migrate
+from ones_db import JobRecord, ResizeRecord, Store
 from slurm_ones.act.transitions import NEEDS_COMPANION, State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
@@ -34,10 +34,8 @@ class Moody:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    with Store.open(url, "here") as opened:
+def store(empty_url: str) -> Iterator[Store]:
+    with Store.open(empty_url, "here") as opened:
         yield opened
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobRecord, NotLeader, ResizeRecord, Store, StoreLost, migrate
+from ones_db import JobRecord, NotLeader, ResizeRecord, Store, StoreLost
 from ones_wrapper.protocol import ORDERS
 from slurm_ones.act.transitions import State
 from slurm_ones.companion import Companion, Tick
@@ -54,10 +54,8 @@ class Seasons:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    return url
+def url(empty_url: str) -> str:
+    return empty_url
 
 
 @pytest.fixture

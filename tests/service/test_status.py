@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ones_db import HealthRecord, ReasonRecord, ResizeRecord, Store, migrate
+from ones_db import HealthRecord, ReasonRecord, ResizeRecord, Store
 from ones_db.leader_lock import LeaderLock
 from ones_db.records import JobRecord
 from slurm_ones.cli import app
@@ -31,10 +31,8 @@ CLI = CliRunner()
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    return url
+def url(empty_url: str) -> str:
+    return empty_url
 
 
 def problems(url: str, now: float) -> str:

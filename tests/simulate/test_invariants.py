@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import Store, migrate
+from ones_db import Store
 from ones_wrapper.protocol import reports_name
 from slurm_ones.simulate.engines.invariants import violations
 from slurm_ones.simulate.engines.world import ClusterSpec, World
@@ -25,10 +25,8 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    with Store.open(url, "here") as opened:
+def store(empty_url: str) -> Iterator[Store]:
+    with Store.open(empty_url, "here") as opened:
         yield opened
 
 

@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from ones_db import HealthRecord, NodeRecord, Store, migrate
+from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader_lock import LeaderLock
 from ones_db.query import Reader
 from slurm_ones.cli.report import allowed
@@ -63,10 +62,9 @@ class Page:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(empty_url: str) -> str:
     """A companion that leads; a job that was resized, one that runs, one that waits, one of a hostile user."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
+    url = empty_url
     now = time.time()
     with Store.open(url, "gres") as store, LeaderLock(url, "gres") as lock:
         lock.take(now)
