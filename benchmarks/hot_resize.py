@@ -85,6 +85,49 @@ for _ in job.epochs():
             file.write(json.dumps(line | {"step": job.progress.step}) + "\\n")
     job.epoch_end()
 """
+TRAINER = """
+import json, os, sys, time
+import torch
+from transformers import TrainerCallback, TrainingArguments
+from ones_wrapper.frameworks.transformers import Trainer
+
+parameters, step_ms, log = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+width = 1024 if parameters >= 1_100_000 else 256
+task, restart = os.environ.get("SLURM_ARRAY_TASK_ID", "0"), os.environ.get("SLURM_RESTART_COUNT", "0")
+file = open(f"{log}/steps-{task}-{restart}-{os.getpid()}.jsonl", "w", buffering=1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = max(1, round(parameters / (width * width + width)))
+        self.net = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+
+    def forward(self, x):
+        time.sleep(step_ms / 1000)
+        return {"loss": self.net(x).square().mean()}
+
+
+class Note(TrainerCallback):
+    def on_step_end(self, *_, **__):
+        line = {"time": time.time(), "task": int(task), "restart": int(restart), "world": trainer.job.world}
+        file.write(json.dumps(line | {"step": trainer.job.progress.step}) + "\\n")
+
+
+rows = torch.randn(640, width, generator=torch.Generator().manual_seed(1))
+trainer = Trainer(
+    Model(),
+    TrainingArguments(
+        output_dir=f"{log}/out", num_train_epochs=10_000, per_device_train_batch_size=32, save_strategy="no",
+        report_to="none", disable_tqdm=True, use_cpu=True, remove_unused_columns=False, dataloader_pin_memory=False,
+    ),
+    train_dataset=[{"x": row} for row in rows],
+    callbacks=[Note()],
+    elastic={"max_batch": 64, "max_local_batch": 64},
+)
+trainer.train()
+"""
+"""The same by Hugging Face's Trainer: each change begins a term."""
 
 
 @dataclass
@@ -234,8 +277,8 @@ def sending(size: int) -> float:
 class Bench:
     """One cluster, and the jobs that are resized on it one after the other."""
 
-    def __init__(self, cluster: Cluster, parameters: int, step_ms: float) -> None:
-        self.harness, self.parameters, self.step_ms = Harness(cluster), parameters, step_ms
+    def __init__(self, cluster: Cluster, parameters: int, step_ms: float, script: str = SCRIPT) -> None:
+        self.harness, self.parameters, self.step_ms, self.script = Harness(cluster), parameters, step_ms, script
         self.queue = Queue(cluster)
         self.lost = self.repeated = 0
         self.steps: dict[str, list[float]] = {"usual": []}
@@ -246,7 +289,7 @@ class Bench:
         harness = self.harness
         folder = harness.folder("steps")
         inside = f"/scratch/{folder.name}"
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(self.script)
         (folder / "job.sbatch").write_text(BATCH_SCRIPT)
         comment = "--comment=ones: gpus=1-8 batch=32-64" + (" array=blocks" if hot else "")
         options = (comment, *(("--array=0-7%1",) if hot else ()))
@@ -257,6 +300,7 @@ class Bench:
             options=options,
             template=Path(f"{inside}/job.sbatch"),
             ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
+            ONES_PRELOAD="ones_wrapper.frameworks.transformers" if self.script is TRAINER else "",
         )
         harness.trains(job_id)
         settings = harness.settings(scope='"own"', tick_s="0.5", resize="max_wait_s = 120\ndwell_s = 2")
@@ -348,13 +392,14 @@ def main() -> None:
     parser.add_argument("--requeues", type=int, help="by default two a cycle, six at most")
     parser.add_argument("--parameters", type=int, default=5_000_000)
     parser.add_argument("--step-ms", type=float, default=30.0, help="sleep in a step, for the GPU's work")
+    parser.add_argument("--trainer", action="store_true", help="train by Hugging Face's Trainer")
     parser.add_argument("--site", default="gres", choices=["gres", "old"])
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures there")
     args = parser.parse_args()
     requeues = args.requeues if args.requeues is not None else min(2 * args.cycles, 6)
     with Cluster(args.site) as cluster:
         quick(cluster)
-        bench = Bench(cluster, args.parameters, args.step_ms)
+        bench = Bench(cluster, args.parameters, args.step_ms, TRAINER if args.trainer else SCRIPT)
         watcher = threading.Thread(target=bench.queue.watch)
         watcher.start()
         try:

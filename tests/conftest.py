@@ -79,6 +79,7 @@ LONG = (
     "tests/endtoend/test_long.py",
     "tests/endtoend/test_guide.py",
     "tests/wrapper/frameworks/test_resized.py",
+    "tests/wrapper/frameworks/test_blocks.py",
     "tests/endtoend/test_strategies.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",
     "tests/endtoend/test_frameworks.py",

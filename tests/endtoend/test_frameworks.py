@@ -1,19 +1,20 @@
-"""Frameworks' scripts on a real Slurm: Hugging Face's Trainer, Lightning and Accelerate are resized, and what knows
-nothing of us is not.
+"""Frameworks' scripts on a real Slurm: Hugging Face's Trainer, Lightning and Accelerate are resized, by a requeue and
+as blocks, and what knows nothing of us is not.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.frameworks import CASES, EXAMPLES, INTERRUPTED
-from ones_wrapper.protocol import Bye, Hello
-from tests.endtoend.harness import Harness
+from ones_wrapper.protocol import Bye, Hello, Report
+from tests.endtoend.harness import BLOCKS, Harness
 from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.runs import assert_exactly_once
 
@@ -144,3 +145,45 @@ def test_lightning_and_accelerate_are_resized(
     hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(job.restart + 1)]
     assert [(hello.world, hello.batch) for hello in hellos] == [(1, 32), *((gpus, batch) for _, gpus, batch in steps)]
     logged(folder, words)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("name", "batch", "epochs"), [("transformers", 16, 8), ("lightning", 32, 3), ("accelerate", 32, 3)]
+)
+def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batch: int, epochs: int) -> None:
+    """Their examples as jobs of blocks, 1 → 2 → 1 GPUs with another batch: no run is requeued, and each sample is used
+    once."""
+    case = CASES[name]
+    if case.missing:
+        pytest.skip(f"{name} is not installed")
+    folder = harness.folder(name)
+    inside = f"/scratch/{folder.name}"
+    arguments = [INTERRUPTED, EXAMPLES / case.elastic, *case.arguments, "--epochs", epochs]
+    comment = f"--comment=ones: gpus=1-4 batch={batch}-{2 * batch} array=blocks"
+    job_id = harness.submit(
+        *map(str, arguments),
+        options=(comment, "--time=15", "--cpus-per-gpu=1", f"--chdir={inside}"),
+        template=BLOCKS,
+        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
+        ONES_SLOW=f"2:{inside}/hurry",
+        ONES_PRELOAD=case.preload,
+        ONES_JOB_DIR=f"{inside}/job",
+        HF_HUB_OFFLINE="1",
+    )
+    harness.membership(job_id, lambda m: m.why == "first", "first membership")
+    settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
+    scripted(harness, settings, {job_id: [[0, 2, 2 * batch], [0, 1, batch]]}, 240.0)
+    (folder / "hurry").touch()
+    deadline = time.monotonic() + 120
+    while any(task.state in ("RUNNING", "PENDING", "COMPLETING") for task in harness.tasks(job_id).values()):
+        assert time.monotonic() < deadline, harness.log(job_id)[-6000:]
+        time.sleep(0.5)
+    assert {task.state for task in harness.tasks(job_id).values()} <= {"COMPLETED", "CANCELLED"}
+    told = harness.memberships(job_id)
+    assert [(m.world, m.batch) for m in told] == [(1, batch), (2, 2 * batch), (1, batch)], harness.log(job_id)[-6000:]
+    assert all(m.pause_s < 60 and not m.bytes for m in told)
+    runs: list[list[Report]] = [harness.reports(job_id, term) for term in range(3)]
+    byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
+    assert byes == ["moved", "moved", "finished"]
+    assert_exactly_once(folder, epochs, case.samples)

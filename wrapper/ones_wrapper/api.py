@@ -16,9 +16,10 @@ import os
 import time
 from dataclasses import replace
 
+from ones_wrapper.entered import Entered, enter_before_script, enter_block
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
-from ones_wrapper.hot_start import meet
+from ones_wrapper.hot_start import start
 from ones_wrapper.job import Job as Job
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.process_hooks import requeue_conflict
@@ -33,6 +34,8 @@ from ones_wrapper.strategy import Strategy
 
 _run: Run | None = None
 """The run of this process."""
+_entered: Entered | None = None
+"""Its ranks, where they are known before there is a run."""
 
 
 def init(
@@ -78,7 +81,7 @@ def init(
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
     something else already requeues.
     """
-    global _run
+    global _run, _entered
     if _run is not None and not _run.ended:
         raise RuntimeError("init: call it once")
     started = time.time()
@@ -94,7 +97,8 @@ def init(
         raise RuntimeError(why)
     if uneven and strategy is not None:
         raise ValueError(f"init: uneven=True is for plain data parallel, and {strategy.name} divides its own work")
-    group = join(backend)
+    entered = enter(backend)
+    group = entered.group
 
     def limited() -> Spec:
         """With what depends on the ranks."""
@@ -110,19 +114,44 @@ def init(
             return True
         return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
 
-    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven), own_block(os.environ)
-    if block is not None and isinstance(group, TorchGroup):
-        run: Run = meet(group, settings, started, block, limited, fits)
+    settings = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven)
+    if entered.blocks is not None:
+        run: Run = start(entered, settings, started, limited, fits)
     else:
         run = Run(group, limited(), settings, started)
     if noise_scale and noise_may_be_measured(strategy, run.spec):
         run.noise = NoiseScale(group)
-    _run = run
+    _run, _entered = run, None
     return Job(run)
 
 
 def _name(strategy: Strategy | None) -> str:
     return strategy.name if strategy is not None else "plain data parallel"
+
+
+def before_script() -> None:
+    """What `ones-run` calls in each rank. Leaves the process of a block that has nothing to do, or is to wait."""
+    global _entered
+    _entered = enter_before_script()
+
+
+def enter(backend: str | None = None) -> Entered:
+    """Who the ranks are, for `init`: it takes those that a framework asked for beforehand, or that met before the
+    script. Collective, the first time. Leaves the process of a block that has nothing to do.
+    """
+    global _entered
+    if _run is not None and not _run.ended:
+        return Entered(_run.group)
+    if _entered is None:
+        group, block = join(backend), own_block(os.environ)
+        if block is not None and isinstance(group, TorchGroup):
+            _entered = enter_block(group, block)
+        else:
+            _entered = Entered(group)
+    elif _entered.early:
+        with _entered.losing():
+            _entered.set_up(join(backend))
+    return _entered
 
 
 def join(backend: str | None = None) -> Group:

@@ -49,7 +49,8 @@ class HotRun(Run):
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
         blocks.fits = lambda world: spec.limits is None or spec.limits.at(world) is not None
-        blocks.listen(self.spec.max_local_batch, self._orders, lambda: FLAGS.stop, self._abandon)
+        blocks.trains(self.spec.max_local_batch)
+        blocks.abandon = self._abandon
 
     @property
     def rank(self) -> int:

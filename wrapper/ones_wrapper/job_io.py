@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ones_wrapper.protocol import (
     MAX_LINE,
+    MAX_SPEC,
     ORDERS,
     SPEC,
     Bye,
@@ -26,6 +27,7 @@ from ones_wrapper.protocol import (
     Spec,
     decode_order,
     decode_report,
+    decode_spec,
     encode,
     encode_report,
     reports_name,
@@ -114,6 +116,15 @@ def write_spec(job_dir: Path, spec: Spec) -> None:
         new.replace(job_dir / SPEC)
     except OSError as error:
         log(f"{job_dir / SPEC} cannot be written ({error.strerror}); the companion will not resize this job")
+
+
+def read_spec(job_dir: Path) -> Spec | None:
+    """What the job's last run wrote; None where there is none that can be read."""
+    try:
+        with (job_dir / SPEC).open("rb") as file:
+            return decode_spec(file.read(MAX_SPEC + 1))
+    except (OSError, ProtocolError):
+        return None
 
 
 def read_order(path: Path, owners: frozenset[int]) -> Order | None:

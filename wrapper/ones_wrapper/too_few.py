@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, last_generation, log
-from ones_wrapper.launch.ending import leave
-from ones_wrapper.launch.places import find_spool
+from ones_wrapper.job_io import STOP, OwnerRequests, last_generation, log
 from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST, STOP_CODE
+from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.entrance import NextTermError
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
@@ -22,19 +18,14 @@ WAIT_S = 1800.0
 _LOOK_S = 0.1
 
 
-def wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path, fits: Callable[[int], bool]) -> None:
+def wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path) -> None:
     """Train nothing, until blocks that joined make a membership which the strategy can use: with them the next term
     begins, from the checkpoint that there is. Collective. Returns where nobody came.
 
-    `fits` says whether the strategy can use so many ranks. Leaves the process where it was told to end, or the job.
-    Raises `NextTermError`, `NotWantedError` where this block is none of that membership, and `PeersLostError`.
+    Leaves the process where it was told to end, or the job. Raises `NextTermError`, `NotWantedError` where this block
+    is none of that membership, and `PeersLostError`.
     """
-    FLAGS.armed, blocks.fits = True, fits
-
-    def orders(term: int) -> OrderReader:
-        return OrderReader(directory, term, find_spool(os.environ), blocks.block.array)
-
-    blocks.listen(0, orders, lambda: FLAGS.stop, lambda why: leave(PEER_LOST))
+    FLAGS.armed = True
     generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
     blocks.lead_first(generation, hot=False)
     if group.rank == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import pytest
@@ -91,9 +90,6 @@ def refuses() -> None:
     with pytest.raises(ValueError, match="WeightedRandomSampler"):
         weighted = WeightedRandomSampler([1.0] * ROWS, ROWS)
         accelerator.prepare(model, optimizer, data(shuffle=None, sampler=weighted))
-    os.environ |= {"ONES_BLOCKS": "1", "SLURM_JOB_ID": "8", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
-    with pytest.raises(RuntimeError, match="without --array"):
-        accelerator.prepare(model, optimizer, data())
 
 
 def test_what_cannot_be_elastic_is_refused() -> None:

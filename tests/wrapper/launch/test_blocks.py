@@ -214,17 +214,18 @@ def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("ones_wrapper.launch.node.time.sleep", slept.append)
     forks = Forks(tmp_path)
     for _ in range(MOST_FORKS):
-        assert forks.wait()
-    assert not forks.wait()
+        assert forks.wait(PEER_LOST)
+    assert not forks.wait(PEER_LOST)
     assert slept == [fork_delay_s(row) for row in range(1, MOST_FORKS + 1)]
     assert (slept[0], max(slept)) == (0.0, 5.0) and slept == sorted(slept)
     newest = tmp_path / "checkpoints" / "step-000000005"
     newest.mkdir(parents=True)
     (newest / "manifest.json").write_text("{}")
-    assert forks.wait() and slept[-1] == 0.0
-    assert forks.wait() and slept[-1] > 0.0
+    assert forks.wait(PEER_LOST) and slept[-1] == 0.0
+    assert forks.wait(PEER_LOST) and slept[-1] > 0.0
     env = forks.env({"MASTER_PORT": str(master_port(7, 0))})
     assert (env["ONES_FORK"], env["MASTER_PORT"]) == ("22", str(master_port(7, 2)))
+    assert "ONES_NEXT_TERM" not in env
 
 
 def test_what_ones_run_makes_of_lost_peers() -> None:

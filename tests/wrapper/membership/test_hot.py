@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ones_wrapper.job_io import POLL_S
 from ones_wrapper.launch.restart_policy import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Hello, Membership, decode_spec
 from tests.wrapper.membership.blocks import Job
@@ -33,7 +34,7 @@ def test_grows_and_shrinks(job: Job) -> None:
     job.start(0)
     job.wait(First)
     order = job.order(0, 1, batch=32)
-    time.sleep(0.3)
+    time.sleep(2 * POLL_S)  # the leader has read the order
     job.start(1)
     grown = job.wait_for(0, 1)
     assert (grown.world, grown.batch, grown.order, grown.why, grown.restarts) == (2, 32, order, "order", (0, 0))

@@ -10,8 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from ones_wrapper import hot_start
+from ones_wrapper import entered, hot_start
+from ones_wrapper.entered import Entered, enter_block
+from ones_wrapper.frameworks import steps
+from ones_wrapper.group import TorchGroup
 from ones_wrapper.hot_run import HotRun
 from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.membership import meeting
@@ -67,42 +71,49 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path, m
     assert took < 60.0
 
 
-def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects a new block: it was found and lost again while the ranks began, which is no error of theirs."""
 
     with pytest.raises(SystemExit) as left:
-        meet_and_lose(BoardLostError("gone"), None, tmp_path, monkeypatch)
+        meet_and_lose(BoardLostError("gone"), True, monkeypatch)
     assert left.value.code == PEER_LOST
 
 
-def meet_and_lose(error: Exception, blocks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank does that found a leader, and whose run then fails to begin."""
 
     def lost(*_: Any) -> None:
         raise error
 
-    found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
-    monkeypatch.setattr(hot_start, "come_in", lambda *_: (found, True))
-    monkeypatch.setattr(hot_start, "Blocks", lambda *_: blocks)
     monkeypatch.setattr(hot_start, "HotRun", lost)
-    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
-    anything: Any = SimpleNamespace(rank=1)
-    hot_start.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+    anything: Any = SimpleNamespace()
+    hot_start.start(Entered(TEAM_OF_ONE, blocks_that(alone)), anything, 0.0, lambda: anything)
+
+
+TEAM_OF_ONE = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
+
+
+def blocks_that(alone: bool) -> Any:
+    """As a rank of block 1 holds them."""
+    leader = Leader(0, "127.0.0.1", 1, "token", 0, 0)
+    its = {"leader": leader, "local_rank": 1, "alone": alone, "give_up": lambda why: None}
+    return SimpleNamespace(block=Block(7, 1, 0), **its)
 
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("text", ["[gloo] Connection closed by peer [127.0.0.1]:4711", "no such layer"])
 def test_blocks_that_are_lost_as_a_term_begins_end_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, text: str
+    monkeypatch: pytest.MonkeyPatch, alone: bool, text: str
 ) -> None:
     """Protects a job from the death of a block whose ranks others wait for, before the script's first step: that is no
-    error of the script, which would end the job. What is one stays one."""
-    lost = "gloo" in text and not alone
+    error of the script, which would end the job. What is one stays one. The script may wait for them before `init`, as
+    where a Trainer has its first rank prepare the data."""
+    error, lost = RuntimeError(text), "gloo" in text and not alone
     with pytest.raises(SystemExit if lost else RuntimeError) as left:
-        meet_and_lose(RuntimeError(text), SimpleNamespace(alone=alone), tmp_path, monkeypatch)
+        meet_and_lose(error, alone, monkeypatch)
     assert not lost or getattr(left.value, "code", 0) == PEER_LOST
+    verdict = Entered(TEAM_OF_ONE, blocks_that(alone)).failed(error)
+    assert (verdict[0] if verdict else None) == (PEER_LOST if lost else None)
 
 
 def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +123,32 @@ def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, mon
     def gone(*_: Any) -> None:
         raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
 
-    monkeypatch.setattr(hot_start, "come_in", gone)
+    monkeypatch.setattr(entered, "come_in", gone)
     monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
-    anything: Any = SimpleNamespace(rank=1)
+    group: Any = SimpleNamespace(rank=1)
     with pytest.raises(SystemExit) as left:
-        hot_start.meet(anything, anything, 0.0, Block(7, 1, 0), lambda: anything)
+        enter_block(group, Block(7, 1, 0))
+    assert left.value.code == PEER_LOST
+
+
+def test_a_framework_keeps_the_ranks_that_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a Trainer from ranks that change under it: where others are met after it read who the ranks are, all
+    start again; and a block ends where those who train change from memory to memory."""
+    blocks = blocks_that(alone=True)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(steps, "enter", lambda backend: Entered(TEAM_OF_ONE, blocks))
+    assert steps.meet(None) is TEAM_OF_ONE and not blocks.hot
+    with pytest.raises(SystemExit) as left:
+        Entered(TEAM_OF_ONE, blocks, leads=False).keep_ranks()
+    assert left.value.code == 0
+
+    def late(backend: str | None) -> Entered:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        return Entered(TEAM_OF_ONE, blocks)
+
+    monkeypatch.setattr(steps, "enter", late)
+    with pytest.raises(SystemExit) as left:
+        steps.meet(None)
     assert left.value.code == PEER_LOST
 
 

@@ -29,10 +29,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
-from ones_wrapper.api import join as join_group
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
-from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, options_of, shuffles
+from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, meet, options_of, shuffles
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import log
@@ -133,7 +132,7 @@ class ElasticStrategy(ParallelStrategy):
 
     def setup_environment(self) -> None:
         if self._group is None:
-            self._group = join_group(self._elastic.get("backend"))
+            self._group = meet(self._elastic.get("backend"))
         theirs = (self.parallel_devices or [self.root_device])[0].type
         if theirs != self.root_device.type:
             raise RuntimeError(DEVICE.format(theirs=theirs, ours=self.root_device.type))

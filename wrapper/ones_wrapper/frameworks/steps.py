@@ -14,18 +14,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from ones_wrapper.api import Job, init
+from ones_wrapper.api import Job, enter, init
 from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.group import Group
+from ones_wrapper.job_io import log
+from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.loop import Loader
-from ones_wrapper.membership.files import own_block
 
 Pass = tuple[AccumulationStep, Any]
 """An accumulation step, and the samples that this rank fetched for it."""
 
-BLOCKS = (
-    "{framework} keeps the number of ranks that it started with, so its jobs are resized by checkpoint and requeue: "
-    "submit without --array, without `array=blocks` in the comment, and start it by `ones-run` without --blocks"
-)
 SAMPLER = (
     "the training data comes through {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
     "lost or repeated at a resize. Use shuffle=True, or the dataset's own order"
@@ -41,17 +39,29 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
     """Join the run as `ones.init` does, with `elastic` as further keywords of it.
 
     The base batch is what the script takes on one GPU, `per_device` samples in each of `accumulation` accumulation
-    steps, unless `elastic` says otherwise. Raises RuntimeError in a job of blocks, and ValueError for a strategy.
+    steps, unless `elastic` says otherwise. Raises ValueError for a strategy.
     """
-    if own_block(os.environ) is not None:
-        raise RuntimeError(BLOCKS.format(framework=framework))
     given = dict(elastic or {})
     if (strategy := given.get("strategy")) is not None:
         raise ValueError(STRATEGY.format(framework=framework, strategy=getattr(strategy, "name", strategy)))
     batch = given.setdefault("batch", per_device * accumulation)
     given.setdefault("max_local_batch", per_device)
     given.setdefault("max_accumulation_steps", max(accumulation, -(-batch // given["max_local_batch"])))
+    meet(given.get("backend"))
     return init(**given)
+
+
+def meet(backend: str | None) -> Group:
+    """Who the ranks are, for a framework that copies that. They are these until the run ends: in a job of blocks each
+    change begins a term. Collective, the first time.
+    """
+    known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
+    entered.keep_ranks()
+    if os.environ.get("WORLD_SIZE") != known:
+        # What an earlier run said by_terms was not to be seen before the script: it is by now.
+        log("other blocks were met after the framework had asked who the ranks are; it starts again")
+        raise SystemExit(PEER_LOST)
+    return entered.group
 
 
 def shuffles(sampler: Any) -> bool:

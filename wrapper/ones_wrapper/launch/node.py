@@ -173,11 +173,13 @@ class Forks:
         self._job_dir = job_dir
         self._row = 0
         self._newest = ""
+        self._code = 0
 
-    def wait(self) -> bool:
-        """Wait until it is time for the next start; False where there shall be none: too many in a row, without a newer
-        checkpoint.
+    def wait(self, code: int) -> bool:
+        """Wait until it is time for the next start, after one that ended with that code; False where there shall be
+        none: too many in a row, without a newer checkpoint.
         """
+        self._code = code
         path = newest_checkpoint(self._job_dir)
         name = path.name if path else ""
         self._row = 1 if newer(name, self._newest) else self._row + 1
@@ -201,6 +203,7 @@ class Forks:
             "MASTER_PORT": str(next_free(port, refused) if env.get("ONES_NODES") == "1" else port),
             "ONES_LAUNCHED": f"{time.time():.3f}",
             "ONES_IMPORT_S": "0.000",
+            **({"ONES_NEXT_TERM": "1"} if self._code == NEXT_TERM else {}),
         }
 
 
@@ -243,7 +246,7 @@ def main(argv: Sequence[str]) -> int:
             break
         code = ranks.wait()
         if code in (PEER_LOST, NEXT_TERM) and block:
-            if not ranks.stopped and forks.wait() and not ranks.stopped:
+            if not ranks.stopped and forks.wait(code) and not ranks.stopped:
                 if code == PEER_LOST:
                     log("other blocks were lost; starting the ranks again", "ones-run")
                 continue

@@ -81,6 +81,7 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
     code, note = 0, ""
     plain_steps.start()
     try:
+        importlib.import_module("ones_wrapper.api").before_script()
         exec(module_code(arguments, main) if script == MODULE else script_code(script), vars(main))
     except SystemExit as leaving:
         code, note = _exit_code(leaving.code)

@@ -64,7 +64,7 @@ class Blocks:
         self._board = found.board
         self._address = found.address
         self._local = found.local
-        self._backend = dist.get_backend()
+        self._backend: str = ""
         self._me = found.me
         self.present = found.present
         """The membership; None before this block has joined."""
@@ -84,7 +84,8 @@ class Blocks:
         """Whether the script's strategy can use so many ranks."""
         self._orders: Callable[[int], OrderReader] | None = None
         self._leaving: Callable[[], bool] = bool
-        self._abandon: Callable[[str], None] = lambda why: None
+        self.abandon: Callable[[str], None] = lambda why: None
+        """Ends a process whose membership is lost."""
 
     @property
     def waiting(self) -> bool:
@@ -102,22 +103,22 @@ class Blocks:
         return self._watch.lost if self._watch is not None else ""
 
     def listen(
-        self,
-        max_local: int,
-        orders: Callable[[int], OrderReader],
-        leaving: Callable[[], bool],
-        abandon: Callable[[str], None],
+        self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]
     ) -> None:
-        """Give signs of life from now on. `max_local` is the largest pass that this block's devices hold. `orders`
-        makes the reader of a term's orders, `leaving` says whether this block was told to end, and `abandon` ends a
-        process whose membership is lost.
+        """Give signs of life from now on. `orders` makes the reader of a term's orders, `leaving` says whether this
+        block was told to end, and `abandon` ends a process whose membership is lost, until there is another.
         """
-        self._me = replace(self._me, max_local=max_local)
-        self._orders, self._leaving, self._abandon = orders, leaving, abandon
-        self._watch = Watch(self._board.again(), f"{self._me.uid}-{self._local}", leaving, self._why_lost, abandon)
+        self._orders, self._leaving, self.abandon = orders, leaving, abandon
+        name = f"{self._me.uid}-{self._local}"
+        self._watch = Watch(self._board.again(), name, leaving, self._why_lost, lambda why: self.abandon(why))
         self._watch.start()
         if self.present is not None and self._group.rank == 0:
             self._coordinate(self.present)
+
+    def trains(self, max_local: int) -> None:
+        """Training begins: torch.distributed is set up, and this is the largest pass that this block's devices hold."""
+        self._backend = dist.get_backend()
+        self._me = replace(self._me, max_local=max_local)
 
     @property
     def local_rank(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.board import Board, BoardLostError, in_time
@@ -75,7 +76,12 @@ def forget_groups(board: Board, before: int) -> None:
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
     """A raw gloo group of ranks that all call this. Raises RuntimeError where they don't within the time."""
-    group: Any = dist.ProcessGroupGloo(board.store(name), rank, world, timedelta(seconds=timeout_s))
+    return raw_group(board.store(name), rank, world, timeout_s)
+
+
+def raw_group(store: Store, rank: int, world: int, timeout_s: float) -> Any:
+    """The same, by any store."""
+    group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     if world > 1:
         group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
     group.set_timeout(timedelta(seconds=COLLECTIVE_S))
@@ -161,20 +167,24 @@ def enter(formed: Formed, backend: str) -> None:
 
 
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
-    """Make torch.distributed and `group` anew, of all ranks with which a term begins. Collective over them.
+    """Make `group` anew, of all ranks with which a term begins, and torch.distributed where it was set up. Collective
+    over them.
 
     Raises `BoardLostError` where they do not all come in time.
     """
     if len(plan.members) == 1:
         return
-    backend, hook, device = dist.get_backend(), sys.excepthook, group.device
-    keep(dist.group.WORLD)
     keep(group.control)
-    dist.destroy_process_group()
-    store = board.again().store(f"term-{plan.term}")
-    store.set_timeout(timedelta(seconds=within_s))
+    name, hook, device = f"term-{plan.term}", sys.excepthook, group.device
+    if set_up := dist.is_initialized():
+        backend, store = dist.get_backend(), board.again().store(name)
+        store.set_timeout(timedelta(seconds=within_s))
+        keep(dist.group.WORLD)
+        dist.destroy_process_group()
 
     def form() -> Any:
+        if not set_up:
+            return control_group(board.again(), name, rank, plan.world, within_s)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # a thread begins on the first one
         dist.init_process_group(

@@ -87,6 +87,10 @@ class Plan:
             before += member.ranks
         return None
 
+    def nodes_before(self, uid: str) -> int:
+        """Nodes of the members in front of a block."""
+        return sum(member.nodes for member in self.members[: [member.uid for member in self.members].index(uid)])
+
     def newcomers(self, present: Plan) -> tuple[Member, ...]:
         """Members that are none of `present`."""
         known = {member.uid for member in present.members}

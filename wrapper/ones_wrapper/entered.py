@@ -1,0 +1,179 @@
+"""How a process becomes one of its run's ranks: with those of its start, and in a job of blocks with those of others.
+
+Where a change begins a term, blocks meet before the script's first line: so who builds a Trainer, which copies the
+number of ranks, finds the right one. Else `init` does it, while others train on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.job_io import OrderReader, log, read_spec
+from ones_wrapper.launch import find_job_directory, prepare_job_directory
+from ones_wrapper.launch.ending import leave
+from ones_wrapper.launch.places import find_spool
+from ones_wrapper.launch.process_hooks import FLAGS, on_error
+from ones_wrapper.launch.rank_placement import Placement
+from ones_wrapper.launch.restart_policy import NEXT_TERM, PEER_LOST
+from ones_wrapper.membership import connections, rescue
+from ones_wrapper.membership.blocks import Blocks
+from ones_wrapper.membership.board import BoardLostError
+from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
+from ones_wrapper.membership.files import Block, Leader, own_block
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+
+_MEET_S = 300.0
+"""How long the ranks of a block may take to find each other: as long as torch's own."""
+_ELSEWHERE = (
+    "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with; "
+    "all blocks of a job run the same script"
+)
+
+
+class Entered:
+    """The ranks of a run, before there is one."""
+
+    def __init__(self, group: Group, blocks: Blocks | None = None, leads: bool = True) -> None:
+        self.group = group
+        self.blocks = blocks
+        """None in a plain job."""
+        self.leads = leads
+        """Whether these ranks begin a term."""
+        self.early = False
+        """Whether torch.distributed is not set up yet."""
+        self.begun = False
+        """Whether a run has been made of them."""
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Ends the process where others are lost before a run is made of these ranks."""
+        assert self.blocks is not None
+        with _looking_again(self.blocks.block, self.blocks.local_rank, self):
+            yield
+
+    def keep_ranks(self) -> None:
+        """For a framework that copies who the ranks are: each change of them begins a term. Ends a block that cannot
+        take part.
+        """
+        if self.blocks is None:
+            return
+        self.blocks.hot = False
+        if not self.leads:
+            with _looking_again(self.blocks.block, self.blocks.local_rank, self):
+                raise NotWantedError(_ELSEWHERE)
+
+    def set_up(self, group: Group) -> None:
+        """The ranks that met before the script have set up torch.distributed: `group` is theirs."""
+        mine = self.group
+        assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
+        connections.keep(mine.control)
+        mine.become(mine.rank, mine.world, mine.nodes, mine.gpus_per_node, group.control, None)
+        mine.device, self.early = group.device, False
+
+    def failed(self, error: BaseException) -> tuple[int, str] | None:
+        """What an error of the script means before there is a run. Not collective."""
+        blocks = self.blocks
+        if blocks is None or self.begun or blocks.alone or not is_peer_lost(error):
+            return None
+        why = str(error).splitlines()[0][:300]
+        blocks.give_up(why)
+        return PEER_LOST, f"others are lost ({why}); it looks again"
+
+
+def enter_before_script() -> Entered | None:
+    """Of a block whose job changes by terms, as far as its last run said: its ranks meet now; None of others. What the
+    launcher told the script of them is then true of all. Nothing is set up that the script might want otherwise: that
+    is CUDA, and torch.distributed.
+    """
+    env = os.environ
+    block, spec = own_block(env), read_spec(find_job_directory(env, Path.cwd()))
+    if block is None or not ("ONES_NEXT_TERM" in env or (spec is not None and not spec.hot)):
+        return None
+    rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    control = None
+    if world > 1:
+        # Shared with the store that env:// opens later in the same process, at the same port.
+        address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+        store = TCPStore(address, port, is_master=rank == 0, multi_tenant=True, timeout=timedelta(seconds=_MEET_S))
+        control = connections.raw_group(PrefixStore("ones-block", store), rank, world, _MEET_S)
+    group = TorchGroup(rank, world, local, world // each, each, torch.device("cpu"), control)
+    entered = enter_block(group, block)
+    entered.early = True
+    if entered.blocks is not None and spec is not None and spec.limits is not None:
+        limits = spec.limits
+        entered.blocks.fits = lambda world: limits.at(world) is not None
+    return entered
+
+
+def enter_block(group: TorchGroup, block: Block) -> Entered:
+    """Find those who train, or lead. Collective over the block, whose ranks `group` has; it then has those with which
+    this block begins. Leaves the process where the job is over, and where ranks have to start again.
+    """
+    env = os.environ
+    directory = find_job_directory(env, Path.cwd())
+    local, armed = group.rank, FLAGS.armed
+    entered = Entered(group)
+
+    def ready(term: int) -> None:
+        rescue.wait(directory / "hot", term)
+
+    def orders(term: int) -> OrderReader:
+        return OrderReader(directory, term, find_spool(env), block.array)
+
+    def abandon(why: str) -> None:
+        log(f"block {block.task}: {why}; it looks again")
+        leave(PEER_LOST)
+
+    with _looking_again(block, local, entered):
+        if local == 0:
+            prepare_job_directory(directory, env, Path.cwd())
+        found, leads = come_in(group, directory, block, env, ready)
+        if not leads:
+            FLAGS.armed = True
+            wait_for_term(group, found, lambda: FLAGS.stop, abandon)
+            FLAGS.armed = armed
+        if found.present is not None:
+            _tell_script(group, found.leader, found.present.nodes_before(found.me.uid))
+        entered.blocks, entered.leads = Blocks(group, found), leads
+        entered.blocks.listen(orders, lambda: FLAGS.stop, abandon)
+    on_error(entered.failed)
+    return entered
+
+
+def _tell_script(group: TorchGroup, leader: Leader, nodes_before: int) -> None:
+    """The variables that a launcher sets, of the ranks that there are now. Who calls init_process_group finds the
+    others by the leader's board, which is a store that torch's agents would keep.
+    """
+    env = os.environ
+    local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
+    env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())
+    env.update(MASTER_ADDR=leader.host, MASTER_PORT=str(leader.port), TORCHELASTIC_USE_AGENT_STORE="True")
+
+
+@contextmanager
+def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]:
+    """Ends the process where the job is over, and where ranks have to start again."""
+    try:
+        yield
+    except NextTermError:
+        raise SystemExit(NEXT_TERM) from None
+    except NotWantedError as why:
+        if local == 0:
+            log(f"block {block.task} ends: {why}")
+        raise SystemExit(0) from None
+    except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
+        log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
+        raise SystemExit(PEER_LOST) from None
+    except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
+        if not is_peer_lost(error) or (entered.blocks is not None and entered.blocks.alone):
+            raise
+        log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
+        raise SystemExit(PEER_LOST) from None
