@@ -172,7 +172,7 @@ def simulate(
         typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized)."),
     ] = None,
     slow_nodes: Annotated[
-        str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7 (with --idealized).")
+        str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7.")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -262,8 +262,8 @@ def simulate(
         raise BadInput(f"--interval: {interval} is not above 0")
     if idealized and settings:
         raise BadInput("--set: the settings are the companion's, and --idealized does without it")
-    if (network or slow_nodes) and not idealized:
-        raise BadInput("--network and --slow-nodes: only --idealized knows of places")
+    if network and not idealized:
+        raise BadInput("--network: only --idealized knows of leaf switches")
     plan = Plan(
         source=Source(workload, profiles, jobs, load, arrivals, hours, rigid, deadlines),  # type: ignore[arg-type]
         policies=tuple(parse_policy(text) for text in policy or ["ones"]),

@@ -235,3 +235,14 @@ def test_a_job_whose_size_is_no_part_of_a_node_runs() -> None:
     six = replace(work, submissions=(Submission("six", 0.0, "cnn", 6, 128),))
     outcome = run("fifo", {}, six, SMALL, most_s=7200.0)
     assert outcome.jobs[0].ended is not None
+
+
+@pytest.mark.parametrize("resize", ["requeue", "hot"])
+def test_a_job_on_a_slow_node_trains_at_its_pace(resize: str) -> None:
+    """At half the speed the one GPU of the only node takes twice as long, but for the start."""
+    alone = replace(workload(1), submissions=(Submission("one", 0.0, "cnn", 1, 128),))
+    seconds = []
+    for slow in ((), (0.5,)):
+        outcome = run("fifo", {}, alone, ClusterSpec(1, 4, slow_nodes=slow), resize=resize, resize_s=0.0)
+        seconds.append(outcome.jobs[0].running_s)
+    assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.01)

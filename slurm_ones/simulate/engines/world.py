@@ -21,6 +21,7 @@ from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.job_reports import JobFiles
+from slurm_ones.simulate.training.network import slow_speeds
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import JobKey, JobState, Shape, Task
@@ -41,14 +42,20 @@ class ClusterSpec:
     gpus_per_node: int
     whole_nodes: bool = False
     """Slurm hands out whole nodes, and knows of no GPUs."""
+    slow_nodes: tuple[float, ...] = ()
+    """Speeds of the nodes that are slower than others."""
 
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the nodes."""
+        return tuple(f"n{i}" for i in range(1, self.nodes + 1))
+
     def partition(self) -> PartitionSpec:
-        names = tuple(f"n{i}" for i in range(1, self.nodes + 1))
-        return PartitionSpec(PARTITION, names, self.gpus_per_node, self.whole_nodes)
+        return PartitionSpec(PARTITION, self.names, self.gpus_per_node, self.whole_nodes)
 
 
 def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
@@ -96,6 +103,7 @@ class World:
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
         """Of the submissions by their names."""
+        self._speeds = slow_speeds(spec.names, spec.slow_nodes)
         self._resize_s = resize_s
         self._resize = resize
         self._seed = seed
@@ -148,6 +156,7 @@ class World:
             if job_id not in self.trainings:
                 make = self._block_training if blocks else self._training
                 self.trainings[job_id] = make(submission, app, job_id)
+                self.trainings[job_id].speeds = self._speeds
             training = self.trainings[job_id]
             if isinstance(training, BlockTraining) and isinstance(key, Task):
                 return training.program(key.task)

@@ -114,7 +114,7 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
         policy.name,
         policy.options,
         workload,
-        ClusterSpec(plan.nodes, plan.gpus_per_node),
+        ClusterSpec(plan.nodes, plan.gpus_per_node, slow_nodes=plan.slow_nodes),
         interval_s=plan.interval_s,
         resize_s=resize_s,
         resize=resize,

@@ -313,7 +313,7 @@ class BlockTraining(Training):
         gpus: Counter[str] = Counter()
         for task in self.members:
             gpus.update(self._blocks[task].gpus)
-        self._placement = tuple(gpus.values())
+        self._hold(gpus)
 
     # -- blocks that are lost ------------------------------------------------------------------------------------
 

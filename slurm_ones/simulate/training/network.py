@@ -47,15 +47,18 @@ class Network:
         return f"{self.leaves}x{self.nodes}:{self.taper:g}"
 
 
+def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
+    """The speeds of the nodes that are slow: spread evenly over all of them. Raises ValueError where there are more."""
+    if len(slow) > len(names):
+        raise ValueError(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
+    return {names[i * len(names) // len(slow)]: speed for i, speed in enumerate(slow)}
+
+
 def wired(cluster: ClusterView, network: Network | None, slow: Sequence[float] = ()) -> ClusterView:
-    """The cluster with its nodes below leaf switches; the `slow` speeds are spread evenly over its nodes. Raises
-    ValueError where the network is of another number of nodes."""
-    nodes = list(cluster.nodes)
-    if len(slow) > len(nodes):
-        raise ValueError(f"{len(slow)} slow nodes are more than the cluster's {len(nodes)}")
-    for i, speed in enumerate(slow):
-        at = i * len(nodes) // len(slow)
-        nodes[at] = replace(nodes[at], speed=speed)
+    """The cluster with its nodes below leaf switches, some of them `slow`. Raises ValueError where the network is of
+    another number of nodes."""
+    speeds = slow_speeds([node.name for node in cluster.nodes], slow)
+    nodes = [replace(node, speed=speeds.get(node.name, node.speed)) for node in cluster.nodes]
     if network is None:
         return replace(cluster, nodes=tuple(nodes))
     if network.leaves * network.nodes != len(nodes):

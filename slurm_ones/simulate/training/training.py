@@ -13,6 +13,7 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Event, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles, Reporter
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 
 ORDER_POLL_S = 0.1
@@ -89,6 +90,8 @@ class Training:
         self.batch = 0
         """Global batch in force."""
         self.exited: Callable[[int], None] = lambda code: None
+        self.speeds: Mapping[str, float] = {}
+        """Of the nodes that are slower than others."""
         self._timeline = timeline
         self._settings = settings
         self._resize_s = resize_s
@@ -99,6 +102,7 @@ class Training:
         self._position = self.durable
         self._restart = 0
         self._placement: tuple[int, ...] = ()
+        self._slowdown = NONE
         self._event: Event | None = None
         self._interval = Interval(0.0, self.durable, 1, 1.0)
         self._obeyed = 0
@@ -109,7 +113,8 @@ class Training:
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
         """Its run begins on so many GPUs of each node."""
-        self._restart, self._placement = restart, tuple(gpus.values())
+        self._restart = restart
+        self._hold(gpus)
         self._position = self.durable
         self._obeyed = 0
         self._check_size()
@@ -167,6 +172,11 @@ class Training:
         """Samples from the interval's beginning to the end of the pass."""
         return self.curve.dataset - self._interval.at.cursor
 
+    def _hold(self, gpus: Mapping[str, int]) -> None:
+        """Train on so many GPUs of each node, as fast as the slowest of them."""
+        self._placement = tuple(gpus.values())
+        self._slowdown = Slowdown(1.0 / min((self.speeds.get(name, 1.0) for name in gpus), default=1.0))
+
     def _then(self, time: float, action: Callable[[], None]) -> None:
         if self._event is not None:
             self._event.cancel()
@@ -220,7 +230,7 @@ class Training:
         self.phase = Phase.TRAINING
         self._reporter.tell(self._position)
         app = self.application.at(self._position.progress)
-        rate = app.placed_speed(self._placement, float(self.batch))
+        rate = app.placed_speed(self._placement, float(self.batch), self._slowdown)
         self._interval = Interval(self._timeline.now, self._position, self.batch, rate)
         self._schedule_boundary()
 
