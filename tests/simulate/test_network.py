@@ -14,6 +14,7 @@ from slurm_ones.decide.ones.places import Leaves, exchange_shares
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized_placement import place_freely
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
 from slurm_ones.simulate.training.application import Submission
@@ -47,6 +48,16 @@ def test_jobs_across_leaf_switches_slow_each_other_down() -> None:
     assert slowdowns(cluster, [alone, inside]) == [Slowdown(1.0, 3.0), Slowdown()]
     both = slowdowns(cluster, [alone, {"n4": 4, "n6": 4}, {"n5": 4}, {"n1": 1}])
     assert both == [Slowdown(1.0, 6.0), Slowdown(1.0, 6.0), Slowdown(), Slowdown(2.0, 1.0)]
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_slow_nodes_are_taken_where_others_have_no_room(uniform: bool) -> None:
+    cluster = wired(idealized_cluster(4, 4, uniform=uniform), None, (0.7,))
+    free = {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
+    assert set(place_freely(Shape(1, 2), free, cluster, False)) == {"n2"}
+    assert set(place_freely(Shape(2, 4), free, cluster, False)) == {"n3", "n4"}
+    assert place_freely(Shape(1, 4), free, cluster, False) == {"n1": 4}
+    assert free == {"n1": 0, "n2": 2, "n3": 0, "n4": 0}
 
 
 @pytest.fixture

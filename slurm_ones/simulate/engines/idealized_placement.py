@@ -23,13 +23,26 @@ def place_freely(
     names: Sequence[str] = (),
 ) -> dict[str, int]:
     """GPUs on nodes for the shape, on those named if these have room; taken from `free`. Of one `kind`, or where that
-    is left open of the kind with the least room that has enough, of several only where none has."""
+    is left open of the kind with the least room that has enough, of several only where none has. On slow nodes only
+    where the others have no room."""
     found = _on_named(shape, free, cluster, names)
     if not found and len(cluster.kinds) > 1:
         return _place_on_kind(shape, free, cluster, spread, kind)
-    if found:
-        pass
-    elif cluster.uniform:
+    if not found:
+        slow = {node.name for node in cluster.nodes if node.speed < 1}
+        fast = {name: gpus for name, gpus in free.items() if name not in slow}
+        found = _filled(shape, fast, cluster, spread) or _filled(shape, free, cluster, spread)
+    if not found:
+        raise ValueError(f"the schedule cannot be placed: {shape} does not fit")
+    for name, gpus in found.items():
+        free[name] -= gpus
+    return found
+
+
+def _filled(shape: Shape, free: Nodes, cluster: ClusterView, spread: bool) -> dict[str, int]:
+    """GPUs on the nodes where least is left over, or on the emptiest; none where there is no room."""
+    found: dict[str, int] = {}
+    if cluster.uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         found = {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]}
     else:
@@ -39,11 +52,7 @@ def place_freely(
             name = min(enough, key=enough.__getitem__) if enough else max(room, key=room.__getitem__)
             found[name] = min(left, free[name])
             left -= found[name]
-    if sum(found.values()) < shape.gpus:
-        raise ValueError(f"the schedule cannot be placed: {shape} does not fit")
-    for name, gpus in found.items():
-        free[name] -= gpus
-    return found
+    return found if sum(found.values()) >= shape.gpus else {}
 
 
 def _on_named(shape: Shape, free: Nodes, cluster: ClusterView, names: Sequence[str]) -> dict[str, int]:
