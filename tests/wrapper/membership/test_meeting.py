@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,15 @@ from ones_wrapper.membership.files import Block, HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked_any_more() -> Iterator[None]:
+    """A thread that still waits for a store as the interpreter ends makes it abort."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "ones-ask":
+            thread.join(30.0)
 
 
 def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
