@@ -1,0 +1,104 @@
+"""The demo's ten jobs on a simulated Slurm under the companion itself: `python -m tests.demo.simulated [SEEDS]`.
+
+Seconds instead of minutes, and no machine that has to be quiet: for what is decided, not for figures. Costs are those
+of the real run. A job is done when its progress is, so a batch that is worth less for each sample takes longer here.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.engines.companion_engine import run
+from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.engines.world import HOT, ClusterSpec
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.workloads.workload import Workload
+from tests.demo.jobs import BASE_BATCH, JOBS, MOST_GPUS, PACE_MS, STEP_MS, DemoJob
+
+DATASET = 1437
+NOISE = 180.0
+"""Gradient noise scale in samples, about as both models report."""
+EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
+"""That each further rank adds to a step; one rank alone takes twice that besides what it sleeps."""
+READY_S = 4.5
+"""Until a block trains."""
+TICK_S = 5.0
+APART_S = 0.37
+"""By how much later jobs come in each further run, so that ticks fall elsewhere."""
+COSTS = ClusterSettings(
+    backfill_s=2.0,
+    report_s=2.0,
+    first_report_s=2.0,
+    speed_noise=0.02,
+    stop=0.05,
+    hot_grow_s=0.04,
+    hot_shrink_s=0.002,
+    hot_bytes=100_000,
+)
+
+
+@dataclass(frozen=True)
+class Paced:
+    """The emulated GPU: it sleeps in proportion to its local batch."""
+
+    model: str
+
+    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
+        """See `Speed`."""
+        exchange = np.full(len(local), EXCHANGE_S[self.model] * (gpus + 1))
+        return (PACE_MS[self.model] * local + STEP_MS) / 1000 + exchange, exchange
+
+
+def application(job: DemoJob) -> Application:
+    """What the job truly is."""
+    base, epochs = BASE_BATCH * job.gpus, job.epochs
+    return Application(
+        name=job.name,
+        speed=Paced(job.model),
+        base_batch=base,
+        max_batch=BASE_BATCH * MOST_GPUS,
+        max_local_batch=BASE_BATCH,
+        max_gpus=MOST_GPUS,
+        ends=DATASET * np.arange(1.0, epochs + 1),
+        batches=np.array([base, 4 * BASE_BATCH * MOST_GPUS]),
+        sqr=np.ones((epochs, 2)),
+        var=np.full((epochs, 2), NOISE / base),
+        metric=np.zeros((epochs, 2)),
+    )
+
+
+def simulated(policy: str = "ones", seed: int = 0) -> Outcome:
+    """The ten jobs under a policy."""
+    submissions = tuple(
+        Submission(job.name, job.at + (APART_S * seed if job.at else 0.0), job.name, job.gpus, BASE_BATCH * job.gpus)
+        for job in JOBS
+    )
+    work = Workload("demo", submissions, {job.name: application(job) for job in JOBS})
+    spec = ClusterSpec(4, 4)
+    return run(
+        policy, {}, work, spec, interval_s=TICK_S, resize_s=READY_S, resize=HOT, seed=seed, cluster_settings=COSTS
+    )
+
+
+def mean_jct_s(outcome: Outcome) -> float:
+    """Of all ten."""
+    return float(np.mean([job.jct_s for job in outcome.jobs]))
+
+
+def main(seeds: int) -> None:
+    """Print each job's sizes in the first run, and the mean JCT of all."""
+    alone, found = mean_jct_s(simulated("fifo")), [simulated(seed=seed) for seed in range(seeds)]
+    for job in found[0].jobs:
+        sizes = " → ".join(f"{one.gpus} at {one.start:.0f} s" for one in found[0].segments if one.job == job.name)
+        print(f"{job.name}: {job.jct_s:.0f} s; {sizes}")
+    means = [mean_jct_s(outcome) for outcome in found]
+    print(f"mean JCT {np.mean(means):.1f} s ({min(means):.1f} to {max(means):.1f}), Slurm alone {alone:.1f} s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
