@@ -94,8 +94,11 @@ def enter_before_script() -> Entered | None:
     is CUDA, and torch.distributed.
     """
     env = os.environ
-    block, spec = own_block(env), read_spec(find_job_directory(env, Path.cwd()))
-    if block is None or not ("ONES_NEXT_TERM" in env or (spec is not None and not spec.hot)):
+    again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
+    if (block := own_block(env)) is None:
+        return None
+    spec = read_spec(find_job_directory(env, Path.cwd()))
+    if not again and (spec is None or spec.hot):
         return None
     rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     control = None

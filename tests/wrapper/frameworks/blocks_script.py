@@ -26,6 +26,7 @@ parser.add_argument("--out", type=Path)
 parser.add_argument("framework", choices=("transformers", "accelerate", "lightning"))
 parser.add_argument("--loads", type=Path, help="the script loads its data as long as there is this file")
 args = parser.parse_args()
+assert "ONES_NEXT_TERM" not in os.environ
 print(f"begins with {os.environ['WORLD_SIZE']} ranks", flush=True)
 while args.loads and args.loads.exists():
     time.sleep(0.05)
