@@ -392,6 +392,7 @@ def main() -> None:
     parser.add_argument("--requeues", type=int, help="by default two a cycle, six at most")
     parser.add_argument("--parameters", type=int, default=5_000_000)
     parser.add_argument("--step-ms", type=float, default=30.0, help="sleep in a step, for the GPU's work")
+    parser.add_argument("--sizes", type=int, nargs="+", default=CYCLE, help="GPUs in a cycle, from one on")
     parser.add_argument("--trainer", action="store_true", help="train by Hugging Face's Trainer")
     parser.add_argument("--site", default="gres", choices=["gres", "old"])
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures there")
@@ -405,7 +406,7 @@ def main() -> None:
         try:
             changes: list[Change] = []
             if args.cycles:
-                changes += bench.changes(True, at(*CYCLE * args.cycles), 120 + 200.0 * args.cycles)
+                changes += bench.changes(True, at(*(*args.sizes,) * args.cycles), 120 + 200.0 * args.cycles)
             if requeues:
                 changes += bench.changes(False, at(*((2, 1) * requeues)[:requeues]), 120 + 60.0 * requeues)
         finally:
