@@ -68,10 +68,10 @@ def main() -> None:
         cluster.stop()
     found = figures(faults, time.monotonic() - started)
     print(json.dumps(found, indent=1))
-    if found["broken"] or found["lost"] or found["held"]:
-        print(f"what explains it is in {log}", file=sys.stderr)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if found["broken"] or found["lost"] or found["held"]:
+        sys.exit(f"what explains it is in {log}")
 
 
 if __name__ == "__main__":
