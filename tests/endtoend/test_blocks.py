@@ -140,6 +140,25 @@ def test_a_sharded_model_grows_and_shrinks(site: Site) -> None:
         assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 2
 
 
+@pytest.mark.parametrize("where", [words for words in sites("gres owner whole") if words.endswith("whole")])
+def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureRequest, where: str) -> None:
+    """Protects terms whose ranks several launchers start, each on a node of its own: a model sharded by FSDP2 on one
+    node is joined by a block of two, goes on with those alone, and is replaced by one node again."""
+    site = Site.of(request, where, gpus=1)
+    try:
+        training = Training(site, 100, "--sharded")
+        training.sizes(3, 2, batch=32)
+        nodes = {task: one.nodes for task, one in site.harness.tasks(training.job_id).items() if one.state == "RUNNING"}
+        training.sizes(1, batch=16)
+        training.end()
+        told = site.harness.memberships(training.job_id)
+        assert [(m.nodes, m.world) for m in told] == [(1, 1), (3, 3), (2, 2), (1, 1)], told
+        assert nodes == {told[2].blocks[0]: 2} and len(told[1].blocks) == 2
+        assert all(m.pause_s < 20 and not m.bytes for m in told)
+    finally:
+        site.harness.clear()
+
+
 def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -> None:
     """Protects what blocks may break: grown, its leader cancelled by the owner, a member's rank killed, the leader's
     rank killed, a member cancelled, a node drained, shrunk to one."""
