@@ -18,8 +18,7 @@ from ones_wrapper.membership.files import Block, HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode, is_time, plan_of
 
 LEAST_S, MOST_S = 10.0, 60.0
-"""How long blocks wait for each other, whose ranks fork, and import what the script does before `init`. Who comes later
-joins later."""
+"""How long blocks wait for each other, whose ranks end and are forked anew. Who comes later joins later."""
 GATHER = "gather"
 """On the board: what was announced of this term, empty for nothing."""
 _BEGINS = "begins"
