@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ones_db import JobHistory, PromiseRecord, ResizeRecord
 from ones_wrapper.protocol import Spec
@@ -56,6 +57,15 @@ def kind_of_target(resize: ResizeRecord) -> str:
 
 def _goes_back(resize: ResizeRecord) -> bool:
     return resize.state.endswith("_back") or resize.state == "withdrawing"
+
+
+class Start(NamedTuple):
+    """What a waiting job is to start with."""
+
+    job_id: int
+    shape: Shape
+    kind: str
+    """Of its GPUs; empty for any."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,8 @@ class PartitionRules:
     """Two blocks of a job on one node see each other's GPUs."""
     kinds: Kinds = field(default_factory=Kinds)
     """Of its GPUs."""
+    later: tuple[Start, ...] = ()
+    """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +234,11 @@ class Round:
                 there.append(capped)
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name))
         requeues = len(self.targets.keys() - self.moves.keys())
+        free, later = self._free(name)
         return PartitionRules(
             name,
             jobs,
-            self.free(name),
+            free,
             caps,
             self.settings.resize,
             requeues,
@@ -233,10 +246,12 @@ class Round:
             *self._nodes_of(name),
             self.split_nodes,
             self._kinds(name),
+            later,
         )
 
-    def free(self, name: str) -> dict[str, int]:
-        """GPUs of each node of the partition that Slurm could hand out and no resize under way is about to need."""
+    def _free(self, name: str) -> tuple[dict[str, int], tuple[Start, ...]]:
+        """See `PartitionRules.free` and `later`."""
+        later: list[Start] = []
         free = free_gpus(self.seen.snapshot, name, self.settings.whole_node_gpus)
         for job_id, target in self.targets.items():
             one = self.seen.elastic.get(job_id)
@@ -250,8 +265,10 @@ class Round:
                     if task not in held:
                         take(shape, free, only=only)
             elif not (one.job.running and one.shape == target and (only is None or one.holdings.keys() <= only)):
-                take(target, free, one.holdings, only)
-        return free
+                found = take(target, free, one.holdings, only)
+                if not found and one.job.pending:
+                    later.append(Start(job_id, target, kind))
+        return free, tuple(later)
 
     def _kinds(self, name: str) -> Kinds:
         kinds = self.seen.snapshot.kinds(name)

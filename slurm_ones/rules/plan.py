@@ -14,7 +14,7 @@ from slurm_ones.reasons import SITE_LIMITS, Reason, reason
 from slurm_ones.report.text import resized
 from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
-from slurm_ones.rules.gate import JobRules, PartitionRules
+from slurm_ones.rules.gate import JobRules, PartitionRules, Start
 from slurm_ones.rules.moves import Moves, Site, moves
 from slurm_ones.rules.room import Room
 from slurm_ones.rules.strategy import breaks, parts_groups
@@ -105,8 +105,8 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         key=lambda change: (max(_gained(change), 0) if change.elastic.job.pending else _gained(change), change.job_id),
     )
     waiting = [change for change in changes if change.elastic.job.pending and jobs[change.job_id].target is None]
-    starts = [(change.job_id, change.new, change.new_kind) for change in sorted(waiting, key=_job_id)]
-    later = [start for start in starts if not room.take(*start[1:])]
+    starts = sorted(Start(change.job_id, change.new, change.new_kind) for change in waiting)
+    later = [start for start in starts if not room.take(start.shape, start.kind)]
 
     begin: list[Change] = []
     requeues, changed = rules.open_resizes, rules.open_changes
@@ -157,10 +157,6 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
 def _gained(change: Change) -> int:
     """GPUs that the job gains; below 0 where it gives some up."""
     return change.new.gpus - change.old.gpus
-
-
-def _job_id(change: Change) -> int:
-    return change.job_id
 
 
 def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRules) -> Reason | None:

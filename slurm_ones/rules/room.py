@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from slurm_ones.rules.gate import JobRules, PartitionRules
+from slurm_ones.rules.gate import JobRules, PartitionRules, Start
 from slurm_ones.slurm.model import Shape, take
 
 
@@ -16,7 +16,7 @@ class Room:
     def __init__(self, rules: PartitionRules) -> None:
         self.free = dict(rules.free)
         """By node, without what is set aside."""
-        self._kinds = rules.kinds
+        self._kinds, self._later = rules.kinds, rules.later
         self._given: Counter[str] = Counter()
         self._known = True
         for job in rules.jobs.values():
@@ -34,10 +34,15 @@ class Room:
         """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""
         return take(shape, self.free, only=self._kinds.nodes(kind))
 
-    def set_aside(self, waiting: Sequence[tuple[int, Shape, str]]) -> set[int]:
-        """Set GPUs aside for waiting jobs, by id, shape and kind, where there will be some: nobody else may have those
-        that are free already. Returns the jobs for which there will be none, as far as that is known."""
+    def set_aside(self, waiting: Sequence[Start]) -> set[int]:
+        """Set GPUs aside where there will be some for these jobs, and before them for those that earlier rounds have
+        reshaped: nobody else may have what is free of those already. Returns the jobs for which there will be none, as
+        far as that is known."""
         after = {name: gpus + self._given[name] for name, gpus in self.free.items()}
-        without = {id_ for id_, shape, kind in waiting if not take(shape, after, only=self._kinds.nodes(kind))}
+        without = {
+            start.job_id
+            for start in (*self._later, *waiting)
+            if not take(start.shape, after, only=self._kinds.nodes(start.kind))
+        }
         self.free = {name: min(gpus, after[name]) for name, gpus in self.free.items()}
         return without if self._known else set()

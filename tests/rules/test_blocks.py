@@ -160,6 +160,17 @@ def test_what_a_waiting_job_is_about_to_get_joins_nobody_else() -> None:
     assert [change.job_id for change in made.begin] == [1, 2] and made.outcomes[3].code == "no_moves"
 
 
+def test_what_a_job_in_the_queue_is_reshaped_for_joins_nobody_else() -> None:
+    """Protects the room of a job that waits at its new shape from the next rounds, in which blocks leave for it."""
+    leaving = job_of_blocks(task(0, Shape(1, 1), "n1"), task(1, Shape(1, 2), "n1"))
+    other = job_of_blocks(task(0, Shape(1, 1), "n2", array=3), task(1, Shape(1, 1), array=3), array=3)
+    shrinks = ResizeRecord(1, 0, 1, 3, 32, 1, 1, 32, "ordering", NOW, mechanism=BLOCKS, dropped=(1,), id=1)
+    waits = ResizeRecord(2, -1, 1, 2, 32, 1, 3, 32, "waiting", NOW, id=2)
+    jobs, free = [leaving, at_two(), other], {"n1": 1, "n2": 0}
+    assert planned({3: Shape(1, 2)}, jobs, free, resizes=[shrinks]).outcomes[3].code == "begins"
+    assert planned({3: Shape(1, 2)}, jobs, free, resizes=[shrinks, waits]).outcomes[3].code == "no_moves"
+
+
 def test_equal_gpus_are_no_change_of_size() -> None:
     """However they are spread."""
     spread = job_of_blocks(task(0, Shape(1, 2), "n1"), task(1, Shape(1, 2), "n2"))
