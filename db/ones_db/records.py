@@ -189,7 +189,8 @@ RESIZE_DONE = "done"
 RESIZE_ROLLED_BACK = "rolled_back"
 """State in which one ends that interrupted its job for nothing."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Code of the outcome where a job that waited started before anything was done: no failure, and no reason to wait."""
+"""Code of the outcome where a job started before it had its new shape. Of one that waited it is no failure, and no
+reason to wait."""
 
 
 class AlternativeRecord(NamedTuple):

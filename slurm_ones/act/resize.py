@@ -111,7 +111,7 @@ class ResizeMachine(Machine):
                 return self._cancel_drain(resize, job, reason("released_before_reshape"))
             return self.move(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
         if job.restart != resize.restart:
-            return self._cancel_drain(resize, job, reason("started_before_reshape"))
+            return self._cancel_drain(resize, job, reason(RESIZE_OVERTAKEN))
         if self.times.late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
             return self._cancel_drain(resize, job, reason("not_requeued_in_time"))
         if self.orders.last_number(job) > (resize.order_number or 0):

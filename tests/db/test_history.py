@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from ones_db import (
+    RESIZE_OVERTAKEN,
     BlockRecord,
     EpochPoint,
     NoisePoint,
@@ -414,7 +415,7 @@ def test_a_resize_that_a_start_overtook_is_none(store: Store) -> None:
     """Protects a job that just started from a wait that nothing is the reason of; what a drained job loses counts."""
     resized_job(store)
     before = store.histories([7])[7]
-    why = ReasonRecord("started_before_reshape", {}, "it started before it could be reshaped")
+    why = ReasonRecord(RESIZE_OVERTAKEN, {}, "it started before it could be reshaped")
     waited = store.begin_resize(resize(7, started=3600.0, restart=-1)).id
     store.end_resize(waited, "abandoned", why, 3601.0)
     assert store.histories([7])[7] == before

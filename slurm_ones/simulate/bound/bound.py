@@ -16,6 +16,7 @@ What it leaves out makes it lower than the best schedule's mean JCT. How it is d
 Where GPUs are of several kinds, one of each has a price. Any prices give a bound; these keep their ratio all the time,
 so that a GPU counts as so many of the fastest kind, and what else there is works as for one kind. The ratio is sought
 as well, from how much faster the kinds are.
+
 Two things are numerical. Batches are weighed in blocks of 0.4 %, in the job's favour. Between two parts of a training
 the job's cost is taken to be linear (`steps`), which is in nobody's favour for certain. Coarser parts have always made
 the bound lower: on a generated workload 128 parts gave 2,006 s, 64 gave 1,989 and 32 gave 1,960 at the same prices.
