@@ -146,6 +146,8 @@ class PartitionRules:
     """Of its GPUs."""
     later: tuple[Start, ...] = ()
     """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
+    closed: frozenset[str] = frozenset()
+    """Nodes that take no more jobs."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ class Round:
             self.split_nodes,
             self._kinds(name),
             later,
+            frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
         )
 
     def _free(self, name: str) -> tuple[dict[str, int], tuple[Start, ...]]:

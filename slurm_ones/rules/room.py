@@ -16,7 +16,7 @@ class Room:
     def __init__(self, rules: PartitionRules) -> None:
         self.free = dict(rules.free)
         """By node, without what is set aside."""
-        self._kinds, self._later = rules.kinds, rules.later
+        self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
         self._given: Counter[str] = Counter()
         self._known = True
         for job in rules.jobs.values():
@@ -28,7 +28,7 @@ class Room:
         self._known = self._known and tasks is not None
         for block in job.blocks:
             if tasks is not None and block.task in tasks:
-                self._given.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
+                self._given.update(dict.fromkeys({*block.nodes} - self._closed, block.shape.gpus_per_node))
 
     def take(self, shape: Shape, kind: str) -> bool:
         """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""

@@ -140,12 +140,15 @@ def at_two() -> Elastic:
 
 
 def test_a_job_waits_at_its_shape_until_there_is_room_for_another() -> None:
-    """Its shape would change for nothing, and once more; what blocks are about to give up is room."""
+    """Its shape would change for nothing, and once more. What blocks are about to give up is room, but on nodes that
+    take no more jobs."""
     waits = at_two()
     without = planned({1: Shape(1, 3), 2: Shape(1, 4)}, [TWO, waits], {"n1": 1, "n2": 3})
     assert without.outcomes[2].code == "gpus_not_free" and 2 not in [change.job_id for change in without.begin]
     shrinks = planned({1: Shape(1, 1), 2: Shape(1, 3)}, [TWO, waits], {"n1": 1, "n2": 0})
     assert [change.job_id for change in shrinks.begin] == [1, 2]
+    drains = planned({1: Shape(1, 1), 2: Shape(1, 1)}, [TWO, waits], {"n1": 1, "n2": 0}, drained=("n1",))
+    assert [change.job_id for change in drains.begin] == [1] and drains.outcomes[2].code == "gpus_not_free"
 
 
 def test_what_a_waiting_job_is_about_to_get_joins_nobody_else() -> None:
