@@ -43,7 +43,9 @@ from ones_wrapper.launch.restart_policy import (
     explaining_code,
     fork_delay_s,
 )
+from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
+from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.wrapper.runs import Run, write_order
 
@@ -358,6 +360,20 @@ def test_a_script_that_fails(seen: Path, tmp_path: Path, capsys: pytest.CaptureF
     others(seen, 3).ended(7, False)  # task 0 founds the next term
     assert asked(tmp_path) == CANCELLED
     assert not HotFolder(seen, ARRAY).over()  # its owner may requeue a task
+
+
+def test_a_script_that_fails_as_it_loads(seen: Path, tmp_path: Path) -> None:
+    """Protects a job from one node on which its script cannot begin: the blocks have met, and no report tells of it
+    yet. Once the others are alone, it is an error of the script."""
+    members(seen, 3, 0, term=4)
+    hot = leads(seen, 3, term=5)
+    plan = Plan(7, 5, (Member(3, 0, "a", 1, 1, 1), Member(0, 0, "b", 1, 1, 1)))
+    hot.announce(Coming(plan, 1.0, 2.0).fields())
+    others(seen, 3).ended(7, False)
+    assert asked(tmp_path) == []
+    leads(seen, 0, term=6)
+    others(seen, 0).ended(7, False)
+    assert asked(tmp_path) == CANCELLED
 
 
 def test_a_refusal_to_cancel_is_said(

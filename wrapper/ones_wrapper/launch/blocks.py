@@ -17,6 +17,7 @@ from ones_wrapper.launch.job_directory import RunSummary, newest_run, summarize_
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.restart_policy import DONT_RESTART, script_failed
 from ones_wrapper.membership.files import OVER, Block, FolderError, HotFolder, Leader, living
+from ones_wrapper.membership.plan import plan_of
 from ones_wrapper.protocol import HOT, MAX_INT
 
 FIRST_WAIT_S = 60.0
@@ -87,8 +88,11 @@ class Blocks:
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
-        """Whether, as far as reports say, no other block trained with this one."""
-        return not {*summarize_reports(self._job_dir, self.term()).tasks} - {self.block.task}
+        """Whether, as far as reports say, no other block trained with this one. A term that left none yet is that of
+        the blocks that were announced for it."""
+        term = self.term()
+        tasks = summarize_reports(self._job_dir, term).tasks or self._announced(term)
+        return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
         """This block's ranks ended for good with that exit code; `stopped` says that they were told to.
@@ -105,6 +109,14 @@ class Blocks:
         elif script_failed(code) and not stopped and self.alone() and not self.others_train():
             log("the script failed, and would fail again: tasks that wait are cancelled", "ones-run")
             self._cancel_waiting()
+
+    def _announced(self, term: int) -> tuple[int, ...]:
+        """The tasks with which a term was to begin; none where none was announced."""
+        try:
+            plan = plan_of((self._hot.announced() or {}).get("plan"))
+        except ValueError:
+            return ()
+        return plan.tasks if plan.term == term else ()
 
     def _own(self, leader: Leader) -> bool:
         return (leader.task, leader.restart) == (self.block.task, self.block.restart)
