@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ones_wrapper.group import Group, TorchGroup
 from ones_wrapper.job_io import OrderReader, log, read_spec
@@ -36,6 +36,9 @@ _ELSEWHERE = (
     "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with; "
     "all blocks of a job run the same script"
 )
+
+_store: TCPStore | None = None
+"""Of the ranks of this process's block."""
 
 
 class Entered:
@@ -98,15 +101,16 @@ def enter_before_script() -> Entered | None:
     if (block := own_block(env)) is None:
         return None
     spec = read_spec(find_job_directory(env, Path.cwd()))
-    if not again and (spec is None or spec.hot):
-        return None
+    by_terms = bool(again) or (spec is not None and not spec.hot)
     rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    control = None
-    if world > 1:
-        # Shared with the store that env:// opens later in the same process, at the same port.
-        address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=rank == 0, multi_tenant=True, timeout=timedelta(seconds=_MEET_S))
-        control = connections.raw_group(PrefixStore("ones-block", store), rank, world, _MEET_S)
+    store = _open_store(rank) if world > 1 else None
+    if store is not None:  # the first rank's word: a shared file system may show a spec to some nodes alone
+        if rank == 0:
+            store.set("by-terms", str(int(by_terms)))
+        by_terms = store.get("by-terms") == b"1"
+    if not by_terms:
+        return None
+    control = connections.raw_group(store, rank, world, _MEET_S) if store is not None else None
     group = TorchGroup(rank, world, local, world // each, each, torch.device("cpu"), control)
     entered = enter_block(group, block)
     entered.early = True
@@ -114,6 +118,18 @@ def enter_before_script() -> Entered | None:
         limits = spec.limits
         entered.blocks.fits = lambda world: limits.at(world) is not None
     return entered
+
+
+def _open_store(rank: int) -> Store:
+    """By which the ranks of a block meet before the script. Its server is the one that env:// opens later in the same
+    process, at the same port, and stays until then: the others may not have asked it yet.
+    """
+    global _store
+    env, timeout = os.environ, timedelta(seconds=_MEET_S)
+    _store = TCPStore(
+        env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=rank == 0, multi_tenant=True, timeout=timeout
+    )
+    return PrefixStore("ones-block", _store)
 
 
 def enter_block(group: TorchGroup, block: Block) -> Entered:
@@ -144,20 +160,22 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
             wait_for_term(group, found, lambda: FLAGS.stop, abandon)
             FLAGS.armed = armed
         if found.present is not None:
-            _tell_script(group, found.leader, found.present.nodes_before(found.me.uid))
+            _tell_script(group, block, found.leader, found.present.nodes_before(found.me.uid))
         entered.blocks, entered.leads = Blocks(group, found), leads
         entered.blocks.listen(orders, lambda: FLAGS.stop, abandon)
     on_error(entered.failed)
     return entered
 
 
-def _tell_script(group: TorchGroup, leader: Leader, nodes_before: int) -> None:
+def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
     """The variables that a launcher sets, of the ranks that there are now. Who calls init_process_group finds the
-    others by the leader's board, which is a store that torch's agents would keep.
+    others by the leader's board, which is a store that torch's agents would keep. Some releases of torch read it by the
+    count of starts, so all ranks need the same: the term's.
     """
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())
+    env.update(TORCHELASTIC_RUN_ID=str(block.array), TORCHELASTIC_RESTART_COUNT=str(leader.term))
     env.update(MASTER_ADDR=leader.host, MASTER_PORT=str(leader.port), TORCHELASTIC_USE_AGENT_STORE="True")
 
 

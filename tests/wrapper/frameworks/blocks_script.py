@@ -27,7 +27,8 @@ parser.add_argument("framework", choices=("transformers", "accelerate", "lightni
 parser.add_argument("--loads", type=Path, help="the script loads its data as long as there is this file")
 args = parser.parse_args()
 assert "ONES_NEXT_TERM" not in os.environ
-print(f"begins with {os.environ['WORLD_SIZE']} ranks", flush=True)
+its_run, its_start = (os.environ.get(f"TORCHELASTIC_{name}") for name in ("RUN_ID", "RESTART_COUNT"))
+print(f"begins with {os.environ['WORLD_SIZE']} ranks, start {its_start} of run {its_run}", flush=True)
 while args.loads and args.loads.exists():
     time.sleep(0.05)
 BATCH, RATE = 8, 0.05

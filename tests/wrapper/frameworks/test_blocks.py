@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from ones_wrapper.protocol import Bye, First, Hello, Membership, decode_spec
-from tests.wrapper.membership.blocks import Job
+from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.runs import assert_exactly_once
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,8 @@ def test_a_trainer_grows_loses_a_block_and_outlives_its_first(tmp_path: Path, fr
         moved.start(2, ranks=2)
         moved.order(0, 2)
         again = moved.wait_for(0, 2)
+        begun = re.findall("begins with 3 ranks.*", "".join(block.errors for block in moved.blocks))
+        assert begun == [f"begins with 3 ranks, start {moved.terms() - 1} of run {ARRAY}"] * 3
         moved.order(2)
         shrunk = moved.wait_for(2)
         moved.hurry()

@@ -58,7 +58,7 @@ def meet(backend: str | None) -> Group:
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
     entered.keep_ranks()
     if os.environ.get("WORLD_SIZE") != known:
-        # What an earlier run said by_terms was not to be seen before the script: it is by now.
+        # A shared file system did not show the spec before the script; it does by now.
         log("other blocks were met after the framework had asked who the ranks are; it starts again")
         raise SystemExit(PEER_LOST)
     return entered.group
