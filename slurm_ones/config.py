@@ -55,7 +55,7 @@ class ResizeSettings(_Section):
         "resize interrupts it, and at most half an hour",
     )
     blocks_dwell_s: float = Field(
-        5,
+        0,
         ge=0,
         description="the same for a job of blocks that runs, but for its start; at least 20 times as long as a "
         "change of its blocks interrupts it, and at most dwell_s, or half an hour where that is not set",

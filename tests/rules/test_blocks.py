@@ -210,7 +210,8 @@ def test_training_whose_changes_begin_a_term_grows_like_others() -> None:
 def test_dwell_follows_from_what_a_change_costs() -> None:
     """A few seconds where it is nearly free, and never more than the site says."""
     settings = ResizeSettings(dwell_s=300)
-    assert switch_dwell_s(0.1, settings) == settings.blocks_dwell_s
+    assert switch_dwell_s(0.1, settings) == 2.0
+    assert switch_dwell_s(0.1, ResizeSettings(blocks_dwell_s=5)) == 5.0
     assert switch_dwell_s(1.5, settings) == 30.0
     assert switch_dwell_s(100.0, settings) == settings.dwell_s
     assert switch_dwell_s(50.0, ResizeSettings()) == 1000.0
@@ -220,7 +221,8 @@ def test_dwell_follows_from_what_a_change_costs() -> None:
     assert switch_near_end_s(replace(near, prepare_s=1e6), settings, LimitSettings()) == settings.blocks_wait_s
     rested = told(last_resize_end=NOW - 11)
     assert planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: rested}).begin
-    again = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: replace(rested, last_resize_end=NOW - 1)})
+    young = {1: replace(rested, last_resize_end=NOW - 1)}
+    again = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, young, blocks_dwell_s=5)
     assert again.outcomes[1].code == "dwell_time"
 
 

@@ -35,6 +35,12 @@ def test_each_failure_in_a_row_doubles_it(failures: int, last: float | None, exp
     assert rested_at(job(), history(1, failures=failures, last_resize_end=last), 60.0) == expected
 
 
+def test_failures_of_cheap_changes_are_not_repeated_at_once() -> None:
+    """However little a change costs, asking Slurm for what it refuses does not follow it."""
+    for failures, expected in ((0, 201.0), (1, 210.0), (50, 200.0 + 5 * 64)):
+        assert rested_at(job(), history(1, failures=failures, last_resize_end=200.0), 1.0) == expected
+
+
 def test_the_start_of_a_job_of_blocks_is_no_change() -> None:
     """It started at 110 s; what it waits for is the time after its last change."""
     assert rested_at(job(), history(1), 60.0, by_blocks=True) <= 110.0
