@@ -20,9 +20,9 @@ KINDS: dict[str, Inject] = {}
 POSSIBLE: dict[str, Callable[[FaultSite], bool]] = {}
 """Kinds that need something of their site."""
 DRAINABLE = ("n2", "n3", "n4")
+"""Nodes on which no job runs that must not be touched."""
 SAVED_S = 6.0
 """Slurm writes its jobs down within 5 s of a change."""
-"""Nodes on which no job runs that must not be touched."""
 
 
 def kind(

@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from ones_wrapper.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import new_token
-from ones_wrapper.membership.coordinator import DEAD_S, Coordinator
+from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
@@ -81,6 +81,21 @@ def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     assert board.read("verdict-1") == "dropped" and leader.proposal(lambda plan: True) == (0, 0)
     turn()
     assert (leader.lost, board.read("newest")) == ("", "1"), "it is not planned with again"
+
+
+def test_a_term_is_planned_anew_while_no_step_ends(
+    leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects a job by terms whose script loads for minutes: what comes next follows the newest order then, and no log
+    says that ranks failed, which had nothing to form."""
+    leader._hot = False
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    for number in range(int(DEADLINE_S) + 3):
+        board.put(f"sign-{member(7).uid}-0", str(number))
+        turn()
+    assert board.read("newest") == "2" and leader.proposal(lambda plan: True) == (2, 2)
+    assert "membership 1 was dropped: no step ended meanwhile" in capsys.readouterr().err
 
 
 def test_an_order_that_names_blocks_nobody_knows_changes_nothing(leader: Coordinator, board: Board, turn: Turn) -> None:

@@ -24,7 +24,7 @@ UNWANTED_S = 3.0
 AGAIN_S = 30.0
 """After a checkpoint that could not be written the next term waits so long before it is tried again."""
 DEADLINE_S = FORM_S + 5.0
-"""A published plan that not all could form by then is dropped."""
+"""A published plan that not all could form by then is dropped, and one by terms for which no step ended."""
 
 
 @dataclass
@@ -304,4 +304,4 @@ class Coordinator:
             if None not in told:
                 self._formed = True
         if time.monotonic() - self._published_at > DEADLINE_S:
-            self._drop("not all ranks could form its groups in time")
+            self._drop("not all ranks could form its groups in time" if self._hot else "no step ended meanwhile")
