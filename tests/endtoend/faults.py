@@ -264,7 +264,7 @@ def _(site: FaultSite, job_id: int) -> None:
 
 def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
     expected, before = site.expected[job_id], site.harness.job(job_id)
-    if not site.scontrol("scontrol", how, str(job_id), user=user):
+    if not _took(site, job_id, "scontrol", how, str(job_id), user=user):
         return
     expected.hold = "owner" if user == "alice" else "operator"
     # A hold that falls into one of the companion's own is the same to Slurm. An operator's is not; but an operator's
@@ -274,7 +274,7 @@ def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
     expected.hold_sure = not expected.blocks and (running or (user == "root" and site.own))
 
     def release() -> bool:
-        if not site.scontrol("scontrol", "release", str(job_id), user=user):
+        if not _took(site, job_id, "scontrol", "release", str(job_id), user=user):
             return False
         expected.hold, expected.hold_sure = "", False
         return True
@@ -306,7 +306,7 @@ def _(site: FaultSite, job_id: int) -> None:
 def _comment(site: FaultSite, job_id: int, text: str) -> None:
     expected = site.expected[job_id]
     comment = ELASTIC_BLOCKS if expected.blocks else ELASTIC
-    if not site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={text}"):
+    if not _took(site, job_id, "scontrol", "update", f"JobId={job_id}", f"Comment={text}"):
         return
     expected.opted_out = True
     job = site.harness.job(job_id)
@@ -315,8 +315,10 @@ def _comment(site: FaultSite, job_id: int, text: str) -> None:
         expected.at_opt_out, expected.others_at_opt_out = job, expected.others
 
     def back() -> bool:
+        if not _took(site, job_id, "scontrol", "update", f"JobId={job_id}", f"Comment={comment}"):
+            return False
         expected.opted_out, expected.at_opt_out = False, None
-        return site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={comment}")
+        return True
 
     _later(site, back)
 
@@ -340,12 +342,12 @@ def _(site: FaultSite, job_id: int) -> None:
 @kind(FaultKind.BEGIN)
 def _(site: FaultSite, job_id: int) -> None:
     expected = site.expected[job_id]
-    if not site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now+1hour"):
+    if not _took(site, job_id, "scontrol", "update", f"JobId={job_id}", "StartTime=now+1hour"):
         return
     expected.begin = True
 
     def now() -> bool:
-        if not site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now"):
+        if not _took(site, job_id, "scontrol", "update", f"JobId={job_id}", "StartTime=now"):
             return False
         expected.begin = False
         return True
@@ -362,13 +364,12 @@ def _(site: FaultSite, job_id: int) -> None:
 @kind("owner changes Partition")
 def _(site: FaultSite, job_id: int) -> None:
     expected = site.expected[job_id]
-    # Of an array Slurm moves what waits, and says that it cannot move what runs.
-    if not site.scontrol("scontrol", "update", f"JobId={job_id}", "Partition=whole") and not expected.blocks:
+    if not _took(site, job_id, "scontrol", "update", f"JobId={job_id}", "Partition=whole"):
         return
     expected.impossible_request = True
 
     def back() -> bool:
-        back = site.scontrol("scontrol", "update", f"JobId={job_id}", "Partition=gpu")
+        back = _took(site, job_id, "scontrol", "update", f"JobId={job_id}", "Partition=gpu")
         # Slurm itself holds what can never start.
         site.scontrol("scontrol", "release", str(job_id))
         expected.impossible_request = False
@@ -472,6 +473,11 @@ def _(site: FaultSite, job_id: int) -> None:
 def _later(site: FaultSite, undo: Callable[[], bool]) -> None:
     """Undone by whoever did it, one or two faults on; again after each later fault, while Slurm does not take it."""
     site.undo_later.append((site.random.randint(1, 2), undo))
+
+
+def _took(site: FaultSite, job_id: int, *arguments: str, user: str = "alice") -> bool:
+    """Whether Slurm took what a person typed. Of an array it takes what it can, and says that tasks have ended."""
+    return site.scontrol(*arguments, user=user) or site.expected[job_id].blocks
 
 
 def _let_slurm_save(site: FaultSite) -> None:
