@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ones_db import RESIZE_OVERTAKEN, ResizeRecord
+from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.arrays import job_of
 from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks
@@ -111,7 +111,7 @@ class ResizeMachine(Machine):
                 return self._cancel_drain(resize, job, reason("released_before_reshape"))
             return self.move(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
         if job.restart != resize.restart:
-            return self._cancel_drain(resize, job, reason(RESIZE_OVERTAKEN))
+            return self._cancel_drain(resize, job, reason("started_before_reshape"))
         if self.times.late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
             return self._cancel_drain(resize, job, reason("not_requeued_in_time"))
         if self.orders.last_number(job) > (resize.order_number or 0):
@@ -154,9 +154,9 @@ class ResizeMachine(Machine):
             return self.move(resize, State.ABANDONED, reason("held_by_owner"))
         if not job.pending:
             if not job.held:
-                return self.move(resize, State.ABANDONED, reason(RESIZE_OVERTAKEN))
+                return self.move(resize, State.ABANDONED, reason("started_before_reshape"))
             # A hold that came too late must not outlive this run: it would strike at its next requeue.
-            return self.move(resize, State.RELEASING_BACK, reason(RESIZE_OVERTAKEN))
+            return self.move(resize, State.RELEASING_BACK, reason("started_before_reshape"))
         if job.held:
             return self.move(resize, State.RESHAPING)
         if (why := self.hindered(resize, job)) is not None:
