@@ -25,7 +25,7 @@ SURE = 0.9
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""What failures double is at least so long."""
+"""What failures double is at least so long, where there is a dwell time at all."""
 WORTH = 20.0
 """A job trains at least so many times as long as changes of its blocks interrupt it."""
 REPAYS = 4.0
@@ -75,7 +75,7 @@ def rested_at(job: Job, history: JobHistory | None, dwell_s: float, *, by_blocks
     """
     failures = history.failures if history is not None else 0
     last = (history.last_resize_end if history is not None else None) or 0.0
-    wait_s = max(dwell_s, AGAIN_S) * 2.0 ** min(failures, MOST_DOUBLINGS) if failures else dwell_s
+    wait_s = max(dwell_s, AGAIN_S) * 2.0 ** min(failures, MOST_DOUBLINGS) if failures and dwell_s else dwell_s
     again = last + wait_s
     if job.running and not by_blocks:
         return max(job.start_time + dwell_s, again)

@@ -41,6 +41,11 @@ def test_failures_of_cheap_changes_are_not_repeated_at_once() -> None:
         assert rested_at(job(), history(1, failures=failures, last_resize_end=200.0), 1.0) == expected
 
 
+def test_failures_do_not_bring_back_a_dwell_time_of_nothing() -> None:
+    """A site that sets it to 0 wants none."""
+    assert rested_at(job(), history(1, failures=3, last_resize_end=200.0), 0.0) == 200.0
+
+
 def test_the_start_of_a_job_of_blocks_is_no_change() -> None:
     """It started at 110 s; what it waits for is the time after its last change."""
     assert rested_at(job(), history(1), 60.0, by_blocks=True) <= 110.0
