@@ -22,6 +22,8 @@ from ones_db.errors import SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
 """Two writes so short after one another may leave a file with the same time."""
+RETRY_S = 0.02
+"""Between two tries of what SQLite itself does not wait for."""
 _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
 """SQLite's own words; the last creates the file."""
 
@@ -87,7 +89,7 @@ class SQLite:
             if mode in ("read", "watch"):
                 connection.execute("PRAGMA query_only = ON")
             else:
-                connection.execute("PRAGMA journal_mode = WAL")
+                _begin_log(connection)
                 connection.execute("PRAGMA synchronous = FULL")
 
         @event.listens_for(engine, "checkout")
@@ -178,6 +180,20 @@ class SQLite:
 
     def renumber(self, connection: Connection, table: Table) -> None:
         """The next key is the highest and one."""
+
+
+def _begin_log(connection: sqlite3.Connection) -> None:
+    """Let the file have a write-ahead log from now on. The first time SQLite wants the file for itself, and does not
+    wait for another process that begins with it too."""
+    until = time.monotonic() + backend.BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(RETRY_S)
 
 
 @cache

@@ -129,10 +129,12 @@ class Leadership:
         was_stopped = now - self._polled_at > self._takeover_s
         self._polled_at = now
         if leader is None:
+            # The first one of all has its lock, and is not written down yet.
+            self._say_once("stands by", 0, "stands by: another companion leads")
             return None
         if self._seen != leader or was_stopped:
             self._seen, self._seen_at = leader, now
-            self._say_once("stands by", leader, f"stands by: {leader.holder or 'another companion'} leads")
+            self._say_once("stands by", leader.term, f"stands by: {leader.holder or 'another companion'} leads")
             return None
         if now - self._seen_at < self._takeover_s:
             return None
@@ -143,16 +145,16 @@ class Leadership:
             host, _, pid = leader.holder.rpartition(":")
             self._say_once(
                 "hangs",
-                leader,
+                leader.term,
                 f"stands by: {leader.holder} was not heard of for {now - self._seen_at:.0f} s and still has the lead; "
                 f"it is stopped or hangs. To let this one lead, on {host}: kill -9 {pid}",
             )
         return term
 
-    def _say_once(self, what: str, leader: LeaderRecord, line: str) -> None:
-        """Say the line, once a leader."""
-        if self._said != (what, leader.term):
-            self._said = (what, leader.term)
+    def _say_once(self, what: str, term: int, line: str) -> None:
+        """Say the line, once a leader's term."""
+        if self._said != (what, term):
+            self._said = (what, term)
             self._say(line)
 
 

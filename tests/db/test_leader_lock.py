@@ -257,6 +257,17 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
         lead.leave()
 
 
+def test_whoever_waits_says_so_before_a_leader_is_written_down(url: str) -> None:
+    """Protects cron's second run of two on a new database from leaving without a word: the first has the lock, and its
+    record comes a moment later."""
+    said: list[str] = []
+    with LeaderLock(url, "gres") as one, LeaderLock(url, "gres") as other:
+        assert one._lock.take()
+        lead = Leadership(other, 60.0, say=said.append)
+        assert not lead.take() and not lead.take()
+        assert said == ["stands by: another companion leads"]
+
+
 def test_one_that_was_stopped_itself_listens_first(postgresql_url: str) -> None:
     """Protects a leader from one that stood by, was paused longer than the take-over time, and heard nothing."""
     now = [0.0]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -108,6 +111,32 @@ def test_upgrade_creates_and_then_changes_nothing(tmp_path: Path) -> None:
     assert migrate.upgrade(url) == (None, SCHEMA_REVISION)
     assert migrate.upgrade(url) == (SCHEMA_REVISION, SCHEMA_REVISION)
     assert list((tmp_path / "new 100%").glob("*.bak")) == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_several_first_starts_make_one_database(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Protects those who start two companions, or a command beside one, where there is no database yet: each waits
+    for its turn, and finds it made."""
+    url = f"sqlite:///{tmp_path}/ones.sqlite"
+    if kind == "postgresql":
+        server: Server = request.getfixturevalue("server")
+        url = server.url(server.fresh())
+    code = "import sys; from ones_db import Store, migrate; migrate.head(); print(flush=True); input(); "
+    code += "migrate.upgrade(sys.argv[1]); Store.open(sys.argv[1], 'here')"
+    starts = [
+        subprocess.Popen([sys.executable, "-c", code, url], stdin=PIPE, stdout=PIPE, stderr=STDOUT, text=True)
+        for _ in range(4)
+    ]
+    for start in starts:
+        assert start.stdout is not None and start.stdout.readline() == "\n"
+    # All have imported what they need, and begin in the same moment.
+    for start in starts:
+        assert start.stdin is not None
+        start.stdin.write("\n")
+        start.stdin.flush()
+    assert [start.communicate(timeout=60)[0] for start in starts] == [""] * 4
+    assert [start.returncode for start in starts] == [0] * 4
+    assert migrate.current(url) == SCHEMA_REVISION
 
 
 def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
