@@ -22,6 +22,13 @@ class HostClock:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self.offset_s = 0.0
+        self.most_behind_s = 0.0
+        """The most by which it ever was behind."""
+
+    def jump(self, seconds: float) -> None:
+        """Set it forwards, or back."""
+        self.offset_s += seconds
+        self.most_behind_s = max(self.most_behind_s, -self.offset_s)
 
     def __call__(self) -> float:
         return self._timeline.now + self.offset_s
