@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
-from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, plan_hot
+from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, Plan, plan_hot
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
@@ -219,6 +224,60 @@ def test_who_needs_what_another_moves_from_waits_for_it() -> None:
     plans = plan_hot(CLUSTER, held, [mover, new], False)
     assert plans[1].nodes == {"n2": 4} and plans[1].keeps == {"n1": 2}
     assert plans[2].nodes == {"n1": 2} and plans[2].wait_s == 7.0
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> tuple[list[Holding], list[Asked]]:
+    """GPUs that jobs hold, some of them giving some up, and what the others are to get."""
+    gpus = [node.name for node in CLUSTER.nodes for _ in range(node.gpus)]
+    owners = draw(st.lists(st.integers(0, 6), min_size=len(gpus), max_size=len(gpus)))
+    held, asked = list[Holding](), list[Asked]()
+    for job in range(1, 7):
+        own = dict(Counter(name for name, owner in zip(gpus, owners, strict=True) if owner == job))
+        if own and draw(st.integers(0, 4)) == 0:
+            held.append(Holding(own, {name: draw(st.integers(1, gpus)) for name, gpus in own.items()}, 0.0, 5.0))
+        else:
+            held.append(Holding(own))
+            more = draw(st.integers(-2, 2))
+            asked.append(Asked(job, Shape(1, max(sum(own.values()) + more, 1)), own, draw(st.sampled_from([3.0, 7.0]))))
+    return held, draw(st.permutations(asked))
+
+
+@given(moments())
+def test_no_plan_gives_a_gpu_twice(moment: tuple[list[Holding], list[Asked]]) -> None:
+    """Protects every figure of hot jobs: whatever is held, changing and asked for, no node ever gives more than it
+    has."""
+    held, asked = moment
+    plans = plan_hot(CLUSTER, held, asked)
+    assert over(CLUSTER, held, asked, plans) == []
+    moving = [job._replace(shape=Shape(1, sum(job.own.values()))) for job in asked[1:] if job.own]
+    plans = plan_hot(CLUSTER, held, asked[:1], scattered=moving)
+    assert over(CLUSTER, held, [*asked[:1], *moving], plans) == []
+
+
+def over(cluster: ClusterView, held: Sequence[Holding], asked: Sequence[Asked], plans: Mapping[int, Plan]) -> list[str]:
+    """Nodes that give more GPUs than they have at some moment while the plans are carried out."""
+    changes = list[tuple[float, str, int]]()
+    for one in held:
+        changes += [(0.0, name, gpus) for name, gpus in one.nodes.items()]
+        if one.becomes is not None:
+            leaves = Counter(one.nodes) - Counter(one.becomes)
+            changes += [(one.begins_s + one.left_s, name, -gpus) for name, gpus in leaves.items()]
+    for job in asked:
+        plan = plans.get(job.job_id)
+        if plan is None:
+            continue
+        changes += [(0.0, name, -gpus) for name, gpus in (Counter(job.own) - Counter(plan.keeps)).items()]
+        joins, leaves = Counter(plan.nodes) - Counter(plan.keeps), Counter(plan.keeps) - Counter(plan.nodes)
+        changes += [(plan.wait_s, name, gpus) for name, gpus in joins.items()]
+        done = plan.wait_s + (job.prepare_s if joins else 0.0)
+        changes += [(done, name, -gpus) for name, gpus in leaves.items()]
+    now, found = Counter[str](), list[str]()
+    for at, together in groupby(sorted(changes), key=itemgetter(0)):
+        for _, name, gpus in together:
+            now[name] += gpus
+        found += [f"{node.name} at {at} s" for node in cluster.nodes if now[node.name] > node.gpus]
+    return found
 
 
 @pytest.mark.parametrize("mechanism", [Requeue(1.0), Hot()])

@@ -202,6 +202,9 @@ class IdealizedJob:
             return
         if self.shape is not None and plan.keeps != self.nodes:
             self._hold(Shape(1, sum(plan.keeps.values())), plan.keeps, self.batch, self.mechanism.shrink_s(app))
+            if plan.nodes == plan.keeps:
+                self.resizes += 1
+                return
         if plan.wait_s or any(gpus > self.nodes.get(name, 0) for name, gpus in plan.nodes.items()):
             self.change = Change(shape, plan.nodes, batch, plan.wait_s, self.mechanism.prepare_s(app))
         else:

@@ -186,7 +186,7 @@ def plan_hot(
     Each goes where least is left over, as if all who are asked for had left their GPUs. It keeps its own until the new
     ones are ready where those are free. Else it first leaves those of its own that it does not keep, so that others can
     have them, or, where it keeps none, waits until what it needs is free. Where two wait for each other, one takes what
-    is free instead, or stays as it is.
+    is free instead, or stays as it is, less what it left.
     """
     use = _Use(cluster, holding)
     movers = {job.job_id: job for job in scattered}
@@ -213,6 +213,9 @@ def plan_hot(
         added = _added(job, use.free(0.0), cluster)
         if added is not None:
             _settle(use, found, job, added, 0.0)
+        elif job.job_id in found:
+            # What it left may be another's by now.
+            found[job.job_id] = Plan(dict(job.own), dict(job.own))
     return found
 
 
