@@ -171,6 +171,7 @@ SENTENCES: dict[str, str] = {
     "gpus_not_free": "waits until {shape} GPUs are free",
     "blocks_not_parked": "it runs on: a running job of blocks is not stopped",
     "no_moves": "no choice of its blocks makes {gpus:GPU|GPUs}, and there is no room beside them for others",
+    "blocks_packed": "blocks on fewer nodes take the place of its own",
     "blocks_replaced": "other blocks take the place of blocks whose nodes drain or whose time is nearly over",
     "preempting_off": "it runs on: pre-empting is switched off",
     "shrinking_off": "shrinking is switched off",

@@ -215,7 +215,7 @@ class Actor:
         number = self._orders.next_number(job)
         moves = change.moves or Moves()
         if change.moves is None and change.elastic.blocks and isinstance(job.key, Task):
-            # Of a job of blocks that waits it is one task that changes.
+            # Of a job of blocks that waits it is one task that changes, where they have been taken apart.
             moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(
             job_id=job.job_id,

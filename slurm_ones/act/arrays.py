@@ -43,7 +43,13 @@ def look_at(client: SlurmClient, job_id: int) -> Array:
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
-    """The job as it is now; of a job of blocks that waits the task that it is to start with. Raises `UnknownJob`."""
+    """The job as it is now; of a job of blocks that waits the task that it is to start with, or all of them where they
+    change together. Raises `UnknownJob`."""
     if not resize.added:
-        return client.job(resize.job_id)
+        job = client.job(resize.job_id)
+        if resize.restart >= 0 or job.array_id != job.job_id or len(job.array_tasks) < 2:
+            return job
+        # One of them may run by now.
+        array = look_at(client, resize.job_id)
+        return replace(array.job, array_tasks=tuple(sorted(array.tasks)))
     return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)

@@ -23,7 +23,8 @@ class BlockJob:
 
     job: Job
     """The whole of it: id of the array, `restart` is its term, nodes and GPUs are those of all blocks that run. While
-    it waits it is as the block that starts first, whose `key` it has."""
+    it waits it is as the block that starts first; it has the `key` of that one, or of the array as long as nothing was
+    asked of a task by itself."""
     blocks: tuple[Job, ...]
     """One for each task, ascending."""
     refusal: Reason | None = None
@@ -161,13 +162,17 @@ def _refusal(blocks: Sequence[Job], others: str, count: int, known: JobRecord | 
 
 def _composite(array: int, blocks: Sequence[Job], known: JobRecord | None, term: int) -> Job:
     first = _representative(blocks, known, term)
+    # Slurm has one record of tasks that nothing was asked of one by one.
+    together = len({job.job_id for job in blocks}) == 1
     whole = replace(
         first,
         job_id=array,
         array=True,
         array_id=array,
         comment=_speaker(blocks).comment,
-        array_tasks=first.array_tasks if first.pending else tuple(job.array_tasks[0] for job in blocks),
+        array_tasks=first.array_tasks
+        if first.pending and not together
+        else tuple(job.array_tasks[0] for job in blocks),
         restart=term,
         submit_time=min([job.submit_time for job in blocks] + ([known.submit_time] if known is not None else [])),
         requeue=all(job.requeue for job in blocks if not job.ended),

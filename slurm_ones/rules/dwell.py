@@ -28,6 +28,8 @@ AGAIN_S = 5.0
 """What failures double is at least so long, where there is a dwell time at all."""
 WORTH = 20.0
 """A job trains at least so many times as long as changes of its blocks interrupt it."""
+PACK_S = 120.0
+"""A job of blocks that moves to fewer nodes, and has as many GPUs as before, has had them for so long."""
 REPAYS = 4.0
 """A job trains at least so many times as long as a requeue interrupts it: at most a fifth of its time is lost."""
 ENDS = 2.0
@@ -56,6 +58,12 @@ def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
     """Least time between two changes of the blocks of a job, each of which is expected to interrupt it so long."""
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
+
+
+def pack_dwell_s(dwell_s: float) -> float:
+    """How long a job of blocks keeps its GPUs before blocks on fewer nodes take their place for that alone: it holds
+    both while these prepare, which must pay in the time that the next change leaves it."""
+    return max(dwell_s, PACK_S)
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:

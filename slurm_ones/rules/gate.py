@@ -28,7 +28,7 @@ from slurm_ones.rules.blocks import (
     training,
 )
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
-from slurm_ones.rules.dwell import near_limit, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
+from slurm_ones.rules.dwell import near_limit, pack_dwell_s, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
 from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.rules.strategy import too_soon
@@ -92,6 +92,8 @@ class JobRules:
     """Of its tasks those that have to be held before the throttle of their array is lifted."""
     going: tuple[int, ...] = ()
     """Of its blocks those that are to be replaced, the most urgent first."""
+    settled: bool = False
+    """It may move to fewer nodes, although it keeps its number of GPUs."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -318,14 +320,25 @@ class Round:
             spare=spare(elastic, self.held.get(job_id, ()), members_of(history), self.now),
             to_hold=to_hold(elastic, members_of(history)),
             going=going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now),
+            settled=hot(elastic) and self.now >= self._settled_at(elastic, history),
         )
+
+    def _dwell_s(self, elastic: Elastic, history: JobHistory | None) -> float:
+        """Least time between two resizes of the job."""
+        settings = self.settings.resize
+        if hot(elastic):
+            return switch_dwell_s(self.switches.get(elastic.job.job_id, 0.0), settings)
+        return requeue_dwell_s(history, settings)
+
+    def _settled_at(self, elastic: Elastic, history: JobHistory | None) -> float:
+        """When a job of blocks may move to fewer nodes."""
+        dwell_s = pack_dwell_s(self._dwell_s(elastic, history))
+        return rested_at(elastic.job, history, dwell_s, by_blocks=True)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
         """Of a job that is not untouchable."""
-        job, settings = elastic.job, self.settings.resize
-        dwell_s = requeue_dwell_s(history, settings)
-        if hot(elastic):
-            dwell_s = switch_dwell_s(self.switches.get(job.job_id, 0.0), settings)
+        job = elastic.job
+        dwell_s = self._dwell_s(elastic, history)
         rested = rested_at(job, history, dwell_s, by_blocks=hot(elastic))
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)

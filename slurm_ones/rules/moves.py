@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from slurm_ones.slurm.model import Shape, take
@@ -59,15 +60,24 @@ class Site:
 
 
 def moves(
-    blocks: Sequence[Block], spare: Sequence[int], target: int, site: Site, *, going: Sequence[int] = (), least: int = 1
+    blocks: Sequence[Block],
+    spare: Sequence[int],
+    target: int,
+    site: Site,
+    *,
+    going: Sequence[int] = (),
+    least: int = 1,
+    pack: bool = False,
+    apart: bool = False,
 ) -> Moves | None:
     """Blocks that join and leave so that the job gets `target` GPUs; None where there is no way now.
 
     `blocks` are those that train, the leader first; `spare` the tasks that could join, best first. Tasks `going` are to
-    be replaced, the most urgent first, as far as there is room: their nodes drain, or their time is nearly over. In
-    this order: nothing changes; blocks leave; blocks join; some take the place of others; all anew. A job that is to
-    shrink and for which there is none of these drops blocks until it has fewer GPUs than that, but `least`: blocks that
-    join can follow once those GPUs are free.
+    be replaced, the most urgent first, as far as there is room: their nodes drain, or their time is nearly over. Of the
+    ways there are it is one that ends on the fewest nodes, and of those the one that replaces the fewest GPUs; a job
+    that has its `target` already is left where it is, unless it is to be packed (`pack`); `apart` asks for the fewest
+    GPUs at a time, on whatever nodes. A job that is to shrink and for which there is none of these drops blocks until
+    it has fewer GPUs than that, but `least`: blocks that join can follow once those GPUs are free.
     """
     if target < 1 or not blocks:
         return None
@@ -76,10 +86,17 @@ def moves(
     for urgent in range(len(going), -1, -1):
         leaving = frozenset(going[:urgent])
         kept = _choices([block for block in blocks if block.task not in leaving], blocks[0].task, site.node_gpus, going)
+        if not pack and not leaving and sum(block.shape.gpus for block in blocks) == target:
+            return NO_MOVES
+        ways = []
         for gpus in sorted((gpus for gpus in kept if target - room <= gpus <= target), reverse=True):
-            added = _added(target - gpus, spare, [b for b in blocks if b.task in kept[gpus]], site)
+            stay = [block for block in blocks if block.task in kept[gpus]]
+            added = _added(target - gpus, spare, stay, site)
             if added is not None:
-                return Moves(added, _others(blocks, kept[gpus]))
+                ways.append((_nodes(stay, added, site), Moves(added, _others(blocks, kept[gpus]))))
+        if ways:
+            # The first of them where several end on as few nodes: it keeps most.
+            return ways[0][1] if apart else min(ways, key=itemgetter(0))[1]
     if sum(block.shape.gpus for block in blocks) > target:
         # The choices are those of all blocks again: a step on the way is no matter of who is to be replaced.
         fewer = max((gpus for gpus in kept if least <= gpus < target and gpus), default=0)
@@ -92,6 +109,15 @@ def smaller(blocks: Sequence[Block], node_gpus: int) -> dict[int, tuple[int, ...
     """The sizes below its present one that a job gets by blocks that leave alone, and the tasks of those that leave."""
     kept = _choices(blocks, blocks[0].task, node_gpus, ()) if blocks else {}
     return {gpus: dropped for gpus, tasks in kept.items() if gpus and (dropped := _others(blocks, tasks))}
+
+
+def _nodes(stay: Sequence[Block], added: Sequence[tuple[int, Shape]], site: Site) -> int:
+    """On how many nodes the job is with these blocks: Slurm chooses the nodes of those added, so they count as others
+    wherever there are such with room."""
+    own = {name for block in stay for name in block.nodes}
+    other = [gpus for name, gpus in site.free.items() if name not in own]
+    room = [sum(gpus >= shape.gpus_per_node for gpus in other) for _, shape in added]
+    return len(own) + sum(min(shape.nodes, rooms) for (_, shape), rooms in zip(added, room, strict=True)) or 1
 
 
 def _others(blocks: Sequence[Block], kept: Collection[int]) -> tuple[int, ...]:

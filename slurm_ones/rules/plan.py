@@ -112,13 +112,17 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
     requeues, changed = rules.open_resizes, rules.open_changes
     queued: set[int] = set()
     without: set[int] | None = None
-    for change in changes:
+    # Who keeps its GPUs moves to fewer nodes where the others leave room for that.
+    packed = [change for change in changes if jobs[change.job_id].settled and _gained(change) == 0]
+    for change, pack in [*((change, False) for change in changes), *((change, True) for change in packed)]:
+        if pack and change.job_id in outcomes:
+            continue
         if without is None and (change.elastic.job.pending or _gained(change) >= 0):
             without = room.set_aside(later)
         job_id, job = change.job_id, jobs[change.job_id]
         running, by_blocks = job.elastic.job.running, hot(job.elastic)
         if by_blocks:
-            change = _with_moves(change, job, rules, room.free)
+            change = _with_moves(change, job, rules, room.free, pack=pack)
         moves_on = change.resizes or change.parks or (by_blocks and change.leaves_kind)
         if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
@@ -129,6 +133,11 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
                 outcomes[job_id] = against or reason("batch_changes")
             continue
         hindrance = _hindrance(change, job, rules, most)
+        if by_blocks and hindrance is not None and hindrance.code in SITE_LIMITS:
+            # To move to fewer nodes takes more GPUs for a moment than to be joined.
+            joined = _with_moves(change, job, rules, room.free, apart=True)
+            if joined.moves and _hindrance(joined, job, rules, most) is None:
+                change, hindrance = joined, None
         if hindrance is not None:
             outcomes[job_id] = hindrance
         elif (full := _too_many(by_blocks, changed, requeues, rules)) is not None:
@@ -148,7 +157,8 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
                 room.leave(job, change.moves.dropped if change.moves else None)
             changed, requeues = changed + by_blocks, requeues + (not by_blocks)
             replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
-            outcomes[job_id] = reason("blocks_replaced") if replaces else reason("begins")
+            replaced = reason("blocks_packed") if pack else reason("blocks_replaced")
+            outcomes[job_id] = replaced if replaces else reason("begins")
             most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
     return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
@@ -170,7 +180,15 @@ def _finds_room(change: Change, free: dict[str, int], rules: PartitionRules) -> 
     return take(change.new, free, change.elastic.holdings, rules.kinds.nodes(change.new_kind))
 
 
-def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapping[str, int]) -> Change:
+def _with_moves(
+    change: Change,
+    job: JobRules,
+    rules: PartitionRules,
+    free: Mapping[str, int],
+    *,
+    pack: bool = False,
+    apart: bool = False,
+) -> Change:
     """The change with the blocks that join and leave; without them where there is no way now."""
     members = members_of(job.history)
     running = sorted(block.task for block in job.blocks)
@@ -184,7 +202,7 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     leaves = change.leaves_kind
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
     going = running if leaves else job.going
-    found = moves(job.blocks, job.spare, change.new.gpus, site, going=going, least=least)
+    found = moves(job.blocks, job.spare, change.new.gpus, site, going=going, least=least, pack=pack, apart=apart)
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]

@@ -129,6 +129,8 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
             joins = rules.split_nodes and not rules.whole_nodes and bool(job.spare) and not limits.rules
             view = replace(view, smaller=_smaller(job, rules.node_gpus, limits), joins=joins)
             view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
+            if not rules.whole_nodes:
+                view = replace(view, nodes_at=_nodes_at(view, rules.free, rules.node_gpus))
         view = _dated(view, job, round_)
         if view.fixed is None and job.asked is None:
             view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
@@ -164,6 +166,25 @@ def _changeable(view: JobView, free: int) -> JobView:
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
     return replace(view, limits=replace(view.limits, gpus=gpus))
+
+
+def _nodes_at(view: JobView, free: Mapping[str, int], full: int) -> dict[int, int]:
+    """On how many nodes a job of blocks is at each of its sizes: where it is; or as few as it needs, if these are free
+    now, so that other blocks can take the place of its own; or where others join."""
+    now, smaller = sum(view.nodes.values()), view.smaller or {}
+    room = sorted(free.values(), reverse=True)
+    found = {now: len(view.nodes)} if now else {}
+    for gpus in view.limits.gpus:
+        whole, rest = divmod(gpus, full)
+        fewest = whole + (rest > 0)
+        # The emptiest nodes: full ones first, and then one with room for what is left.
+        fits = len(room) >= fewest and all(gpus == full for gpus in room[:whole]) and (not rest or room[whole] >= rest)
+        if gpus in smaller:
+            found[gpus] = len(smaller[gpus])
+        elif gpus > now:
+            joined = len(view.nodes) - (-(gpus - now) // full)
+            found[gpus] = fewest if fits else max(joined, fewest)
+    return found
 
 
 def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[str, int]]:

@@ -31,7 +31,7 @@ def view_on(job: JobView, kind: str, *, runs: bool) -> JobView:
     """The job as it is on one kind of GPU: with its model there, waiting unless it `runs` there."""
     model = job.on.get(kind, job.model)
     found = replace(job, model=model, on={})
-    return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False)
+    return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False, nodes_at=None)
 
 
 def slowest(job: JobView, kinds: Sequence[str]) -> str:

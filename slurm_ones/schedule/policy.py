@@ -262,6 +262,9 @@ class JobView:
     can have any."""
     joins: bool = False
     """It grows by GPUs of any nodes that join those which it holds; False for a job that must be placed anew."""
+    nodes_at: Mapping[int, int] | None = None
+    """How many nodes it is on at each size, where it may be on more than it needs; None for a job that is placed on as
+    few as it needs."""
     fixed: Reason | None = None
     """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
     deadline: float | None = None
@@ -270,6 +273,13 @@ class JobView:
     """Whether an earlier schedule promised that deadline (`Schedule.promises`); None before one has said so."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
     """Its model on each kind of GPU that it may use; empty where `model` is that of any kind."""
+
+    @property
+    def held_nodes(self) -> int:
+        """On how many nodes it runs; 0 where it waits."""
+        if self.shape is None:
+            return 0
+        return (self.nodes_at or {}).get(self.shape.gpus, self.shape.nodes)
 
 
 @dataclass(frozen=True)

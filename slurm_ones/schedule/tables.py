@@ -178,6 +178,9 @@ def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
 def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
     """(S,) nodes that the job takes at sizes (S,)."""
     nodes = -(-gpus // max(cluster.gpus_per_node, 1))
+    if job.nodes_at is not None:
+        known = [job.nodes_at.get(int(count), fewest) for count, fewest in zip(gpus, nodes, strict=True)]
+        return np.array(known, dtype=np.int64)
     if job.shape is not None and cluster.uniform:
         nodes[gpus == job.shape.gpus] = job.shape.nodes
     return nodes

@@ -150,7 +150,7 @@ class ByKind:
                 view = view_on(job, kind, runs=bool(mine) and slowest(job, mine) == kind)
                 views.append(view if accepts(job, kind) else replace(view, limits=replace(view.limits, gpus=())))
             # Where on the nodes is seen to within the kind.
-            views = [replace(view, nodes={}, smaller=None, joins=False) for view in views]
+            views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None) for view in views]
             found.append(self._search.situation(cluster.of_kind(kind), views, [], now))
         # Of giving up GPUs alone the search within a kind knows what it costs.
         tables = side_by_side([replace(job, shrink_s=None) for job in jobs], [at.tables for at, _ in found])

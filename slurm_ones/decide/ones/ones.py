@@ -354,7 +354,7 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
     asked = np.flatnonzero((tables.current > 0) & (kept != tables.batch[rows, tables.current]) & np.array(fits, bool))
     at = tables.current[asked]
     jobs = [tables.jobs[j] for j in asked]
-    own = np.array([job.shape.nodes if job.shape else 0 for job in jobs], dtype=np.int64)
+    own = np.array([job.held_nodes for job in jobs], dtype=np.int64)
     fast, good = predict_each(jobs, own if cluster.uniform else tables.nodes[at], tables.sizes[at], kept[asked])
     steady = good >= STEADY * tables.goodput[asked, at]
     here = (asked[steady], at[steady])

@@ -65,7 +65,7 @@ def decided(cluster: ClusterView, jobs: Sequence[JobView], now: float, schedule:
 def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
     """(2, J) each job's speed where it runs, or at what it asked for, and its progress to come."""
     gpus = np.array([job.shape.gpus if job.shape else max(job.requested, 1) for job in jobs], dtype=np.int64)
-    nodes = [job.shape.nodes if job.shape else nodes_of(cluster, max(job.requested, 1)) for job in jobs]
+    nodes = [job.held_nodes or nodes_of(cluster, max(job.requested, 1)) for job in jobs]
     batch = np.maximum(np.array([job.batch for job in jobs], dtype=np.int64), 1)
     _, goodput = predict_each(jobs, np.array(nodes, dtype=np.int64), gpus, batch)
     return np.stack([goodput, np.array([to_come(job) for job in jobs])]) if jobs else np.zeros((2, 0))
