@@ -48,8 +48,9 @@ def reshape(
     shape: Shape,
     kind: str | None = None,
 ) -> None:
-    """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole. Of
-    this `kind` of GPU, empty for any; None leaves it the one that it asks for.
+    """Give a pending job, or all tasks of an array that wait together, another shape through `update`, verify it, and
+    put the old one back when it is not whole. Of this `kind` of GPU, empty for any; None leaves it the one that it asks
+    for.
 
     `update` is called with the job as it is to be asked for, its kind included.
     Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
@@ -57,8 +58,6 @@ def reshape(
     before = read(job_id)
     if not before.pending:
         raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
-    if len(before.array_tasks) > 1:
-        raise NotResizable(f"job {job_id} is {len(before.array_tasks)} tasks of an array; only one can be reshaped")
     if before.task_counts:
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
     if before.gpus_total and not before.gpus_per_node:

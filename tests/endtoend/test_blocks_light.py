@@ -161,3 +161,24 @@ def test_cancelling_the_job_leaves_nothing(site: Site) -> None:
     time.sleep(2)
     assert all(task.state in ("CANCELLED", "COMPLETED") for task in site.harness.tasks(job_id).values())
     companion.terminate()
+
+
+@TWO
+def test_a_waiting_job_starts_at_fewer_gpus_than_its_other_blocks_ask_for(site: Site) -> None:
+    """Protects from a job that waits for itself: a task of its own that still asks for what its user did would stand
+    before the one that was given less, and wait for room that nobody needs."""
+    harness = site.harness
+    # All nodes but one.
+    count = int(harness.cluster.run(["sinfo", "-h", "--partition=gpu", "-o", "%D"]).stdout.split()[0])
+    rigid = harness.rigid(f"--nodes={count - 1}", "--gres=gpu:4")
+    harness.wait(rigid, lambda job: job.running, "running")
+    options, env = site.asked(("--nodes=2", "--gres=gpu:4"), {})
+    job_id = harness.blocks(*options, **env)
+    harness.wait(job_id, lambda job: job.pending and job.reason in ("Resources", "Priority"), "waiting")
+    settings = site.settings()
+    site.resize(settings, {job_id: [[0, 1, 32]]})
+    assert harness.membership(job_id, lambda m: m.why == "first", "first membership").world == 1
+    assert harness.job(rigid).running
+    site.resize(settings, {job_id: [[0, 2, 32]]})
+    assert harness.memberships(job_id)[-1].world == 2
+    nobody_left_held_or_running(site, job_id)

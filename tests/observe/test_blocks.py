@@ -110,6 +110,10 @@ def test_a_waiting_job_is_as_the_block_that_starts_first() -> None:
     first = task(0, gpus=2, held=False, reason="Resources", throttle=1)
     one = seen(first, task(1), task(2))
     assert (one.job.pending, one.job.held, one.job.key, one.shape) == (True, False, Task(100, 0), Shape(1, 2))
+    # Nothing was asked of a task by itself: Slurm has one record, and all change together. Else the others, at the size
+    # that was asked for at first, would wait before this one, and for room that it does not need.
+    whole = seen(task(0, array_tasks=(0, 1, 2), job_id=100, held=False, reason="Priority", throttle=1))
+    assert (whole.job.pending, whole.job.key, len(whole.blocks)) == (True, 100, 3)
     held = seen(task(0), task(1))
     assert (held.job.pending, held.job.held, held.job.key) == (True, True, Task(100, 0))
 

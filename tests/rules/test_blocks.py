@@ -18,7 +18,7 @@ from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
+from slurm_ones.rules.dwell import PACK_S, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Plan, plan
@@ -182,6 +182,40 @@ def test_equal_gpus_are_no_change_of_size() -> None:
     batch = plan(Schedule({1: Allocation(Shape(1, 4), 64)}), rules_for([spread], {"n1": 2, "n2": 2})[1])
     (change,) = batch.begin
     assert not change.resizes and change.blocks == (0,)
+
+
+SPREAD = job_of_blocks(task(0, Shape(1, 2), "n1"), task(1, Shape(1, 2), "n2"), task(2, Shape(1, 1)))
+
+
+def test_who_keeps_its_gpus_moves_to_fewer_nodes_once_it_has_settled() -> None:
+    """Its exchange stays on a node then; not in the minutes after its last change, nor for others' room."""
+    room = {"n1": 0, "n2": 0, "n3": 4}
+    made = planned({1: Shape(1, 4)}, [SPREAD], room)
+    assert made.begin[0].moves == Moves(((2, Shape(1, 4)),), (0, 1)) and made.outcomes[1].code == "blocks_packed"
+    young = told(1, 0, 1, last_resize_end=NOW - PACK_S + 1)
+    assert planned({1: Shape(1, 4)}, [SPREAD], room, {1: young}).begin == ()
+    both = planned({1: Shape(1, 4), 2: Shape(1, 4)}, [SPREAD, at_two()], room)
+    assert [change.job_id for change in both.begin] == [2] and 1 not in both.outcomes
+    # A batch changes before that.
+    batch = plan(Schedule({1: Allocation(Shape(1, 4), 64)}), rules_for([SPREAD], room)[1])
+    assert [change.resizes for change in batch.begin] == [False]
+
+
+def test_views_say_on_how_many_nodes_a_job_is_at_each_size() -> None:
+    """Protects from a circle: a size that is worth having on one node, and is left again once it is on two."""
+
+    def nodes_at(free: dict[str, int]) -> dict[int, int]:
+        round_, rules = rules_for([SPREAD], free)
+        (seen,) = job_views(round_, rules, cluster_view(round_, rules), Learner())
+        assert seen.nodes_at is not None and seen.held_nodes == 2
+        return dict(seen.nodes_at)
+
+    full = nodes_at({"n1": 0, "n2": 0, "n3": 0, "n4": 0})
+    assert (full[2], full[4]) == (1, 2)
+    assert (full[8], full[12], full[16]) == (3, 4, 5)
+    # New blocks would take the place of both.
+    room = nodes_at({"n1": 0, "n2": 0, "n3": 4, "n4": 4})
+    assert (room[4], room[8], room[12]) == (2, 2, 4)
 
 
 def test_a_shrink_drops_blocks_at_once() -> None:

@@ -58,6 +58,28 @@ def test_what_joins_and_leaves(blocks: list[Block], target: int, free: dict[str,
     assert found(blocks, target, free) == expected
 
 
+def test_a_job_ends_on_few_nodes() -> None:
+    """Protects training from blocks that join wherever one GPU is free: exchange across nodes costs more than others
+    that take the place of its own, once."""
+    two = [block(0, "1x2", "n1")]
+    assert found(two, 4, {"n1": 0, "n2": 4}) == Moves(added("1x4"), (0,))
+    assert found(two, 4, {"n1": 0, "n2": 4}, apart=True) == Moves(added("1x2"))
+    # Of equal ways the one that replaces least; where Slurm can only choose its own node, it is no other node.
+    assert found([block(0, "1x4", "n1")], 8, {"n2": 4, "n3": 4}) == Moves(added("1x4"))
+    assert found(two, 4, {"n1": 2}) == Moves(added("1x2"))
+    # Not enough room for all anew: rather on two nodes than not at all.
+    assert found(two, 4, {"n1": 0, "n2": 3}) == Moves(added("1x2"))
+
+
+def test_only_who_is_to_be_packed_moves_as_it_is() -> None:
+    """Protects a job from being moved again and again: with the GPUs that it is to have it stays."""
+    spread = [block(0, "1x2", "n1"), block(1, "1x2", "n2")]
+    assert found(spread, 4, {"n3": 4}) == Moves()
+    assert found(spread, 4, {"n3": 4}, pack=True) == Moves(added("1x4"), (0, 1))
+    assert found(spread, 4, {"n3": 3}, pack=True) == Moves()
+    assert found([block(0, "1x4", "n1")], 4, {"n3": 4}, pack=True) == Moves()
+
+
 def test_whole_nodes_are_given_whole() -> None:
     """Part of a node is nothing that Slurm gives there."""
     one = [block(0, "1x4", "n1")]
