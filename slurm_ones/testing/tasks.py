@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.client import NotPermitted, Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Shape, Task
 from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, UNTIL_TOLD, Site
 
@@ -244,11 +244,13 @@ class TaskContract:
             site.wait(Task(array_id, task), gone, "cancelled")
         client.cancel_waiting(array_id)
 
-    def test_several_tasks_are_not_reshaped_at_once(self, site: Site) -> None:
-        """The array's id names all of them."""
+    def test_tasks_that_wait_together_are_reshaped_at_once(self, site: Site) -> None:
+        """The array's id names all of them. They stay one record, so that none of them comes before another."""
         array_id = site.held(*BLOCKS)
-        with pytest.raises(NotResizable, match="tasks"):
-            site.owner.reshape(array_id, Shape(2, 2))
+        site.owner.reshape(array_id, Shape(2, 2))
+        assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}
+        assert len(site.owner.job(array_id).array_tasks) == len(site.owner.tasks(array_id)) > 1
+        site.owner.reshape(array_id, Shape(1, 1))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(1, 1)}
 
     def test_a_stranger_changes_nothing_of_an_array(self, site: Site) -> None:
