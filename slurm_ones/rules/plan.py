@@ -113,7 +113,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
     queued: set[int] = set()
     without: set[int] | None = None
     # Who keeps its GPUs moves to fewer nodes where the others leave room for that.
-    packed = [change for change in changes if jobs[change.job_id].settled and _gained(change) == 0]
+    packed = [change for change in changes if _gained(change) == 0 and _may_be_packed(jobs[change.job_id], rules)]
     for change, pack in [*((change, False) for change in changes), *((change, True) for change in packed)]:
         if pack and change.job_id in outcomes:
             continue
@@ -167,6 +167,11 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
 def _gained(change: Change) -> int:
     """GPUs that the job gains; below 0 where it gives some up."""
     return change.new.gpus - change.old.gpus
+
+
+def _may_be_packed(job: JobRules, rules: PartitionRules) -> bool:
+    """Whether fewer nodes would do for a job of blocks, and it has been where it is for long enough."""
+    return job.settled and len(job.elastic.job.node_list) > -(-job.gpus // max(rules.node_gpus, 1))
 
 
 def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRules) -> Reason | None:

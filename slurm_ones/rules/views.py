@@ -118,6 +118,7 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
     """The elastic jobs of a partition as its policy sees them."""
     mine = [job for job in rules.jobs.values() if job.elastic.weighed]
     learner.look([job.history for job in mine if job.history is not None])
+    room = sorted(rules.free.values(), reverse=True)
     views = []
     for job in mine:
         kinds = rules.kinds.accepted(job.elastic)
@@ -130,7 +131,7 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
             view = replace(view, smaller=_smaller(job, rules.node_gpus, limits), joins=joins)
             view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
             if not rules.whole_nodes:
-                view = replace(view, nodes_at=_nodes_at(view, rules.free, rules.node_gpus))
+                view = replace(view, nodes_at=_nodes_at(view, room, rules.node_gpus))
         view = _dated(view, job, round_)
         if view.fixed is None and job.asked is None:
             view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
@@ -168,11 +169,11 @@ def _changeable(view: JobView, free: int) -> JobView:
     return replace(view, limits=replace(view.limits, gpus=gpus))
 
 
-def _nodes_at(view: JobView, free: Mapping[str, int], full: int) -> dict[int, int]:
+def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
     """On how many nodes a job of blocks is at each of its sizes: where it is; or as few as it needs, if these are free
-    now, so that other blocks can take the place of its own; or where others join."""
+    now, so that other blocks can take the place of its own; or where others join. `room` are the free GPUs of each
+    node, the most first."""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
-    room = sorted(free.values(), reverse=True)
     found = {now: len(view.nodes)} if now else {}
     for gpus in view.limits.gpus:
         whole, rest = divmod(gpus, full)
