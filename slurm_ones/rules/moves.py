@@ -112,12 +112,11 @@ def smaller(blocks: Sequence[Block], node_gpus: int) -> dict[int, tuple[int, ...
 
 
 def _nodes(stay: Sequence[Block], added: Sequence[tuple[int, Shape]], site: Site) -> int:
-    """On how many nodes the job is with these blocks: Slurm chooses the nodes of those added, so they count as others
-    wherever there are such with room."""
+    """On how many nodes the job is with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
+    they count as on the job's own where there is room."""
     own = {name for block in stay for name in block.nodes}
-    other = [gpus for name, gpus in site.free.items() if name not in own]
-    room = [sum(gpus >= shape.gpus_per_node for gpus in other) for _, shape in added]
-    return len(own) + sum(min(shape.nodes, rooms) for (_, shape), rooms in zip(added, room, strict=True)) or 1
+    room = {name: gpus for name, gpus in site.free.items() if name in own}
+    return len(own) + sum(shape.nodes for _, shape in added if not take(shape, room))
 
 
 def _others(blocks: Sequence[Block], kept: Collection[int]) -> tuple[int, ...]:

@@ -64,9 +64,9 @@ def test_a_job_ends_on_few_nodes() -> None:
     two = [block(0, "1x2", "n1")]
     assert found(two, 4, {"n1": 0, "n2": 4}) == Moves(added("1x4"), (0,))
     assert found(two, 4, {"n1": 0, "n2": 4}, apart=True) == Moves(added("1x2"))
-    # Of equal ways the one that replaces least; where Slurm can only choose its own node, it is no other node.
+    # Of equal ways the one that replaces least; Slurm fills nodes first.
     assert found([block(0, "1x4", "n1")], 8, {"n2": 4, "n3": 4}) == Moves(added("1x4"))
-    assert found(two, 4, {"n1": 2}) == Moves(added("1x2"))
+    assert found(two, 4, {"n1": 2, "n2": 4}) == Moves(added("1x2"))
     # Not enough room for all anew: rather on two nodes than not at all.
     assert found(two, 4, {"n1": 0, "n2": 3}) == Moves(added("1x2"))
 
