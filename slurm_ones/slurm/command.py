@@ -308,7 +308,7 @@ class CommandClient:
         self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind))
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        reshape(self.job, self.update_shape, job_id, shape, kind)
+        reshape(self.job, self.tasks, self.update_shape, job_id, shape, kind)
 
     @property
     def _now(self) -> str:

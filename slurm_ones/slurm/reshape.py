@@ -6,7 +6,7 @@ a job that can never start. So the job is read back, and what is not whole is un
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from slurm_ones.slurm.client import NotResizable, Refused
@@ -43,6 +43,7 @@ def _fault(job: Job, shape: Shape, kind: str, before: Job) -> str:
 
 def reshape(
     read: Callable[[JobKey], Job],
+    tasks: Callable[[int], Sequence[Job]],
     update: Callable[[Job, Shape], None],
     job_id: JobKey,
     shape: Shape,
@@ -52,12 +53,15 @@ def reshape(
     put the old one back when it is not whole. Of this `kind` of GPU, empty for any; None leaves it the one that it asks
     for.
 
-    `update` is called with the job as it is to be asked for, its kind included.
+    `tasks` reads those of an array; `update` is called with the job as it is to be asked for, its kind included.
     Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
     """
     before = read(job_id)
     if not before.pending:
         raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
+    if len(before.array_tasks) > 1 and not all(task.pending for task in tasks(before.array_id)):
+        # An update by the array's id changes those too, and takes nodes from what runs.
+        raise NotResizable(f"job {job_id}: not all of its tasks wait; only one of them can be reshaped, by its own id")
     if before.task_counts:
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
     if before.gpus_total and not before.gpus_per_node:

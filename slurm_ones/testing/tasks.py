@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_ones.slurm.client import NotPermitted, Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Shape, Task
 from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, UNTIL_TOLD, Site
 
@@ -251,6 +251,16 @@ class TaskContract:
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}
         assert len(site.owner.job(array_id).array_tasks) == len(site.owner.tasks(array_id)) > 1
         site.owner.reshape(array_id, Shape(1, 1))
+        assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(1, 1)}
+        site.owner.release(array_id, start_now=False)
+        assert not any(job.held for job in site.owner.tasks(array_id))
+
+    def test_tasks_of_which_one_runs_are_not_reshaped_at_once(self, site: Site) -> None:
+        """Protects what runs: an update by the array's id would change it too."""
+        array_id = site.blocks("--array=0-3%1", *ELASTIC)
+        site.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
+        with pytest.raises(NotResizable):
+            site.owner.reshape(array_id, Shape(2, 2))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(1, 1)}
 
     def test_a_stranger_changes_nothing_of_an_array(self, site: Site) -> None:

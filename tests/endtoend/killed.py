@@ -176,7 +176,6 @@ def round_of_blocks(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -
         "shape": str(_gpus(settings, tasks)),
         "state": "RUNNING" if trained else "none",
         "held": False,
-        "restarts": sum(job.restart for job in trained if job.array_tasks == (0,)),
         "wrong": wrong,
     }
 

@@ -29,13 +29,14 @@ def kill_everywhere(
     """
     stride = len(job_ids) // (2 if both else 1)
     firsts = [number if number < stride else stride - 1 - number for number in range(len(job_ids))]
-    numbered = _rounds(
-        site, {id_: (str(first), str(stride), shape) for id_, first in zip(job_ids, firsts, strict=True)}
-    )
+    # Each job has a companion of its own, which knows in all rounds which of its blocks wait in a hold of ours.
+    settings = {id_: site.settings("dwell_s = 0\nadvance_s = 0.1", tick_s="0.3") for id_ in job_ids}
+    deaths = {id_: (str(first), str(stride), shape) for id_, first in zip(job_ids, firsts, strict=True)}
+    numbered = _rounds(site, settings, deaths)
     wanted = {f"{when} {step}" for step in (*WRITES, *steps) for when in ("before", "after")}
     missed = sorted(wanted - {told["event"] for told in numbered if told["killed"]})
     shares = {id_: missed[number :: len(job_ids)] for number, id_ in enumerate(job_ids)}
-    named = _rounds(site, {id_: (",".join(share), shape) for id_, share in shares.items() if share})
+    named = _rounds(site, settings, {id_: (",".join(share), shape) for id_, share in shares.items() if share})
     rounds = numbered + named
     for told in rounds:
         assert not told["held"] and told["open"] == 0, told
@@ -48,12 +49,18 @@ def kill_everywhere(
     return rounds
 
 
-def _rounds(site: Site, deaths: dict[int, tuple[str, ...]]) -> list[dict[str, Any]]:
+def _rounds(site: Site, settings: dict[int, str], deaths: dict[int, tuple[str, ...]]) -> list[dict[str, Any]]:
     """What was found after each death, with these arguments of `tests.endtoend.killed` for each job."""
     processes, rounds = [], []
     for job_id, arguments in deaths.items():
-        settings = site.settings("dwell_s = 0\nadvance_s = 0.1", tick_s="0.3")
-        command = [site.harness.cluster.python, "-m", "tests.endtoend.killed", settings, str(job_id), *arguments]
+        command = [
+            site.harness.cluster.python,
+            "-m",
+            "tests.endtoend.killed",
+            settings[job_id],
+            str(job_id),
+            *arguments,
+        ]
         pipe = subprocess.PIPE
         processes.append(
             site.harness.cluster.popen(command, user=site.user, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe)
@@ -86,7 +93,8 @@ def test_killed_anywhere_while_blocks_join_and_leave(words: str, request: pytest
         job_ids = [site.submit() for _ in range(2 if site.whole else 6)]
         steps = ("order", "release", "requeuehold")
         for told in kill_everywhere(site, job_ids, "0x2", steps, both=True):
-            assert told["state"] == "RUNNING" and told["shape"] in ("1", "2") and not told["restarts"], told
+            # Its first block may be one that was used again: another takes its place where that saves a node.
+            assert told["state"] == "RUNNING" and told["shape"] in ("1", "2"), told
             changed = told["shape"] != told["from"]
             # Before it was begun the newest one is that of the round before.
             assert changed == (told["resize"] == State.DONE and told["event"] != "before begin_resize"), told

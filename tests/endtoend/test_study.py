@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 
 import pytest
 
 from slurm_ones.simulate.traces.accounting import COMMAND
 from slurm_ones.simulate.traces.read import read_trace
-from tests.endtoend.harness import Harness
+from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
 from tests.endtoend.test_accounting import recorded
 
 pytestmark = pytest.mark.cluster
 
+UNENDED = ["sacct", "-a", "-n", "-X", "--starttime=now-2hours", "--state=R,PD,S", "-o", "jobid,state"]
+"""What the accounting takes for jobs that have not ended."""
 NAME = "a|b\n99|1|2|3|COMPLETED|<b>"
 
 
@@ -39,6 +42,11 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     recorded(harness, wide, again)
 
+    # Of other tests: what ended between the two would be in one of them alone.
+    deadline = time.monotonic() + WAIT_S
+    while left := harness.cluster.run(UNENDED, user="root").stdout:
+        assert time.monotonic() < deadline, left
+        time.sleep(LOOK_S)
     words = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
     zone, *sacct = words
     key, _, value = zone.partition("=")

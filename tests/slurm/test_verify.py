@@ -26,6 +26,8 @@ class FakeSlurm:
         self.faulty_updates = times
         self.refusals: list[SlurmError | None] = []
         self.updates: list[Shape] = []
+        self.tasks: list[Job] = []
+        """Of its array, where it is one."""
         self.spoil: dict[str, Any] = {}
 
     def read(self, job_id: JobKey) -> Job:
@@ -49,7 +51,7 @@ class FakeSlurm:
 
     def reshape(self, shape: Shape, kind: str | None = None) -> None:
         self.kinds = {self.job.kind} | ({kind} if kind is not None else set())
-        reshape(self.read, self.update, self.job.job_id, shape, kind)
+        reshape(self.read, lambda array: self.tasks, self.update, self.job.job_id, shape, kind)
 
 
 @given(SHAPES, SHAPES)
@@ -187,12 +189,16 @@ def test_whole_nodes_are_their_nodes() -> None:
     assert (slurm.job.nodes, slurm.job.gpus_per_node) == (3, 0)
 
 
-def test_several_tasks_of_an_array_are_not_even_tried() -> None:
-    """An update of the array's id would change all that wait, and what runs."""
+def test_several_tasks_of_an_array_change_together_as_long_as_all_wait() -> None:
+    """Protects what runs: an update of the array's id would change that too."""
     slurm = FakeSlurm(replace(job_of(Shape(1, 1)), array_id=7, array_tasks=(1, 2)))
-    with pytest.raises(NotResizable, match="2 tasks"):
+    slurm.tasks = [slurm.job, replace(slurm.job, array_tasks=(0,), state=JobState.RUNNING)]
+    with pytest.raises(NotResizable, match="not all of its tasks wait"):
         slurm.reshape(Shape(2, 2))
     assert slurm.updates == []
+    slurm.tasks = slurm.tasks[:1]
+    slurm.reshape(Shape(2, 2))
+    assert slurm.updates == [Shape(2, 2)]
     slurm = FakeSlurm(replace(job_of(Shape(1, 1)), array_id=7, array_tasks=(2,)))
     slurm.reshape(Shape(2, 2))
     assert slurm.job.key == Task(7, 2) and slurm.updates == [Shape(2, 2)]

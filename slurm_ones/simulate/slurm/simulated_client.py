@@ -186,7 +186,7 @@ class SimulatedClient:
         self._change(f"uhold {job_id}", lambda: self._cluster.hold(job_id))
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        reshape(self.job, self._update_shape, job_id, shape, kind)
+        reshape(self.job, self.tasks, self._update_shape, job_id, shape, kind)
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         job = self._changeable(job_id)
