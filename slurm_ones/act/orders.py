@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Container
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_wrapper.protocol import (
@@ -123,7 +123,7 @@ def clear_spool(spool: Path, alive: Container[int]) -> None:
         log.warning("%s: orders to jobs that ended could not be removed: %s", spool, error)
 
 
-@dataclass(frozen=True)
+@dataclass
 class OrderWriter:
     """Gives orders to jobs, and wakes those that run."""
 
@@ -132,11 +132,14 @@ class OrderWriter:
     clock: Callable[[], float]
     check: Callable[[], None] = lambda: None
     """Raises `NotLeader` where another companion acts; asked before an order is written, as the client asks it."""
+    _newest: int = field(default=0, init=False)
+    """The highest number written, to whichever job."""
 
     def next_number(self, job: Job) -> int:
         """Of the next order to this job: the time in milliseconds, and above the order in force also where a clock was
-        set back."""
-        return max(round(self.clock() * 1000), self.last_number(job) + 1)
+        set back, even while a file system shows an older one in its place."""
+        now = round(self.clock() * 1000)
+        return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: Job) -> int:
         """Of the order in force, 0 where there is none to be read."""
@@ -147,6 +150,7 @@ class OrderWriter:
         `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
+        self._newest = max(self._newest, order.number)
         # scancel tries for half a minute to signal a job that waits.
         if wake and job.running:
             with suppress(SlurmError):  # it would find the order by itself, a little later
