@@ -7,6 +7,7 @@ import gc
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tests.db.server import NoServer, Server
 # How long examples take to draw says something of the machine, and nothing of what is tested.
 settings.register_profile("ones", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ones")
+# Who starts pytest in the background has its processes ignore Ctrl-C, and those that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEED = "ONES_SEED"
 """In the environment: what faults and hostile inputs follow from, another one each time unless it is given."""

@@ -25,6 +25,10 @@ echo "$last" >> "$(dirname "$0")/{ASKED}"
 """
 """In place of `scancel --state=PENDING ARRAY`, which is all that a job asks for: writes down the array."""
 
+ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
+"""A process names its group to the reaper, whose pipe is its output at first, and becomes the command: so none is
+unknown where a demo is killed as it starts one."""
+
 
 class Processes:
     """All processes of a demo; a context, at whose end they end."""
@@ -59,9 +63,9 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
             process = subprocess.Popen(
-                command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-        self._tell("+", process.pid)
+                ["sh", "-c", ANNOUNCE, "sh", *command], env=env, cwd=folder, stdin=subprocess.DEVNULL,
+                stdout=self._reaper.stdin, stderr=out, start_new_session=True,
+            )  # fmt: skip
         self._running[process.pid] = process
         return process
 
@@ -71,7 +75,7 @@ class Processes:
         if code is None:
             return None
         if self._running.pop(process.pid, None) is not None:
-            self._tell("-", process.pid)
+            self._forget(process.pid)
         return 128 - code if code < 0 else code
 
     def end(self, *processes: subprocess.Popen[bytes]) -> None:
@@ -96,10 +100,10 @@ class Processes:
                 self._reaper.stdin.close()
         self._reaper.wait()
 
-    def _tell(self, sign: str, pid: int) -> None:
+    def _forget(self, pid: int) -> None:
         if self._reaper.stdin is not None:
             with suppress(OSError):
-                self._reaper.stdin.write(f"{sign}{pid}\n".encode())
+                self._reaper.stdin.write(f"-{pid}\n".encode())
                 self._reaper.stdin.flush()
 
 

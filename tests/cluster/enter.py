@@ -29,13 +29,14 @@ def main(pid: str, uid: int, gid: int, cwd: str, command: "list[str]") -> None:
             raise OSError(ctypes.get_errno(), "setns: " + os.strerror(ctypes.get_errno()))
     os.fchdir(root)
     os.chroot(".")
-    # A PID namespace counts for children only, so there has to be one. Hold signals back until it
-    # is known whom to pass them to.
+    # A PID namespace counts for children only, so there has to be one. Signals are held back and taken one by one: a
+    # handler would wait until the command ends for one that comes just before this process begins to wait for it.
     passed_on = {getattr(signal, name) for name in PASSED_ON}
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on | {signal.SIGCHLD})
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.setgroups([gid])
@@ -51,13 +52,15 @@ def main(pid: str, uid: int, gid: int, cwd: str, command: "list[str]") -> None:
             os._exit(NOT_FOUND if isinstance(why, FileNotFoundError) else CANNOT_START)
     # With a terminal, ^C reaches the command by itself: passing it on would make it two.
     foreground = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-    for number in passed_on:
-        if foreground and number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH):
-            signal.signal(number, signal.SIG_IGN)
-        else:
-            signal.signal(number, lambda number, _frame: os.kill(child, number))
+    ended, wait_status = 0, 0
+    while not ended:
+        number = signal.sigwait(passed_on | {signal.SIGCHLD})
+        if number == signal.SIGCHLD:
+            ended, wait_status = os.waitpid(child, os.WNOHANG)
+        elif not (foreground and number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)):
+            os.kill(child, number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = os.waitstatus_to_exitcode(wait_status)
     if status < 0:
         if -status != signal.SIGKILL:  # which nobody may handle
             signal.signal(-status, signal.SIG_DFL)

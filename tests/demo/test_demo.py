@@ -200,7 +200,8 @@ def test_processes_end_with_their_context(tmp_path: Path) -> None:
     assert processes.poll(sleeps) == 128 + signal.SIGTERM
 
 
-def test_ctrl_c_during_a_start_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     """Protects the machine from a process that nobody knows of: the signal comes when it runs and is not yet noted."""
     code = (
         "import os, signal, subprocess, sys, threading, time; from pathlib import Path\n"
@@ -209,8 +210,8 @@ def test_ctrl_c_during_a_start_leaves_no_process(tmp_path: Path) -> None:
         "class Slow(subprocess.Popen):\n"
         "    def __init__(self, command, **more):\n"
         "        super().__init__(command, **more)\n"
-        "        if command[0] == 'sleep':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if 'sleep' in command:\n"
+        "            os.kill(os.getpid(), int(sys.argv[2]))\n"
         "            time.sleep(0.5)\n"
         "subprocess.Popen = Slow\n"
         "begin = threading.Thread.start\n"
@@ -224,12 +225,15 @@ def test_ctrl_c_during_a_start_leaves_no_process(tmp_path: Path) -> None:
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    left = in_folder(tmp_path)
+    command = [sys.executable, "-c", code, str(tmp_path), str(int(number))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    until = time.monotonic() + 10
+    while (left := in_folder(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.1)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    assert (done.stdout, left) == ("interrupted\n", [])
+    said = ("interrupted\n", 0) if number == signal.SIGINT else ("", -signal.SIGKILL)
+    assert (done.stdout, done.returncode) == said and not left
 
 
 def test_nothing_is_started_at_the_end(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 
 from ones_db import Store, StoreError
 from ones_wrapper.protocol import (
+    Epoch,
     Hello,
     Membership,
     Report,
+    Throughput,
     decode_pointer,
     decode_report,
     directory_name,
@@ -40,6 +42,7 @@ FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
 WAIT_S = 60.0
 TICK_S = 0.7
+MOST_LOSS = 1e4
 LOOK_S = 0.3
 """Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
 DATABASE = "ones.sqlite"
@@ -161,7 +164,11 @@ class Harness:
         """What a run has reported so far."""
         path = self.directory(job_id, user) / reports_name(restart)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        return [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
+        found = [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
+        # Here all trainings converge: a loss that is left out, or far away, is of a model that was spoilt.
+        odd = [one for one in found if isinstance(one, (Throughput, Epoch)) and abs(one.loss or 0.0) > MOST_LOSS]
+        assert not odd, (odd, found)
+        return found
 
     def report(
         self, job_id: int, restart: int, holds: Callable[[Report], bool], what: str, timeout_s: float = WAIT_S

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from typing import Any
 
 import pytest
 
 from slurm_ones.simulate.traces.accounting import COMMAND
 from slurm_ones.simulate.traces.read import read_trace
-from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
+from slurm_ones.simulate.traces.trace import TraceJob
+from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.test_accounting import recorded
 
 pytestmark = pytest.mark.cluster
 
-UNENDED = ["sacct", "-a", "-n", "-X", "--starttime=now-2hours", "--state=R,PD,S", "-o", "jobid,state"]
-"""What the accounting takes for jobs that have not ended."""
 NAME = "a|b\n99|1|2|3|COMPLETED|<b>"
 
 
@@ -42,29 +42,33 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     recorded(harness, wide, again)
 
-    # Of other tests: what ended between the two would be in one of them alone.
-    deadline = time.monotonic() + WAIT_S
-    while left := harness.cluster.run(UNENDED, user="root").stdout:
-        assert time.monotonic() < deadline, left
-        time.sleep(LOOK_S)
-    words = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
-    zone, *sacct = words
+    zone, *sacct = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
     key, _, value = zone.partition("=")
-    done = harness.cluster.run([*sacct, "--starttime=now-1hours"], user="bob", env={key: value})
-    (scratch / "sacct.txt").write_text(done.stdout)
-    jobs = {job.name: job for job in read_trace(scratch / "sacct.txt").jobs}
-    assert (jobs[str(wide)].gpus, jobs[str(wide)].nodes, jobs[str(wide)].limit_s) == (4, 2, 600.0)
-    assert jobs[str(again)].run_s >= 2 and jobs[str(again)].gpus == 1 and str(never) not in jobs
-    assert all(job.started is not None and job.run_s > 0 for job in jobs.values())
 
-    found = {}
-    for source in (["--since", "1h"], [f"{inside}/sacct.txt"]):
+    def written() -> dict[str, TraceJob]:
+        """The jobs of a file that `sacct` writes now."""
+        done = harness.cluster.run([*sacct, "--starttime=now-1hours"], user="bob", env={key: value})
+        (scratch / "sacct.txt").write_text(done.stdout)
+        return {job.name: job for job in read_trace(scratch / "sacct.txt").jobs}
+
+    def study(*source: str) -> Any:
+        """The figures of a study."""
         command = ["slurm-ones", "study", *source, "--jobs", "5", "--seeds", "1", "--processes", "1"]
         outputs = ["--html", f"{inside}/page.html", "--json", f"{inside}/figures.json"]
         done = harness.cluster.run([*command, *outputs], user="bob")
         assert "mean JCT" in done.stdout and "runs done" in done.stderr
-        found[len(source) == 1] = json.loads((scratch / "figures.json").read_text())
-    live, file = found[False], found[True]
+        return json.loads((scratch / "figures.json").read_text())
+
+    # Jobs of other tests end meanwhile, and accounting hears of it later.
+    deadline, jobs, live = time.monotonic() + 2 * WAIT_S, written(), study("--since", "1h")
+    while (after := written()).keys() != jobs.keys():
+        assert time.monotonic() < deadline, after.keys() ^ jobs.keys()
+        jobs, live = after, study("--since", "1h")
+    assert (jobs[str(wide)].gpus, jobs[str(wide)].nodes, jobs[str(wide)].limit_s) == (4, 2, 600.0)
+    assert jobs[str(again)].run_s >= 2 and jobs[str(again)].gpus == 1 and str(never) not in jobs
+    assert all(job.started is not None and job.run_s > 0 for job in jobs.values())
+
+    file = study(f"{inside}/sacct.txt")
     assert live["trace"]["format"] == file["trace"]["format"] == "sacct"
     assert live["trace"]["jobs"] == file["trace"]["jobs"] == len(jobs)
     assert live["curves"] == file["curves"] and live["recorded"] == file["recorded"]

@@ -114,8 +114,8 @@ def test_spec_and_order_are_read_as_they_were_written(spec: Spec, order: Order) 
     assert decode_order(encode(order)) == order
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_left_out(odd: float) -> None:
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 2.6e28])
+def test_a_loss_that_nobody_could_read_is_left_out(odd: float) -> None:
     """A training that went wrong still reports its throughput, and the steps that had no loss."""
     report = Throughput(0, 1, 64, 64, 0.5, 64, 1.0, loss=odd, nonfinite=1)
     _, _, told = decode_report(encode_report(1, 1.0, report))

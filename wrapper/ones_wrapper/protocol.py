@@ -22,7 +22,6 @@ every value it parses: what a job wrote is another user's input, and what an ord
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar, get_args
@@ -385,11 +384,11 @@ def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
 def encode_report(number: int, time: float, report: Report) -> bytes:
     """One line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
 
-    What is None, and numbers that JSON cannot carry (an infinite loss, say), are left out rather than written.
+    What is None, and numbers that no reader takes (an infinite loss, or one of 1e30), are left out: they would cost the
+    whole line.
     """
-    body = {
-        k: v for k, v in asdict(report).items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))
-    }
+    given = {name: value for name, value in asdict(report).items() if value is not None}
+    body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}
     line = {"n": number, "t": round(time, 3), "kind": report.kind, **body}
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 

@@ -409,6 +409,11 @@ def lead():
         term, port = hot.next_term(hot.newest()), server.getsockname()[1]
         assert hot.claim(Leader(term, "127.0.0.1", port, "secret", block.task, block.restart))
         return server
+def meet():
+    here = [Path(env["ONES_JOB_DIR"]) / f"came-{block.task}-{fork}-{one}" for one in range(int(env["WORLD_SIZE"]))]
+    here[rank].touch()
+    while not all(path.exists() for path in here):
+        time.sleep(0.02)
 """
 
 
@@ -431,7 +436,8 @@ def until(holds: Callable[[], object]) -> None:
 def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
     ranks at another port; nothing is counted as a failure; and nothing is over before the script says so."""
-    run = block_of(tmp_path, f"lead()\nsys.exit({PEER_LOST} if fork < 2 else 0)\n", task=3, ranks=2)
+    # A rank that goes while another still begins has that one ended too.
+    run = block_of(tmp_path, f"lead()\nmeet()\nsys.exit({PEER_LOST} if fork < 2 else 0)\n", task=3, ranks=2)
     assert run.end() == 0, run.errors
     lines = sorted(run.output.splitlines(), key=lambda line: line.split()[2::-1])
     # Where something listens at the first of the job's ports, its start takes the next.

@@ -24,7 +24,7 @@ from tests.wrapper.test_same_result import flat
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     # Steps that leave a busy machine time for what a test does while it trains; most tests hurry afterwards.
-    job = Job(tmp_path / "job", "--step-ms", "40")
+    job = Job(tmp_path / "job", "--step-ms", "40", epochs=60)
     yield job
     job.kill()
 
