@@ -23,7 +23,7 @@ from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, linux, paths
 from tests.cluster.sites import OPERATOR
 from tests.db.server import ADMIN, Server
-from tests.endtoend.harness import DATABASE, TRAIN, BlockTask, Harness
+from tests.endtoend.harness import DATABASE, LAUNCHER, TRAIN, BlockTask, Harness, processes
 from tests.endtoend.random_policy import AWAY, GATE, QUIET, REACHED, RandomPolicy
 
 ELASTIC = "ones: gpus=1-8 batch=16-64"
@@ -342,19 +342,7 @@ class FaultSite:
         named = [f"SLURM_JOB_ID={job_id}"]
         if self.expected[job_id].blocks:
             named = [f"SLURM_ARRAY_JOB_ID={job_id}", *([f"SLURM_ARRAY_TASK_ID={task}"] if task is not None else [])]
-        space = Path(f"/proc/{self.cluster.box.init}/ns/pid").readlink()
-        found = []
-        for folder in Path("/proc").iterdir():
-            with suppress(OSError):
-                if not folder.name.isdecimal() or (folder / "ns/pid").readlink() != space:
-                    continue
-                words = (folder / "cmdline").read_bytes()
-                if b"light" not in words and b"ones_wrapper.launch.node" not in words:
-                    continue
-                environ = (folder / "environ").read_bytes()
-                if all(f"{name}\0".encode() in environ for name in named):
-                    found.append(int(folder.name))
-        return sorted(found)
+        return processes(self.cluster, named, (b"light", LAUNCHER))
 
     def scontrol(self, *arguments: str, user: str = "alice", timeout: float = 20.0) -> bool:
         """What a person types; whether Slurm took it."""

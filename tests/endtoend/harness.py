@@ -6,7 +6,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,8 @@ FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms
 WAIT_S = 60.0
 TICK_S = 0.7
 MOST_LOSS = 1e4
+LAUNCHER = b"ones_wrapper.launch.node"
+"""In the command line of what starts ranks, and of each of them."""
 LOOK_S = 0.3
 """Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
 DATABASE = "ones.sqlite"
@@ -64,6 +66,22 @@ class BlockTask:
     @property
     def held(self) -> bool:
         return self.state == "PENDING" and self.reason in HELD
+
+
+def processes(cluster: Cluster, named: Sequence[str], programs: Sequence[bytes] = (LAUNCHER,)) -> list[int]:
+    """Processes of this cluster that run one of the programs and have all these `NAME=VALUE` in their environments, the
+    youngest last. Other clusters of the machine have jobs of the same numbers."""
+    space = Path(f"/proc/{cluster.box.init}/ns/pid").readlink()
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if not folder.name.isdecimal() or (folder / "ns/pid").readlink() != space:
+                continue
+            words, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            ours = any(program in words for program in programs)
+            if ours and all(f"{one}\0".encode() in environ for one in named):
+                found.append(int(folder.name))
+    return sorted(found)
 
 
 @dataclass

@@ -10,8 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from ones_wrapper.protocol import Bye, Hello, Membership, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site, sites
-from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness
+from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness, processes
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once
 
@@ -67,19 +65,8 @@ class Training:
 
     def block_of(self, task: int) -> list[int]:
         """Process ids of the ranks of a running block, the ranks last."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            with suppress(OSError):
-                words = (folder / "cmdline").read_bytes()
-                if b"ones_wrapper.launch.node" not in words:
-                    continue
-                environ = (folder / "environ").read_bytes()
-                if all(
-                    f"{name}={value}\0".encode() in environ
-                    for name, value in (("SLURM_ARRAY_JOB_ID", self.job_id), ("SLURM_ARRAY_TASK_ID", task))
-                ):
-                    found.append(int(folder.name))
-        return sorted(found)
+        named = [f"SLURM_ARRAY_JOB_ID={self.job_id}", f"SLURM_ARRAY_TASK_ID={task}"]
+        return processes(self.harness.cluster, named)
 
     def kill_rank(self, task: int) -> None:
         """SIGKILL to a rank of the block."""

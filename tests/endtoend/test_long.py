@@ -6,14 +6,13 @@ import json
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, Hello, Order, Report, Throughput
 from slurm_ones.slurm.model import JobState
-from tests.endtoend.harness import TRAIN, Harness
+from tests.endtoend.harness import TRAIN, Harness, processes
 from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once, write_order
@@ -21,20 +20,6 @@ from tests.wrapper.runs import assert_exactly_once, write_order
 EPOCHS, SAMPLES, GAMMA = 220, 203, 0.99
 STEPS = [[1, 4, 16], [2, 4, 16], [1, 2, 32], [1, 1, 32], [2, 4, 32], [1, 4, 32], [1, 2, 32], [1, 4, 32]]
 """Shapes (nodes, GPUs per node) and batches of eight resizes: world sizes 1, 2, 4 and 8."""
-
-
-def ranks_of(harness: Harness, job_id: int) -> list[int]:
-    """Process ids of the job's training processes, the ranks last."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            environ = (folder / "environ").read_bytes()
-            words = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"SLURM_JOB_ID={job_id}\0".encode() in environ and b"ones_wrapper.launch.node" in words:
-            found.append(int(folder.name))
-    return sorted(found)
 
 
 def runs_of(harness: Harness, job_id: int, restarts: int) -> Sequence[Sequence[Report]]:
@@ -82,7 +67,7 @@ def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(harness: H
     )
     assert isinstance(passing, Checkpoint)
     harness.report(job_id, last, lambda r: isinstance(r, Throughput) and r.step > passing.step + 3, "further steps")
-    os.kill(ranks_of(harness, job_id)[-1], signal.SIGKILL)
+    os.kill(processes(harness.cluster, [f"SLURM_JOB_ID={job_id}"])[-1], signal.SIGKILL)
     harness.report(job_id, last, lambda report: isinstance(report, Hello) and report.attempt == 1, "second start")
     assert harness.job(job_id).restart == last
 
