@@ -159,8 +159,8 @@ class Prior:
 def _cautious() -> Prior:
     mean, deviation = np.zeros(FIGURES), np.full(FIGURES, 1.0)
     mean[OVERHEAD], deviation[OVERHEAD] = -1.1, 1.2
-    # With these a job gains about as n^0.8 inside a node of eight, and little less across: fast networks are usual. In a
-    # ring each GPU sends 2 (n - 1) / n of the gradients, which from 2 GPUs to 64 doubles.
+    # With these a job gains about as n^0.8 inside a node of eight, and little less across: fast networks are usual.
+    # In a ring each GPU sends 2 (n - 1) / n of the gradients, which from 2 GPUs to 64 doubles.
     mean[[INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH]] = np.log([0.6, 0.02, 1.3, 0.02])
     deviation[ACROSS] = 0.8
     deviation[OVERLAP] = 0.7
