@@ -169,6 +169,7 @@ SENTENCES: dict[str, str] = {
     "kept_waiting": "it is kept from starting",
     "max_open": "waits its turn: {resizes:resize is|resizes are} under way",
     "gpus_not_free": "waits until {shape} GPUs are free",
+    "waits_small": "asks Slurm for {gpus:GPU|GPUs} while it waits, so that it starts wherever any get free",
     "blocks_not_parked": "it runs on: a running job of blocks is not stopped",
     "no_moves": "no choice of its blocks makes {gpus:GPU|GPUs}, and there is no room beside them for others",
     "blocks_packed": "blocks on fewer nodes take the place of its own",

@@ -160,8 +160,40 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             replaced = reason("blocks_packed") if pack else reason("blocks_replaced")
             outcomes[job_id] = replaced if replaces else reason("begins")
             most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
+    for change in _that_wait_small(schedule, rules, room):
+        if _too_many(False, changed, requeues, rules) is None:
+            begin.append(change)
+            requeues += 1
+            outcomes[change.job_id] = reason("waits_small", gpus=change.new.gpus)
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
     return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
+
+
+def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: Room) -> list[Change]:
+    """Of jobs of blocks that wait, are given nothing now, and for whose shape there is no room: that they ask for their
+    smallest size. So each GPU that gets free starts one of them, and what one block began with it can never give up
+    while all GPUs are taken; what else it is to have joins it within seconds."""
+    found = []
+    for id_, job in rules.jobs.items():
+        elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
+        waits = elastic.job.pending and bool(elastic.blocks) and job.target is None and job.fixed is None
+        if given or not waits or job.asked is not None:
+            continue
+        least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
+        free, only = dict(room.free), rules.kinds.nodes(kind)
+        if least is not None and least.gpus < shape.gpus and not take(shape, free, only=only):
+            found.append(Change(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
+    return found
+
+
+def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
+    """The smallest shape on one node that a job of plain data parallelism may have; None where there is none."""
+    low, spec = job.elastic.gpu_range[0], job.spec
+    if spec is not None and spec.limits is not None:
+        return None
+    least = -(-spec.base_batch // max(spec.max_local_batch * spec.max_passes, 1)) if spec is not None else 1
+    sizes = (rules.node_gpus,) if rules.whole_nodes else range(max(low, least, 1), rules.node_gpus + 1)
+    return next((Shape(1, gpus) for gpus in sizes if gpus >= least and job.elastic.allows(gpus)), None)
 
 
 def _gained(change: Change) -> int:

@@ -151,6 +151,22 @@ def test_a_job_waits_at_its_shape_until_there_is_room_for_another() -> None:
     assert [change.job_id for change in drains.begin] == [1] and drains.outcomes[2].code == "gpus_not_free"
 
 
+def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> None:
+    """Protects a full cluster from standing still: what one block began with it can give up only where others are free,
+    so who starts with all that its user asked for keeps others out."""
+    waits, full = at_two(), {"n1": 0, "n2": 0}
+    (change,) = planned({}, [waits], full).begin
+    assert (change.job_id, change.new, change.moves) == (2, Shape(1, 1), None)
+    assert planned({}, [waits], full).outcomes[2].code == "waits_small"
+    room = planned({}, [waits], {"n1": 2, "n2": 0})
+    assert room.begin == () and 2 not in room.outcomes, "it starts as it is"
+    given = planned({2: Shape(1, 2)}, [waits], full)
+    assert given.begin == (), "what the policy gives it comes first"
+    resize = ResizeRecord(2, -1, 1, 2, 32, 1, 1, 32, "waiting", NOW, id=2)
+    assert planned({}, [waits], full, resizes=[resize]).begin == ()
+    assert planned({2: PARKED}, [waits], full).begin == ()
+
+
 def test_what_a_waiting_job_is_about_to_get_joins_nobody_else() -> None:
     """One GPU is free beside the two that a job gives up, and a third job could have it: the waiting job needs it."""
     other = job_of_blocks(
