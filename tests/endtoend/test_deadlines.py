@@ -27,7 +27,10 @@ def test_a_deadline_is_promised_and_served_or_refused(harness: Harness) -> None:
         harness.report(job_id, 0, lambda report: isinstance(report, Throughput), "throughput")
     settings = harness.settings(policy='"ones"')
     with harness.running(settings, "--act", "--own"):
-        grown = harness.wait(due, lambda job: job.running and gpus(job) > 1, "running on more GPUs")
+        try:
+            grown = harness.wait(due, lambda job: job.running and gpus(job) > 1, "running on more GPUs")
+        except AssertionError as error:
+            raise AssertionError(f"{harness.why(settings, due)}\n{harness.why(settings, rival)}") from error
         harness.trains(due, restart=1)
     told = harness.why(settings, due)
     (given,), (refused,) = told["deadline"], harness.why(settings, late)["deadline"]

@@ -116,7 +116,7 @@ def test_in_a_browser(replayed: tuple[Result, Recording, str], browser: Any, tmp
     assert press("\ue011") == "0.0 s" and "held" in browser.find_element("id", "jobs").text
     later = press("\ue014")
     assert later not in ("0.0 s", "100.0 s") and press("\ue012") == "0.0 s"
-    assert press("f") == "20.0 s" and "no answer" in browser.find_element("id", "said").text
+    assert press("f") == "20.0 s" and "node drained" in browser.find_element("id", "said").text
     assert press("v") == "100.0 s"
     cursor = browser.find_element("css selector", ".cursor").get_attribute("x1")
     assert 0.0 < float(cursor) < 1000.0
