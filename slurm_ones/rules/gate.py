@@ -31,6 +31,7 @@ from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, pack_dwell_s, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
 from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
+from slurm_ones.rules.rigid import rigid_jobs
 from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
 
@@ -150,6 +151,8 @@ class PartitionRules:
     """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
     """Nodes that take no more jobs."""
+    rigid_wait: bool = False
+    """Rigid jobs wait for room here."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +255,7 @@ class Round:
             self._kinds(name),
             later,
             frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
+            bool(rigid_jobs(self.seen.snapshot, name, self.seen.elastic)),
         )
 
     def _free(self, name: str) -> tuple[dict[str, int], tuple[Start, ...]]:

@@ -170,10 +170,14 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
 
 
 def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: Room) -> list[Change]:
-    """Of jobs of blocks that wait, are given nothing now, and for whose shape there is no room: that they ask for their
-    smallest size. So each GPU that gets free starts one of them, and what one block began with it can never give up
-    while all GPUs are taken; what else it is to have joins it within seconds."""
-    found = []
+    """Jobs of blocks that wait, are given nothing now, and whose shapes find no room ask for their smallest size.
+
+    Each GPU that gets free then starts one of them, and blocks that join later can leave again: a job that starts in
+    one large block cannot shrink while no GPU is free. Where rigid jobs wait, what gets free is theirs.
+    """
+    found: list[Change] = []
+    if rules.rigid_wait:
+        return found
     for id_, job in rules.jobs.items():
         elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
         waits = elastic.job.pending and bool(elastic.blocks) and job.target is None and job.fixed is None

@@ -22,7 +22,7 @@ from slurm_ones.rules.dwell import near_end, requeue_near_end_s, switch_near_end
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round
 from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
-from slurm_ones.rules.rigid import RigidDemand, rigid_demand, rigid_jobs
+from slurm_ones.rules.rigid import RigidDemand, rigid_demand
 from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
 from slurm_ones.schedule.shapes import strategy_counts, takes, valid_counts
@@ -79,12 +79,11 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     for one in elastic.values():
         if one.weighed:
             held.update(one.holdings)
-    offered = not rigid_jobs(snapshot, rules.name, elastic)
     known, kinds = snapshot.nodes, rules.kinds.of
     nodes = tuple(
         NodeView(
             name,
-            (gpus if offered else 0) + held[name],
+            (0 if rules.rigid_wait else gpus) + held[name],
             kind=kinds.get(name, ""),
             leaf=known[name].leaf if name in known else "",
         )

@@ -183,7 +183,7 @@ class Harness:
         path = self.directory(job_id, user) / reports_name(restart)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         found = [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
-        # Here all trainings converge: a loss that is left out, or far away, is of a model that was spoilt.
+        # Here all trainings converge: a loss that is far away is of a model that was spoilt.
         odd = [one for one in found if isinstance(one, (Throughput, Epoch)) and abs(one.loss or 0.0) > MOST_LOSS]
         assert not odd, (odd, found)
         return found

@@ -165,6 +165,8 @@ def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> 
     resize = ResizeRecord(2, -1, 1, 2, 32, 1, 1, 32, "waiting", NOW, id=2)
     assert planned({}, [waits], full, resizes=[resize]).begin == ()
     assert planned({2: PARKED}, [waits], full).begin == ()
+    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", comment="")
+    assert planned({}, [waits], full, others=[rigid]).begin == (), "what gets free is the rigid job's"
 
 
 def test_what_a_waiting_job_is_about_to_get_joins_nobody_else() -> None:
