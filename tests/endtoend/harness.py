@@ -318,7 +318,11 @@ class Harness:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """End companions and jobs, and wait until the nodes are free."""
+        """End companions and jobs, and wait until the nodes are free.
+
+        Slurm knows ended jobs for five minutes more: what they reported goes, or the next test's companion would learn
+        from it.
+        """
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -330,3 +334,7 @@ class Harness:
         while left := self.cluster.run(["squeue", "-h", "-o", "%i %T"], user="root").stdout:
             assert time.monotonic() < deadline, f"jobs that do not end: {left}"
             time.sleep(LOOK_S)
+        known = self.cluster.run(["squeue", "-h", "--states=all", "-o", "%F %Z"], user="root").stdout
+        for job_id, where in dict.fromkeys(tuple(line.split(" ", 1)) for line in known.splitlines()):
+            names = directory_name(int(job_id)), pointer_name(int(job_id))
+            self.cluster.run(["rm", "-rf", *(f"{where}/{name}" for name in names)], user="root")
