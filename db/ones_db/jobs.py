@@ -187,8 +187,8 @@ def job_record(row: Mapping[Any, Any]) -> JobRecord:
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:
     values = {name: row[name] for name in SPEC_COLUMNS if name != "strategy"}
-    # Of jobs that said what they can do before schemas 0010 and 0012.
-    later = (("term", 0), ("hot", False), ("multiple_of", 1))
+    # Of jobs that said what they can do before schemas 0010, 0012 and 0018.
+    later = (("term", 0), ("hot", False), ("multiple_of", 1), ("gradient_bytes", 0))
     values |= {name: value for name, value in later if values[name] is None}
     text = values.pop("limits")
     try:

@@ -13,7 +13,7 @@ from sqlalchemy import text as condition
 
 from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0017"
+SCHEMA_REVISION = "0018"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -85,6 +85,11 @@ JOBS = Table(
     whole("multiple_of", "its global batches are multiples of this, samples", nullable=True),
     text("strategy", "training strategy, by its own word; null where it is plainly data parallel", nullable=True),
     text("limits", "what that strategy can do, as a JSON object (the view `size_limits`)", nullable=True),
+    whole(
+        "gradient_bytes",
+        "bytes of the gradients that it averages in a step, by its own word; 0 or null where it did not say",
+        nullable=True,
+    ),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
     Index("ix_jobs_cluster_id_end_time", "cluster_id", "end_time"),
     comment="jobs; Slurm uses a job id again after it has run out of them",

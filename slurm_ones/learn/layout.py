@@ -1,8 +1,8 @@
-"""What a job's training strategy tells of its step: how samples are split, and what a rank sends, by number of GPUs.
+"""What a job tells of its step: how samples are split, and what a rank sends, by number of GPUs.
 
-Bytes are the strategy's own formula (`ones_wrapper.limits.SizeLimits`), so that only the links' speed is left to be
-learned: of one job at one size, and then for all jobs whose bytes are known. A strategy that states none is taken as
-any other job: what its exchange takes is learned from its measurements alone.
+Bytes are the strategy's own formula (`ones_wrapper.limits.SizeLimits`), or follow from the gradients of a job that is
+plainly data parallel. So only the links' speed is left to be learned: of one job at one size, and then for all jobs
+whose bytes are known. Of a job that tells none, what its exchange takes is learned from its measurements alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from slurm_ones.schedule.policy import Bools, Floats, Ints
 GIGABYTE = 1e9
 NOTHING = 1e-12
 """Gigabytes that stand for none, in logarithms."""
+NONE = float(np.log(NOTHING))
+LATENCY_GB = 0.005
+"""As long as these take, an exchange takes at least, however few its bytes are: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
 """Samples of a pass, of a job that has not said."""
 
@@ -37,10 +40,14 @@ class Layout:
     """Sent by a rank within its replica, for each sample of the replica."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
     """Sent by a rank between replicas in a step."""
+    gradient_gb: float = 0.0
+    """Of the gradients of a job without rows; 0 where it has not said."""
 
     @cached_property
     def wired(self) -> bool:
         """Whether it tells what is sent at every size at which anything is."""
+        if not len(self.gpus):
+            return self.gradient_gb > 0
         several = self.gpus > 1
         return bool(several.any()) and bool((self.replica_gb + self.data_gb)[several].all())
 
@@ -53,7 +60,10 @@ class Layout:
 
     def sent(self, nodes: Floats, gpus: Floats, batches: Floats) -> tuple[Floats, Floats]:
         """Logs of the gigabytes that a rank sends in a step inside its node, and to others. What a replica sends stays
-        inside where nodes hold whole replicas."""
+        inside where nodes hold whole replicas. Around a ring of n ranks each sends 2 (n - 1) / n of the gradients."""
+        if not len(self.gpus):
+            ring = np.log(self.gradient_gb * 2.0 * (gpus - 1.0) / gpus + LATENCY_GB)
+            return np.where(nodes > 1, NONE, ring), np.where(nodes > 1, ring, NONE)
         row, _ = self._rows(gpus)
         replicas = np.maximum(self.replicas[row], 1.0)
         within = self.replica_gb[row] * batches / replicas
@@ -81,7 +91,7 @@ def layout_of(spec: Spec | None) -> Layout:
     most = max(float(spec.max_local_batch), 1.0)
     limits: Limits | None = spec.limits
     if limits is None or not limits.sizes:
-        return Layout(most)
+        return Layout(most, gradient_gb=spec.gradient_bytes / GIGABYTE if limits is None else 0.0)
     rows = limits.sizes
     fits = [row.most_local(limits.memory_bytes) for row in rows]
     return Layout(

@@ -67,9 +67,9 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Float
     replicas, most = layout.split(gpus)
     passes = np.maximum(np.ceil(batches / replicas / most), 1.0)
     across = ((nodes > 1) & (gpus > 1)).astype(np.float64)
-    wired = np.full(np.shape(gpus), float(layout.wired))
+    wired = np.zeros(np.shape(gpus)) + np.asarray(layout.wired, dtype=np.float64)
     inside = outside = np.zeros(np.shape(gpus))
-    if layout.wired:
+    if wired.any():
         inside, outside = (sent - np.log(reference) for sent in layout.sent(nodes, gpus, batches))
     return Sizes(np.log(local / reference), passes, gpus, across, wired, inside, outside)
 

@@ -292,8 +292,9 @@ class MeasuredThroughputs:
         nodes, gpus, batches = (array.astype(np.float64) for array in asked)
         if all(not len(layout.gpus) for layout in self._layouts):
             most = np.array([[layout.max_local] for layout in self._layouts])
+            told = np.array([[layout.gradient_gb] for layout in self._layouts])
             # Of jobs without rows their own numbers, a column, take the place of one.
-            return sizes(nodes, gpus, batches, self._reference, Layout(most))  # type: ignore[arg-type]
+            return sizes(nodes, gpus, batches, self._reference, Layout(most, gradient_gb=told))  # type: ignore[arg-type]
         each = [
             sizes(nodes[j], gpus[j], batches[j], float(self._reference[j, 0]), layout)
             for j, layout in enumerate(self._layouts)

@@ -116,7 +116,7 @@ def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: 
 def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
     """Protects each figure on its way into the columns that queries read."""
     store.record_jobs([job(1)])
-    report(store, 1, 0, spec=replace(SPEC, max_passes=4, multiple_of=8), offset=0, number=None)
+    report(store, 1, 0, spec=replace(SPEC, max_passes=4, multiple_of=8, gradient_bytes=9), offset=0, number=None)
     store.record_runs([run(1)])
     tell(store)
     asked = {
@@ -124,12 +124,13 @@ def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
         "checkpoints": ("stall_s", [(0.1,)]),
         "throughput": ("nonfinite", [(1,), (0,), (4,)]),
         "epochs": ("nonfinite", [(5,)]),
-        "jobs": ("max_passes, multiple_of", [(4, 8)]),
+        "jobs": ("max_passes, multiple_of, gradient_bytes", [(4, 8, 9)]),
     }
     for table, (columns, expected) in asked.items():
         assert ask(url, f"SELECT {columns} FROM {table}") == expected, table
     history = store.histories([1])[1]
     assert history.spec is not None and (history.spec.max_passes, history.spec.multiple_of) == (4, 8)
+    assert history.spec.gradient_bytes == 9
 
 
 AGAIN = hello(20, time=2100.0, epoch=0, cursor=128, step=2, batch=32, attempt=1, launch_s=7.0, progress=100.0)

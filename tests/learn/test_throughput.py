@@ -18,7 +18,7 @@ from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn import step_time
 from slurm_ones.learn.hierarchy import Heard, Kin, Tree
-from slurm_ones.learn.layout import Layout, layout_of
+from slurm_ones.learn.layout import LATENCY_GB, Layout, layout_of
 from slurm_ones.learn.step_time import CAUTIOUS, WIRED, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
 from slurm_ones.schedule.policy import Floats
@@ -269,7 +269,14 @@ def test_many_at_once_are_as_each_alone() -> None:
 TOLD = tuple(SizeLimits(n, n // 2 or 1, replica_bytes=10**8, data_bytes=10**9) for n in (1, 2, 4, 8, 16))
 
 
-@pytest.mark.parametrize("layout", [Layout(64.0), layout_of(Spec(32, 4096, 64, 0, 0, limits=Limits("ring", TOLD)))])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(64.0),
+        layout_of(Spec(32, 4096, 64, 0, 0, gradient_bytes=10**9)),
+        layout_of(Spec(32, 4096, 64, 0, 0, limits=Limits("ring", TOLD))),
+    ],
+)
 def test_slopes(layout: Layout) -> None:
     """The hand-written derivatives are those of the step time."""
     rng = np.random.default_rng(0)
@@ -306,13 +313,22 @@ ONE_RING = tuple(_ring_row(n, n) for n in (1, 2, 4, 8, 16))
 """All GPUs in one ring: it sends more the more there are."""
 RINGS = tuple(_ring_row(n, min(n, 2)) for n in (1, 2, 4, 8, 16))
 LEADERS = tuple(SizeLimits(n, n, data_bytes=4 * PARAMETERS // 16) for n in (1, 2, 4, 8, 16))
+PLAINLY = tuple(SizeLimits(n, n, data_bytes=2 * (n - 1) * 4 * PARAMETERS // n) for n in (1, 2, 4, 8, 16))
+"""Plain data parallel, which tells the bytes of its gradients alone."""
 
 
-@pytest.mark.parametrize("rows", [ONE_RING, RINGS, LEADERS], ids=["one ring", "rings", "leaders"])
+@pytest.mark.parametrize(
+    "rows", [ONE_RING, RINGS, LEADERS, PLAINLY], ids=["one ring", "rings", "leaders", "plain data parallel"]
+)
 def test_bytes_predict_sizes_that_were_not_tried(rows: tuple[SizeLimits, ...]) -> None:
     """Over simulated jobs on links of other speeds, which overlap and lose time to messages as no formula says, a job
     that has tried one node is predicted better at all larger sizes where it tells what it sends."""
-    told = layout_of(Spec(64, 4096, 64, 0, 0, limits=Limits("ring", rows)))
+    plain = rows is PLAINLY
+    told = layout_of(
+        Spec(64, 4096, 64, 0, 0, gradient_bytes=4 * PARAMETERS)
+        if plain
+        else Spec(64, 4096, 64, 0, 0, limits=Limits("ring", rows))
+    )
     spec_of = {row.gpus: row for row in rows}
     rng = np.random.default_rng(3)
     errors: dict[bool, list[float]] = {True: [], False: []}
@@ -350,6 +366,35 @@ def test_bytes_predict_sizes_that_were_not_tried(rows: tuple[SizeLimits, ...]) -
     with_bytes, without = (float(np.mean(errors[wired])) for wired in (True, False))
     print(f"mean error of the log step time: {with_bytes:.3f} with bytes, {without:.3f} without")
     assert with_bytes < 0.8 * without
+
+
+def test_a_large_batch_does_not_hide_a_short_exchange() -> None:
+    """A job that has only trained large batches is told what small ones would be by its bytes: without them its
+    exchange is taken for a share of its step, and nobody would try."""
+    inside, across, sample = 10e9, 2e9, 0.35
+
+    def seconds(gpus: int, batch: int) -> float:
+        sent = 2 * (gpus - 1) / gpus * 5e8
+        return 0.08 + sample * batch / gpus + (sent / (inside if gpus <= PER_NODE else across) if gpus > 1 else 0.0)
+
+    points = [
+        ThroughputPoint(max(n // PER_NODE, 1), min(n, PER_NODE), b, b / seconds(n, b), 0.0)
+        for n, b in ((4, 48), (8, 104), (12, 180))
+    ]
+    found = []
+    for spec, prior in ((Spec(16, 512, 4, 0, 0, gradient_bytes=5 * 10**8), WIRED), (Spec(16, 512, 4, 0, 0), CAUTIOUS)):
+        layout = layout_of(spec)
+        model = MeasuredThroughput(fit_all([(points_of(points, 16.0, layout), 16.0, prior)])[0], layout)
+        said = float(model.throughput(np.array([3]), np.array([12]), np.array([24]))[0])
+        found.append(abs(math.log(said * seconds(12, 24) / 24)))
+    assert found[0] < 0.3 < found[1], found
+
+
+def test_few_bytes_take_their_time() -> None:
+    """Protects small models from being thought to scale without end: no exchange is shorter than its messages."""
+    layout = layout_of(Spec(64, 4096, 64, 0, 0, gradient_bytes=8))
+    inside, _ = layout.sent(np.array([1.0]), np.array([4.0]), np.array([64.0]))
+    assert layout.wired and math.exp(float(inside[0])) == pytest.approx(LATENCY_GB, rel=1e-3)
 
 
 def test_nothing_changes_where_no_bytes_are_told() -> None:

@@ -30,7 +30,7 @@ def models(draw: st.DrawFn) -> MeasuredThroughput:
     """A job that measured nothing, one size or several, alone or beside peers, laid out in one way or another."""
     sizes = draw(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=4, unique=True))
     power = draw(st.sampled_from([0.5, 0.8, 1.2]))
-    layout = draw(st.sampled_from([PLAIN, Layout(32.0), RING]))
+    layout = draw(st.sampled_from([PLAIN, Layout(32.0), Layout(32.0, gradient_gb=0.4), RING]))
     measured = [ThroughputPoint(max(n // 4, 1), min(n, 4), 64 * n, 100.0 * n**power, float(n)) for n in sizes]
     fit = fit_all([(points_of(measured, 64.0, layout), 64.0, CAUTIOUS)])[0]
     peers = replace(CAUTIOUS, mean=CAUTIOUS.mean + 0.1) if draw(st.booleans()) else None

@@ -148,8 +148,8 @@ def test_an_order_is_rounded_and_said(tmp_path: Path) -> None:
     (tmp_path / "job/hurry").touch()
     assert run.end() == 0, run.errors
     assert [(b.batch, b.order) for b in run.of(Batch)] == [(40, 1)]
-    assert decode_spec((tmp_path / "job/spec.json").read_bytes()).multiple_of == 8
-    assert decode_spec((tmp_path / "job/spec.json").read_bytes()).max_batch == 96
+    spec = decode_spec((tmp_path / "job/spec.json").read_bytes())
+    assert (spec.multiple_of, spec.max_batch, spec.gradient_bytes) == (8, 96, 2 * 4)
     used = samples_used(tmp_path / "job")
     assert {epoch: sorted(counter) for epoch, counter in used.items()} == {
         epoch: sorted(permutation(53, 0, epoch, True)[:48].tolist()) for epoch in range(len(used))

@@ -132,6 +132,9 @@ class Spec:
     """Global batches are multiples of this, where the GPUs take so many samples."""
     limits: Limits | None = None
     """Those of the strategy that it trains by; None: plain data parallel, at any number of GPUs."""
+    gradient_bytes: int = 0
+    """Of plain data parallel: bytes of the gradients of which an optimizer step takes the mean over all ranks; 0 where
+    that is not known."""
 
 
 @dataclass(frozen=True)

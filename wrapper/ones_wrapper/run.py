@@ -193,7 +193,8 @@ class Run(Sized):
         if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
-        again = replace(self.spec, limits=replicas.limits_again(self.settings.strategy, self.spec, self.group))
+        limits = replicas.limits_again(self.settings.strategy, self.spec, self.group)
+        again = replace(self.spec, limits=limits, gradient_bytes=self.loop.exchanges.gradient_bytes)
         self.spec = replicas.as_found(again, self.group.world, self.local_batch.found)
         self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         return self.loop.feed.samples

@@ -33,6 +33,7 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.simulate.training.strategies import FP32
 from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 
 KEPT = 2
@@ -134,7 +135,9 @@ class Reporter:
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
         self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, epochs)
-        if app.by is not None:
+        if app.by is None:
+            self.spec = replace(self.spec, gradient_bytes=int(app.parameters * FP32))
+        else:
             passes = math.ceil(app.max_batch / app.max_local_batch)
             limits = app.limits(0.0)
             self.spec = replace(self.spec, max_local_batch=app.max_local_batch, max_passes=passes, limits=limits)

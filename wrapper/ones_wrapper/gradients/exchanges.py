@@ -47,6 +47,11 @@ class Exchanges:
         self._trained.append(frozenset(p for p in wrapped.parameters() if p.requires_grad))
         return wrapped
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients that they exchange in a step: of the whole models, also where a rank holds a part."""
+        return sum(p.numel() * p.element_size() for trained in self._trained for p in trained)
+
     def owns(self, model: torch.nn.Module) -> bool:
         """Whether it is a model that `add` returned."""
         return any(exchange.owns(model) for exchange in self._all)
