@@ -7,7 +7,7 @@ at once. All of it takes effect at one step boundary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -69,6 +69,7 @@ def moves(
     least: int = 1,
     pack: bool = False,
     apart: bool = False,
+    allows: Callable[[int], bool] = lambda gpus: True,
 ) -> Moves | None:
     """Blocks that join and leave so that the job gets `target` GPUs; None where there is no way now.
 
@@ -77,7 +78,9 @@ def moves(
     ways there are it is one that ends on the fewest nodes, and of those the one that replaces the fewest GPUs; a job
     that has its `target` already is left where it is, unless it is to be packed (`pack`); `apart` asks for the fewest
     GPUs at a time, on whatever nodes. A job that is to shrink and for which there is none of these drops blocks until
-    it has fewer GPUs than that, but `least`: blocks that join can follow once those GPUs are free.
+    it has fewer GPUs than that, but `least`: blocks that join can follow once those GPUs are free. One that is to grow
+    and finds as many GPUs free, in pieces that its spare tasks cannot make up, takes as many of them as these can and
+    its owner `allows`.
     """
     if target < 1 or not blocks:
         return None
@@ -97,12 +100,24 @@ def moves(
         if ways:
             # The first of them where several end on as few nodes: it keeps most.
             return ways[0][1] if apart else min(ways, key=itemgetter(0))[1]
-    if sum(block.shape.gpus for block in blocks) > target:
+    has = sum(block.shape.gpus for block in blocks)
+    if has < target <= has + room:
+        for gpus in _on_the_way(has, target, site.node_gpus):
+            if allows(gpus) and (added := _added(gpus - has, spare, blocks, site)):
+                return Moves(added)
+    if has > target:
         # The choices are those of all blocks again: a step on the way is no matter of who is to be replaced.
         fewer = max((gpus for gpus in kept if least <= gpus < target and gpus), default=0)
         if fewer:
             return Moves((), _others(blocks, kept[fewer]))
     return None
+
+
+def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
+    """Sizes between both, the largest first: each near the target, and further below every so many full nodes more."""
+    near = max(target - full, has)
+    yield from range(target - 1, near, -1)
+    yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
 def smaller(blocks: Sequence[Block], node_gpus: int) -> dict[int, tuple[int, ...]]:
@@ -177,7 +192,7 @@ def _shapes(gpus: int, kept: Sequence[Block], site: Site) -> Iterator[list[Shape
     for each in range(min(full, gpus), 0, -1):
         if gpus % each == 0:
             yield [Shape(gpus // each, each)]
-    yield list(_filling(gpus, site.free))
+    yield list(_filling(gpus, site.free, full))
 
 
 def _powers(count: int) -> list[int]:
@@ -185,9 +200,13 @@ def _powers(count: int) -> list[int]:
     return [1 << bit for bit in range(count.bit_length() - 1, -1, -1) if count >> bit & 1]
 
 
-def _filling(gpus: int, free: Mapping[str, int]) -> Iterator[Shape]:
-    """One block on each node, as much as it gives, the freest first; too few where there is no room."""
-    for room in sorted(free.values(), reverse=True):
+def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
+    """Few blocks on the nodes that are free as a whole, and one on each other node, as much as it gives, the freest
+    first; too few where there is no room."""
+    whole = min(sum(room >= full for room in free.values()), gpus // full)
+    yield from (Shape(count, full) for count in _powers(whole))
+    gpus -= whole * full
+    for room in sorted(free.values(), reverse=True)[whole:]:
         if gpus and room:
             yield Shape(1, min(room, gpus))
             gpus -= min(room, gpus)

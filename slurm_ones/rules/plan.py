@@ -243,7 +243,10 @@ def _with_moves(
     leaves = change.leaves_kind
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
     going = running if leaves else job.going
-    found = moves(job.blocks, job.spare, change.new.gpus, site, going=going, least=least, pack=pack, apart=apart)
+    allows = job.elastic.allows
+    found = moves(
+        job.blocks, job.spare, change.new.gpus, site, going=going, least=least, pack=pack, apart=apart, allows=allows
+    )
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
