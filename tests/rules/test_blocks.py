@@ -15,6 +15,7 @@ from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
 from slurm_ones.learn.knowledge import JOIN_S, TERM_S, Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.observe.optin import parse_comment
 from slurm_ones.reasons import reason
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
@@ -117,6 +118,17 @@ def test_growth_needs_the_difference_alone() -> None:
     assert change.moves == Moves(((1, Shape(1, 2)), (2, Shape(1, 1)))) and change.blocks == (0, 1, 2)
     none = planned({1: Shape(1, 4)}, [SMALL], {"n1": 2})
     assert none.begin == () and none.outcomes[1].code == "no_moves"
+
+
+def test_free_gpus_in_pieces_are_better_than_none() -> None:
+    """Protects GPUs from idling beside a job that is to have them, whose tasks cannot make up the number: it grows as
+    far as they can, to what its owner allows."""
+    one = job_of_blocks(task(0, Shape(1, 1), "n1"), task(1, Shape(1, 1)))
+    free = {"n1": 0, "n2": 1, "n3": 4}
+    (change,) = planned({1: Shape(2, 3)}, [one], free).begin
+    assert change.moves == Moves(((1, Shape(1, 4)),)) and change.new.gpus == 5
+    stepped = replace(one, optin=parse_comment("ones: gpus=1-7:3 array=blocks"))
+    assert planned({1: Shape(1, 4)}, [stepped], {"n1": 0, "n2": 2, "n3": 1}).begin == ()
 
 
 def test_free_gpus_are_given_to_one_job_only() -> None:
