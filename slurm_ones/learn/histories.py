@@ -57,6 +57,14 @@ def is_wired(spec: Spec | None) -> bool:
     return layout_of(spec).wired
 
 
+def without_bytes(history: JobHistory) -> JobHistory | None:
+    """The same as if it had not said what it sends; None where it did not, or a strategy did."""
+    spec = history.spec
+    if spec is None or spec.limits is not None or not spec.gradient_bytes:
+        return None
+    return replace(history, spec=replace(spec, gradient_bytes=0))
+
+
 def join_of(history: JobHistory) -> float | None:
     """Pause of a job's changes in which blocks joined, or of any where each begins a term; None where none was."""
     return history.switch_s if by_terms(history.spec) else history.join_s

@@ -32,6 +32,7 @@ from slurm_ones.learn.histories import (
     reshards,
     training_after,
     unheard_epochs,
+    without_bytes,
 )
 from slurm_ones.learn.kinds import Factor, KindFactors, Told, base_kind, fit_on, on_kinds, prior_on, ratios
 from slurm_ones.learn.layout import layout_of
@@ -127,7 +128,8 @@ class Learner:
         """`gpu_speeds` is what the site guesses of its kinds of GPU."""
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
-        self._past: dict[int, tuple[JobHistory, Fit]] = {}
+        self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
+        """Finished jobs, and their fits: as they told, and then as if they had not said what they send."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {False: Tree((), CAUTIOUS), True: Tree((), WIRED)}
         self._priors: dict[tuple[bool, Kin, str], Prior] = {}
@@ -171,15 +173,22 @@ class Learner:
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
-        fits = fit_all([(*points_in(history), WIRED if is_wired(history.spec) else CAUTIOUS) for history in new])
-        self._past |= {id(history): (history, fit) for history, fit in zip(new, fits, strict=True)}
+        # A job that tells its bytes is heard a second time, without them: of one that has not run yet, and so has told
+        # nothing, is expected what jobs do.
+        told = [[one for one in (history, without_bytes(history)) if one is not None] for history in new]
+        jobs = [(*points_in(one), WIRED if is_wired(one.spec) else CAUTIOUS) for both in told for one in both]
+        fits = iter(fit_all(jobs))
+        self._past |= {id(both[0]): [(one, next(fits)) for one in both] for both in told}
         # Those that are kept hold their history, so that no other object gets its identity.
         self._past = {key: self._past[key] for key in map(id, histories)}
-        measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
+        measured = [both[0] for both in self._past.values() if len(both[0][1].misfit)]
         self._factors.learn([self._told(history, fit) for history, fit in measured])
         # Figures of all are told for one kind of GPU.
-        measured = [(h, fit_on(fit, self._factor_of(h, back=True), layout_of(h.spec))) for h, fit in measured]
-        heard = {wired: [(h, fit) for h, fit in measured if is_wired(h.spec) is wired] for wired in (False, True)}
+        heard: dict[bool, list[tuple[JobHistory, Fit]]] = {False: [], True: []}
+        for history, _ in measured:
+            factor = self._factor_of(history, back=True)
+            for one, fit in self._past[id(history)]:
+                heard[is_wired(one.spec)].append((one, fit_on(fit, factor, layout_of(one.spec))))
         self._trees = {
             wired: Tree([(kin_of(h), Heard.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
             for wired, some in heard.items()

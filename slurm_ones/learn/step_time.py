@@ -174,8 +174,9 @@ CAUTIOUS = _cautious()
 
 def _wired() -> Prior:
     prior = _cautious()
-    # Ten gigabytes a second inside a node, a fourth of that between nodes; that the bytes grow is known already.
-    prior.mean[[INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH]] = np.log([0.1, 0.02, 4.0, 0.02])
+    # Ten gigabytes a second inside a node, a fourth of that between nodes. That the bytes grow is known already: what
+    # each GPU adds is its messages' latency.
+    prior.mean[[INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH]] = np.log([0.1, 0.005, 4.0, 0.005])
     prior.deviation[INSIDE] = 1.5
     return prior
 

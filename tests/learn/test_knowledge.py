@@ -66,6 +66,17 @@ def test_an_unknown_job_is_taken_for_a_typical_one() -> None:
     assert learner.about(None).progress.mean < 0.5
 
 
+def test_who_tells_its_bytes_teaches_those_who_have_told_nothing() -> None:
+    """Protects the first decision on a job: it has not run, so nobody knows what it sends."""
+    learner = Learner()
+    specs = [Spec(32, 256, 64, 2000 + i, 10, gradient_bytes=10**8 * (i + 1)) for i in range(3)]
+    speeds = (50.0, 80.0, 500.0)
+    learner.finished([replace(history(i, 10, speed=speed), spec=specs[i]) for i, speed in enumerate(speeds)])
+    assert 80.0 < speed_of(learner.about(history(9, 0, speed=0.0))) < 150.0
+    told = replace(history(9, 0, speed=0.0), spec=replace(specs[2], dataset=5000))
+    assert 80.0 < speed_of(learner.about(told)) < 150.0
+
+
 def test_a_job_that_ran_before_is_known_from_its_start() -> None:
     """A job with the spec of three that finished runs their script: their speed, with little doubt, and their noise."""
     learner = Learner()
