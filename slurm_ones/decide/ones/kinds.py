@@ -212,8 +212,9 @@ class ByKind:
             if job.job_id in spread or kinds[job.job_id] != kind:
                 continue
             view = view_on(job, kind, runs=tuple(held[job.job_id]) == (kind,))
-            if not (accepts(job, kind) or view.shape is not None):
-                view = replace(view, limits=replace(view.limits, gpus=()))
+            if not accepts(job, kind):  # one that runs there all the same stays as it is, if it does not leave
+                stays = (view.shape.gpus,) if view.shape is not None else ()
+                view = replace(view, limits=replace(view.limits, gpus=stays))
             if job.shape is not None and view.shape is None:
                 gpus = int(wanted.tables.tables.sizes[columns[row[job.job_id]]])
                 view = replace(view, requested=max(job.requested, gpus))
