@@ -83,6 +83,11 @@ def fitted(
     return fit_all([(points_of(points, reference, layout_of(app, told)), reference, prior)])[0]
 
 
+def always(prior: Prior) -> Callable[[Application], Prior]:
+    """The same is believed of each application."""
+    return lambda app: prior
+
+
 def taught(apps: Sequence[Application], first: Prior, told: bool) -> Callable[[Application], Prior]:
     """What is believed of each application once the others of the site have taught what they can."""
 
@@ -132,10 +137,10 @@ def main() -> None:
         parser.error(f"--profiles: {given.profiles} is no directory; profiles in Pollux's format belong there")
     apps = list(read_profiles(given.profiles).values())
     for label, prior in [("as shipped", CAUTIOUS), *((f"{one:g}", with_growth(one)) for one in given.growth)]:
-        show(label, errors(apps, lambda app, prior=prior: prior))  # type: ignore[misc]
+        show(label, errors(apps, always(prior)))
     for told, first in ((False, CAUTIOUS), (True, WIRED)):
         bytes_ = "bytes" if told else "no bytes"
-        show(f"first, {bytes_}", errors(apps, lambda app, prior=first: prior, told))  # type: ignore[misc]
+        show(f"first, {bytes_}", errors(apps, always(first), told))
         show(f"held out, {bytes_}", errors(apps, taught(apps, first, told), told))
 
 

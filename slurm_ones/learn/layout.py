@@ -20,6 +20,7 @@ GIGABYTE = 1e9
 NOTHING = 1e-12
 """Gigabytes that stand for none, in logarithms."""
 NONE = float(np.log(NOTHING))
+"""Its logarithm."""
 LATENCY_GB = 0.005
 """As long as these take, an exchange takes at least, however few its bytes are: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31

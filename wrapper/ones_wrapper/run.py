@@ -194,7 +194,9 @@ class Run(Sized):
             raise RuntimeError(why)
         self._begun = True
         limits = replicas.limits_again(self.settings.strategy, self.spec, self.group)
-        again = replace(self.spec, limits=limits, gradient_bytes=self.loop.exchanges.gradient_bytes)
+        # Strategies have formulas of their own for what they send.
+        averaged = self.loop.exchanges.gradient_bytes if limits is None else 0
+        again = replace(self.spec, limits=limits, gradient_bytes=averaged)
         self.spec = replicas.as_found(again, self.group.world, self.local_batch.found)
         self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         return self.loop.feed.samples

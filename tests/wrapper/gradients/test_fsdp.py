@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from ones_wrapper.data.feed import accumulation_steps, split
+from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
@@ -173,6 +174,18 @@ def test_what_is_sharded(teams: dict[int, Team], modules: Any, expected: list[st
     shown = teams[3].run(layout, modules)
     assert [names for names, _, _ in shown] == [expected] * 3
     assert sum(own for _, own, _ in shown) == shown[0][2]
+
+
+def stated_bytes(group: Group) -> tuple[int, int]:
+    """Bytes of the gradients as they are stated, and those of the whole model."""
+    exchanges = Exchanges()
+    exchanges.add(FsdpExchange(group, None), made(), {})
+    return exchanges.gradient_bytes, sum(p.numel() * p.element_size() for p in made().parameters())
+
+
+def test_the_bytes_of_the_whole_gradients_are_stated(teams: dict[int, Team]) -> None:
+    """Protects predictions of speed: a rank holds a part of them alone."""
+    assert all(stated == whole for stated, whole in teams[3].run(stated_bytes))
 
 
 def in_low_precision(group: Group, sizes: Sizes) -> Any:
