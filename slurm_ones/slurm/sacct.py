@@ -49,7 +49,7 @@ LONGEST = 65_536
 
 ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
 """States in which a run ends. `sacct` takes a span to mean runs that came to one of these in it; asked for no state, it
-leaves out jobs that were cancelled before they were eligible."""
+leaves out jobs that were cancelled before they were eligible, and those that were held while they ran."""
 
 _LIVE = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "COMPLETING"}
 _LIVE |= {"CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD"}

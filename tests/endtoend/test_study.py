@@ -21,8 +21,8 @@ NAME = "a|b\n99|1|2|3|COMPLETED|<b>"
 
 
 def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
-    """A job on two nodes, one that was requeued, one that never ran, one whose name looks like a row: from `sacct` and
-    from a file by the command that the documentation names, as any user may."""
+    """A job on two nodes, one that was requeued, one that never ran, one that was held while it ran, one whose name
+    looks like a row: from `sacct` and from a file by the command that the documentation names, as any user may."""
     if not harness.cluster.accounting:
         pytest.skip("this cluster keeps no accounting")
     scratch = harness.folder("study")
@@ -38,9 +38,14 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
     harness.cluster.run(["scancel", str(never)], user="bob")
     harness.wait(again, lambda job: job.running, "running")
     harness.cluster.run(["scontrol", "requeue", str(again)], user="root")
-    for job_id in (wide, never, again):
+    held = batch("sleep 600", "--gres=gpu:1")
+    harness.wait(held, lambda job: job.running, "running")
+    harness.cluster.run(["scontrol", "hold", str(held)], user="root")
+    time.sleep(1.1)  # a run of no whole second counts as none
+    harness.cluster.run(["scancel", str(held)], user="bob")
+    for job_id in (wide, never, again, held):
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    recorded(harness, wide, again)
+    recorded(harness, wide, again, held)
 
     zone, *sacct = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
     key, _, value = zone.partition("=")
@@ -66,6 +71,7 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
         jobs, live = after, study("--since", "1h")
     assert (jobs[str(wide)].gpus, jobs[str(wide)].nodes, jobs[str(wide)].limit_s) == (4, 2, 600.0)
     assert jobs[str(again)].run_s >= 2 and jobs[str(again)].gpus == 1 and str(never) not in jobs
+    assert str(held) in jobs
     assert all(job.started is not None and job.run_s > 0 for job in jobs.values())
 
     file = study(f"{inside}/sacct.txt")

@@ -9,12 +9,13 @@ from pathlib import Path
 from ones_db.accounting import SAME_JOB_S
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.traces.trace import MOST_JOBS, Collector, Trace, TraceJob, bad, instant, lines
-from slurm_ones.slurm.sacct import FIELDS, AccountingRow, BadRow, Rejected, Sacct, parse_row
+from slurm_ones.slurm.sacct import ENDS, FIELDS, AccountingRow, BadRow, Rejected, Sacct, parse_row
 
 PIECE_S = 86400.0
 """Accounting is asked for so much time at once."""
 COMMAND = (
-    "SLURM_TIME_FORMAT=%s sacct --parsable2 --duplicates --allocations --allusers --starttime=now-30days "
+    "SLURM_TIME_FORMAT=%s sacct --parsable2 --duplicates --allocations --allusers "
+    f"--state={ENDS} --starttime=now-30days --endtime=now "
     "--format=JobIDRaw,JobID,Submit,Start,End,State,NNodes,AllocTRES,ReqTRES,TimelimitRaw,User,Partition"
 )
 """What writes a file that says all that is used."""
