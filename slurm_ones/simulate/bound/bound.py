@@ -17,10 +17,9 @@ Where GPUs are of several kinds, one of each has a price. Any prices give a boun
 so that a GPU counts as so many of the fastest kind, and what else there is works as for one kind. The ratio is sought
 as well, from how much faster the kinds are.
 
-Two things are numerical. Batches are weighed in blocks of 0.4 %, in the job's favour. Between two parts of a training
-the job's cost is taken to be linear (`steps`), which is in nobody's favour for certain. Coarser parts have always made
-the bound lower: on a generated workload 128 parts gave 2,006 s, 64 gave 1,989 and 32 gave 1,960 at the same prices.
-Prices are therefore sought with few parts, and the bound is the value that they have with many.
+Batches are weighed in blocks of 0.4 %, in the job's favour. What else is numerical is said in `costs`, and a thousandth
+is taken off for it. Prices are sought with few parts of each training and few moments, and the bound is the value that
+they have with many.
 """
 
 from __future__ import annotations
@@ -38,10 +37,12 @@ from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
 from slurm_ones.simulate.bound.work import KindWork, Work, work_of
 from slurm_ones.simulate.workloads.workload import Workload
 
-PARTS = 32
-"""That a training is cut into while prices are sought."""
-FINE = 96
-"""That it is cut into for the bound that they give."""
+PARTS, MOMENTS = 32, 4
+"""Parts of a training, and moments in an interval, while prices are sought."""
+FINE_PARTS, FINE_MOMENTS = 256, 16
+"""For the bound that they give."""
+SAFE = 0.999
+"""The bound is this much of that value: more than what is numerical in it was ever seen to be."""
 INTERVALS = 64
 """Of equal price, over the time in which jobs are submitted."""
 LATER = 10
@@ -68,14 +69,14 @@ class Bound:
 def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:
     """The bound for a workload on parts of a cluster: (nodes, GPUs of each, kind)."""
     pools = pools_of(parts)
-    coarse, work = (work_of(workload, pools, cuts) for cuts in (PARTS, FINE))
+    coarse, work = (work_of(workload, pools, cuts) for cuts in (PARTS, FINE_PARTS))
     jobs, edges = len(work.submitted), _edges(work.counted(np.ones(len(pools))))
     weights, start = weights_of(coarse, edges)
-    _, prices = improved(Dual(coarse.counted(weights), edges), evaluations, start)
+    _, prices = improved(Dual(coarse.counted(weights), edges, MOMENTS), evaluations, start)
     counted = work.counted(weights)
-    found, _ = Dual(counted, edges).value(prices)
+    found, _ = Dual(counted, edges, FINE_MOMENTS).value(prices)
     alone = float(counted.alone_s.mean())
-    return Bound(max(found / jobs, alone), fluid_mean_jct_s(work, weights), alone)
+    return Bound(max(SAFE * found / jobs, alone), fluid_mean_jct_s(work, weights), alone)
 
 
 def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
@@ -88,7 +89,7 @@ def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
     def negative(logs: Floats) -> float:
         nonlocal best
         tried = np.append(np.exp(np.minimum(logs, 0.0)), 1.0)
-        value, prices = improved(Dual(work.counted(tried), edges), EACH, best[2])
+        value, prices = improved(Dual(work.counted(tried), edges, MOMENTS), EACH, best[2])
         if value > best[0]:
             best = (value, tried, prices)
         return -value

@@ -161,35 +161,30 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 
 def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
-    """In K parts that take equally long at the highest rate; a part in several epochs has the best rates of them."""
-    rate = found.rate
-    fastest = rate.max(axis=1)
-    low, high = 0.0, float((np.diff(ends, prepend=0.0) / fastest).sum()) / parts
-    for _ in range(40):
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if _cuts(ends, fastest, middle, parts)[-1] >= ends[-1] else (middle, high)
-    # The last part then takes no less than the others.
-    cuts = np.minimum(np.append(0.0, _cuts(ends, fastest, low, parts)), ends[-1])
-    cuts[-1] = ends[-1]
+    """In K parts that take equally long at the highest rate, cut at the ends of epochs as well where these are no more
+    than the parts; a part in several epochs has the best rates of them."""
+    seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
+    cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
+    if len(ends) <= parts:
+        cuts = np.union1d(cuts, ends)
+        cuts = np.append(cuts[:-1][np.diff(cuts) > ends[-1] * 1e-9], ends[-1])
     first = np.minimum(np.searchsorted(ends, cuts[:-1] * (1 + 1e-9), side="right"), len(ends) - 1)
     last = np.searchsorted(ends, cuts[1:] * (1 - 1e-9), side="right")
-    best = np.array([rate[a : max(b, a) + 1].max(axis=0) for a, b in zip(first, last, strict=True)])
+    best = np.array([found.rate[a : max(b, a) + 1].max(axis=0) for a, b in zip(first, last, strict=True)])
     return replace(found, work=np.diff(cuts), rate=best)
 
 
-def _cuts(ends: Floats, fastest: Floats, seconds: float, parts: int) -> list[float]:
-    """Where parts end that take so many seconds each, at the highest of the rates within a part."""
-    found, done, row = [], 0.0, 0
-    for _ in range(parts):
-        best, begun = fastest[row], done
-        while row < len(ends) - 1 and (ends[row] - begun) < best * seconds:
-            row += 1
-            best = max(best, fastest[row])
-        # In the last epoch that it reaches, no further than its seconds allow and no less than to its beginning.
-        done = max(begun + best * seconds, ends[row - 1] if row else 0.0)
-        while row < len(ends) - 1 and done >= ends[row]:
-            row += 1
-        found.append(float(done))
+def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
+    """Columns on the concave hull of the rates (N,) over sizes (N,) above 0 and nothing, ascending: between two of them
+    a job could divide its time, and be as fast as at any other."""
+    found: list[int] = []
+    size, rate, top = 0.0, 0.0, float(rates.max(initial=0.0))
+    while rate < top:
+        later = np.flatnonzero(rates > rate)
+        each = (sizes[later] - size) / (rates[later] - rate)
+        best = int(later[len(each) - 1 - each[::-1].argmin()])
+        found.append(best)
+        size, rate = float(sizes[best]), float(rates[best])
     return found
 
 

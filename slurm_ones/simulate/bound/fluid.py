@@ -10,6 +10,7 @@ as much as its price there says. A job may have GPUs of several kinds where one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 from slurm_ones.decide.ones.worth import worth_of_progress
 from slurm_ones.schedule.policy import Floats, Ints
-from slurm_ones.simulate.bound.curves import KindCurve
+from slurm_ones.simulate.bound.curves import KindCurve, hull
 from slurm_ones.simulate.bound.work import KindWork
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
@@ -123,7 +124,7 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
     """(J, U) share of its time that each job has each size, where the GPUs go to where they are worth most."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
-        for before, after in _hull(row, sizes):
+        for before, after in pairwise([0, *hull(sizes, row)]):
             gain, more = float(row[after] - row[before]), int(sizes[after] - sizes[before])
             steps.append((-worth[j] * gain / more, j, before, after))
     left, mix = float(gpus), np.zeros_like(speed)
@@ -149,15 +150,3 @@ def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Fl
     mix[job, column] = np.clip(found.x, 0.0, 1.0)
     mix[:, 0] = 1.0 - mix[:, 1:].sum(axis=1)
     return mix, -found.ineqlin.marginals[: len(there)] * scale
-
-
-def _hull(row: Floats, sizes: Ints) -> list[tuple[int, int]]:
-    """Steps between the sizes that are on the concave hull of the speeds."""
-    found, at, top = [], 0, int(row.argmax())
-    while at < top:
-        later = np.flatnonzero((np.arange(len(row)) > at) & (row > row[at]))
-        slopes = (row[later] - row[at]) / (sizes[later] - sizes[at])
-        best = int(later[slopes.argmax()])
-        found.append((at, best))
-        at = best
-    return found
