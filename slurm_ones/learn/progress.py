@@ -6,7 +6,9 @@ likelihood to finished jobs' logs. With α the epochs done, β reads as the epoc
 - the features are standardised, and the very same transform serves (ONES serves raw features to a network
   trained on their logarithms);
 - f is a factor on a first guess: what the job declared and has not done yet, or else what finished jobs trained.
-  So where jobs train what they declare, little has to be learned, and where they stop early, how early;
+  So where jobs train what they declare, little has to be learned, and where they stop early, how early.
+  Of a job that declared its epochs it is no less than nearly all that finished had: where a job is unlike all of them,
+  the network could say anything;
 - f ends in softplus instead of relu, which has the same ends and a gradient everywhere;
 - a job that declared its epochs never has more to come than it declared, until it has trained them all: from then on
   it has as much to come as it is over (`OVERRUN`), since a declaration that turned out too small says nothing more.
@@ -38,6 +40,11 @@ DECAY = 1e-3
 """Weight decay: keeps the network near a constant where the logs are few."""
 LEAST = 1e-3
 """Epochs to come, at least: β must be positive."""
+DECLARED = -1
+"""Feature that is known only of jobs that declared their epochs."""
+RARE = 0.1
+"""Share of the moments of such jobs at which they had less of it to come than is ever predicted: a job about to stop
+early has next to nothing to come, and nobody can know which one that is."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Network:
     deviation: Floats
     weights: Floats
     """All parameters in one vector, as the optimiser wants them."""
+    least: float
+    """Factor on the first guess, at least, of jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> Network:
@@ -61,7 +70,8 @@ class Network:
         rho = np.clip(done / total, 1e-6, 1.0 - 1e-6)
 
         width = features.shape[1]
-        level = max(float(np.mean((total - done) / guess)), 1e-3)
+        seen = (total - done) / guess
+        level = max(float(np.mean(seen)), 1e-3)
         start = np.concatenate(
             [
                 rng.normal(0.0, 1.0 / math.sqrt(width), width * HIDDEN),
@@ -79,12 +89,15 @@ class Network:
             options={"maxiter": ITERATIONS},
         )
         weights = np.asarray(found.x, dtype=np.float64)
-        return cls(mean, deviation, weights if np.isfinite(weights).all() else start)
+        told = seen[known[:, DECLARED]]
+        least = float(np.quantile(told, RARE)) if len(told) else 0.0
+        return cls(mean, deviation, weights if np.isfinite(weights).all() else start, least)
 
     def to_come(self, features: Floats, guess: Floats) -> Floats:
         """β of each row of raw features, given the first guess of it."""
         raw = _forward(self.weights, _transform(features, self.mean, self.deviation))[1]
-        result: Floats = np.maximum(np.logaddexp(0.0, raw) * guess, LEAST)
+        factor = np.maximum(np.logaddexp(0.0, raw), np.where(np.isfinite(features[:, DECLARED]), self.least, 0.0))
+        result: Floats = np.maximum(factor * guess, LEAST)
         return result
 
 
