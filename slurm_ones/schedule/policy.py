@@ -91,6 +91,9 @@ class ClusterView:
     """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
     taper: float = 1.0
     """How many times longer gradients take between leaf switches than below one."""
+    named: bool = False
+    """Whether a schedule may name nodes, and so move a job at its size: Slurm places jobs itself, a simulator need
+    not."""
 
     @cached_property
     def gpus(self) -> int:

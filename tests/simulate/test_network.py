@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,10 +92,10 @@ def test_ones_names_places_that_are_better(made: Workload) -> None:
     cluster = wired(idealized_cluster(4, 4), NETWORK)
     # The first job's nodes are below two switches; it moves once that repays.
     jobs = [job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4), job(2, gpus=(8,))]
-    found = Ones(Options(places=True)).decide(cluster, jobs, 9e4, seeded())
+    found = Ones().decide(cluster, jobs, 9e4, seeded())
     assert {found.allocations[i].shape.gpus for i in (1, 2)} == {8}
     assert found.allocations[2].nodes
-    blind = Ones().decide(cluster, jobs, 9e4, seeded())
+    blind = Ones(Options(places=False)).decide(cluster, jobs, 9e4, seeded())
     assert not any(one.nodes for one in blind.allocations.values())
 
 
@@ -102,7 +103,7 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     """Sizes that need several are slower by their exchange; jobs that meet there cost each other more."""
     cluster = wired(idealized_cluster(8, 4), Network(2, 4, 3.0))
     views = [job(i, gpus=(4, 8, 16, 32), requested=32) for i in (1, 2)]
-    policy, rng = Ones(Options(places=True)), seeded()
+    policy, rng = Ones(), seeded()
     leaves = next(term for term in policy._terms if isinstance(term, Leaves))
     policy.take_over(views, {1: 0, 2: 0}, 0.0)
     at, may = policy.situation(cluster, views, [], 0.0)
@@ -125,10 +126,28 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     assert leaves.penalty(policy.priced(at, rng), choices, 0.0) is not None
 
 
+def test_where_slurm_places_jobs_no_nodes_are_named() -> None:
+    """A companion's jobs go where Slurm puts them: a move that nobody carries out is not announced either."""
+    cluster = replace(wired(idealized_cluster(4, 4), NETWORK), named=False)
+    apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
+    found = Ones().decide(cluster, [apart], 9e4, seeded())
+    assert found.reasons[1].code != "fewer_switches" and not found.allocations[1].nodes
+
+
+def test_jobs_are_placed_below_few_leaf_switches_as_slurm_does() -> None:
+    """The leaf switch with the least room that has enough, then the roomiest and what has enough for the rest."""
+    cluster = wired(idealized_cluster(8, 4), Network(4, 2, 3.0))
+    free = {node.name: node.gpus for node in cluster.nodes} | {"n1": 0, "n5": 0}
+    assert set(place_freely(Shape(1, 4), dict(free), cluster, False)) <= {"n2", "n6"}
+    assert set(place_freely(Shape(1, 8), dict(free), cluster, False)) in ({"n3", "n4"}, {"n7", "n8"})
+    three = place_freely(Shape(1, 12), dict(free), cluster, False)
+    assert len({node.leaf for node in cluster.nodes if node.name in three}) == 2
+
+
 def test_why_a_job_moves_is_said() -> None:
     cluster = wired(idealized_cluster(4, 4), NETWORK)
     apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
-    found = Ones(Options(places=True)).decide(cluster, [apart], 9e4, seeded())
+    found = Ones().decide(cluster, [apart], 9e4, seeded())
     assert found.reasons[1].code == "fewer_switches"
     assert set(found.allocations[1].nodes) in ({"n1", "n2"}, {"n3", "n4"})
 

@@ -76,9 +76,9 @@ class Options:
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
     arrivals: float = 0.0
     """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
-    places: bool = False
+    places: bool = True
     """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
-    each other, and say which nodes."""
+    each other, and say which nodes where nodes may be named."""
     deadlines: bool = True
     """Promise deadlines that can be kept, and keep them; not yet where GPUs are of several kinds."""
     sure: float = 0.9

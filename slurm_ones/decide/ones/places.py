@@ -63,7 +63,7 @@ class Leaves(Term):
         self, at: Priced, jobs: Sequence[JobView], fixed: Collection[int], allocations: Mapping[int, Allocation]
     ) -> dict[int, tuple[str, ...]]:
         """Nodes by job id, for those that the allocations start or change, and that had better move."""
-        if not _known(at.cluster):
+        if not _known(at.cluster) or not at.cluster.named:
             return {}
         column = {int(size): u for u, size in enumerate(at.tables.sizes)}
         # A job of one node may have to be split, and then exchanges as at the smallest size of several.

@@ -141,7 +141,7 @@ def idealized_cluster(
     views = tuple(NodeView(f"n{i}", part.gpus_per_node, kind=part.kind) for i, part in enumerate(each, 1))
     full = {part.kind: part.gpus_per_node for part in parts} if len(parts) > 1 else {}
     most = max(part.gpus_per_node for part in parts)
-    return ClusterView(views, node_gpus=most, uniform=uniform, gpus_of_kind=full)
+    return ClusterView(views, node_gpus=most, uniform=uniform, gpus_of_kind=full, named=True)
 
 
 def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool) -> None:

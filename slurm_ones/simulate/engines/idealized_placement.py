@@ -31,12 +31,28 @@ def place_freely(
     if not found:
         slow = {node.name for node in cluster.nodes if node.speed < 1}
         fast = {name: gpus for name, gpus in free.items() if name not in slow}
-        found = _filled(shape, fast, cluster, spread) or _filled(shape, free, cluster, spread)
+        found = _below_few(shape, fast, cluster, spread) or _below_few(shape, free, cluster, spread)
     if not found:
         raise ValueError(f"the schedule cannot be placed: {shape} does not fit")
     for name, gpus in found.items():
         free[name] -= gpus
     return found
+
+
+def _below_few(shape: Shape, free: Nodes, cluster: ClusterView, spread: bool) -> dict[str, int]:
+    """GPUs on nodes below the leaf switch with the least room that has enough, else of the roomiest and what has enough
+    for the rest, as Slurm places a job on a tree; none where there is no room."""
+    leaves: dict[str, dict[str, int]] = {}
+    for node in cluster.nodes:
+        if node.name in free:
+            leaves.setdefault(node.leaf, {})[node.name] = free[node.name]
+    rising, chosen = sorted(leaves.values(), key=lambda room: sum(room.values())), dict[str, int]()
+    while rising:
+        for room in rising:
+            if found := _filled(shape, chosen | room, cluster, spread):
+                return found
+        chosen |= rising.pop()
+    return {}
 
 
 def _filled(shape: Shape, free: Nodes, cluster: ClusterView, spread: bool) -> dict[str, int]:
