@@ -152,6 +152,19 @@ def test_why_a_job_moves_is_said() -> None:
     assert set(found.allocations[1].nodes) in ({"n1", "n2"}, {"n3", "n4"})
 
 
+def test_why_a_job_stays_below_a_leaf_switch_is_said() -> None:
+    """GPUs are free below the other one, and it would be slower with them than without; where nothing is tapered it
+    takes them."""
+    wide = wired(idealized_cluster(8, 4), Network(2, 4, 40.0))
+    alone = job(1, gpus=(4, 8, 16, 32), requested=32)
+    found = Ones().decide(wide, [alone], 9e4, seeded())
+    assert found.allocations[1].shape.gpus == 16
+    assert found.reasons[1].code == "within_switches"
+    assert "on 32 it would be below more" in str(found.reasons[1])
+    flat = Ones().decide(wired(idealized_cluster(8, 4), Network(2, 4, 1.0)), [alone], 9e4, seeded())
+    assert flat.allocations[1].shape.gpus == 32 and flat.reasons[1].code != "within_switches"
+
+
 def test_what_is_wrong_with_a_network_is_said() -> None:
     """Before anything is run."""
     for text in ("4x4:0.5", "4", "4x4:inf", "0x4:3", "4x4:true"):

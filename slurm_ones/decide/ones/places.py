@@ -19,7 +19,7 @@ from slurm_ones.decide.ones.terms import Penalty, Priced, Situation, Term
 from slurm_ones.decide.ones.worth import Choices
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.places import Move, choose_nodes, matters
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.schedule.tables import SLOWEST, Tables, speeds_of_one
 
 
@@ -36,8 +36,12 @@ class Leaves(Term):
         if not _known(at.cluster):
             return speed
         self._shares = exchange_shares(at.tables)
+        return speed * self._across(at)
+
+    def _across(self, at: Situation) -> Floats:
+        """(J, U) how fast jobs are across as many leaf switches as each size needs, over below one."""
         far = leaves_needed(at.cluster, at.tables.sizes) > 1
-        return speed * np.where(far, 1.0 / (1.0 + self._shares * (at.cluster.taper - 1.0)), 1.0)
+        return np.where(far, 1.0 / (1.0 + self._shares * (at.cluster.taper - 1.0)), 1.0)
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
         cluster, needed = at.cluster, leaves_needed(at.cluster, at.tables.sizes)
@@ -58,6 +62,38 @@ class Leaves(Term):
             return found
 
         return meeting
+
+    def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
+        """Of jobs that the next larger size would bring across leaf switches, where that size would be worth its GPUs
+        if it did not: more than nothing where they are free, else more than anybody's last GPUs bring at least."""
+        if not _known(at.cluster) or at.cluster.taper <= 1:
+            return {}
+        sizes, needed, across = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), self._across(at)
+        rows = np.arange(len(columns))
+        held, free = at.speed[rows, columns], at.nodes.gpus - int(sizes[columns].sum())
+        last = []
+        for j in np.flatnonzero(columns).tolist():
+            before = _next(at.tables.allowed[j, : columns[j]][::-1])
+            u = columns[j] - 1 - before if before is not None else 0
+            less = at.speed[j, u] if u else 0.0
+            last.append(at.unit[j] * (held[j] - less) / (sizes[columns[j]] - sizes[u]))
+        found = {}
+        for j in np.flatnonzero(columns).tolist():
+            above = _next(at.tables.allowed[j, columns[j] + 1 :])
+            if above is None or needed[v := columns[j] + 1 + above] <= needed[columns[j]]:
+                continue
+            more = int(sizes[v] - sizes[columns[j]])
+            price = 0.0 if more <= free else min(last)
+            slower, faster = at.speed[j, v], at.speed[j, v] / across[j, v]
+            if at.unit[j] * (slower - held[j]) / more <= price < at.unit[j] * (faster - held[j]) / more:
+                found[at.tables.jobs[j].job_id] = reason(
+                    "within_switches",
+                    gpus=int(sizes[columns[j]]),
+                    switches=int(needed[columns[j]]),
+                    more=int(sizes[v]),
+                    taper=at.cluster.taper,
+                )
+        return found
 
     def named(
         self, at: Priced, jobs: Sequence[JobView], fixed: Collection[int], allocations: Mapping[int, Allocation]
@@ -89,6 +125,12 @@ class Leaves(Term):
 def _known(cluster: ClusterView) -> bool:
     """Whether nodes are told apart by places alone: several kinds of GPUs are decided on one by one."""
     return matters(cluster) and len(cluster.kinds) <= 1
+
+
+def _next(there: Bools) -> int | None:
+    """The first place that is true."""
+    found = np.flatnonzero(there)
+    return int(found[0]) if len(found) else None
 
 
 def exchange_shares(tables: Tables) -> Floats:
