@@ -82,7 +82,7 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
     for group in asked.values():
         numbers, gpus, at, options = (np.stack(part) for part in zip(*group, strict=True))
         nodes = np.stack([_nodes(cluster, jobs[j], mine) for j, mine in zip(numbers, gpus, strict=True)])
-        models = _together([jobs[j].model for j in numbers])
+        models = ask_together([jobs[j].model for j in numbers])
         fast, good = _predictions(models, [jobs[j].efficiency for j in numbers], nodes, gpus, options)
         best = good.argmax(axis=2)[..., None]
         chosen, fast, good = (np.take_along_axis(of, best, axis=2)[..., 0] for of in (options, fast, good))
@@ -107,7 +107,7 @@ def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints
     for j, job in enumerate(jobs):
         kinds.setdefault(type(job.model), []).append(j)
     for of in kinds.values():
-        models, efficiencies = _together([jobs[j].model for j in of]), [jobs[j].efficiency for j in of]
+        models, efficiencies = ask_together([jobs[j].model for j in of]), [jobs[j].efficiency for j in of]
         fast, good = _predictions(models, efficiencies, nodes[of, None], gpus[of, None], batches[of, None, None])
         speed[of], goodput[of] = fast[:, 0, 0], good[:, 0, 0]
     return speed, goodput
@@ -121,7 +121,7 @@ def speeds_of_one(jobs: Sequence[JobView], batches: Ints) -> Floats:
         kinds.setdefault(type(job.model), []).append(j)
     for of in kinds.values():
         one = np.ones_like(batches[of])
-        said = _together([jobs[j].model for j in of]).throughput(one, one, batches[of])
+        said = ask_together([jobs[j].model for j in of]).throughput(one, one, batches[of])
         found[of] = np.minimum(np.maximum(_finite(said, 0.0, 0.0), SLOWEST), FASTEST)
     return found
 
@@ -152,7 +152,7 @@ class _OneByOne:
         return np.stack([m.uncertainty(*row) for m, *row in zip(self._models, nodes, gpus, batches, strict=True)])
 
 
-def _together(models: Sequence[ThroughputModel]) -> ThroughputModel:
+def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
     """Models of one class, asked at once where they can be."""
     together = getattr(type(models[0]), "together", None)
     found: ThroughputModel = together(models) if together is not None else _OneByOne(models)

@@ -110,19 +110,22 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     tables = at.tables
     shares = exchange_shares(tables)
     size = {int(n): u for u, n in enumerate(tables.sizes)}
-    assert shares[0, size[4]] == 0 and 0 < shares[0, size[8]] < shares[0, size[32]] < 0.5
-    speed = leaves.speed(at, tables.goodput)
-    assert speed[0, size[16]] == tables.goodput[0, size[16]], "below one"
+    assert shares[0, size[4]] == 0 and 0 < shares[0, size[8]] < shares[0, size[32]] < 0.7
+    model, gpus, batch = views[0].model, np.array([16, 32]), tables.batch[0, [size[16], size[32]]]
+    below, plain = tables.speed[0, [size[16], size[32]]], model.throughput(gpus // 4, gpus, batch)
+    assert below[0] == pytest.approx(plain[0]), "below one"
+    one = np.ones(1, dtype=np.int64)
+    exchange = 32 * (batch[1] // 32) / plain[1] - (batch[1] // 32) / model.throughput(one, one, batch[1:] // 32)[0]
+    assert batch[1] % 32 == 0 and batch[1] / below[1] == pytest.approx(batch[1] / plain[1] + 2 * exchange)
     share = shares[0, size[32]]
-    assert speed[0, size[32]] == pytest.approx(tables.goodput[0, size[32]] / (1 + 2 * share))
+    assert share == pytest.approx(3 * exchange / (batch[1] / below[1]))
     choices = policy.choices(policy.priced(at, rng), may)
     lost = leaves.penalty(policy.priced(at, rng), choices, 0.0)
     assert lost is not None
     one, two = np.array([size[32], size[16]]), np.array([size[32], size[32]])
     assert lost(np.array([one]))[0] == 0
     # Each takes longer for the other: exactly what the model says of two.
-    alone, met = 1 + 2 * share, 1 + 5 * share
-    assert lost(np.array([two]))[0] == pytest.approx(choices.value(two[None]).sum() * (1 - alone / met))
+    assert lost(np.array([two]))[0] == pytest.approx(choices.value(two[None]).sum() * (1 - 1 / (1 + share)))
     assert leaves.penalty(policy.priced(at, rng), choices, 0.0) is not None
 
 

@@ -219,6 +219,8 @@ class Ones:
         views = [self._reach.reachable(job, self._most) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
+        if self._leaves is not None:
+            views = self._leaves.tapered(cluster, views)
         tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
         nodes = Nodes(cluster, mobile, running, tables.sizes)
         at = Situation(cluster, running, tables, nodes, self._most, now, now - self._last_arrival_or_end)

@@ -1,7 +1,8 @@
 """What leaf switches cost the search: sizes that need several are slower, and slower still where jobs meet on links.
 
-The share of a step that is gradient exchange follows from a job's model: its step on several nodes, less that of one
-GPU with the same local batch. Where a size needs more than one leaf switch, that share takes `taper` times longer. How
+What of a step is gradient exchange follows from a job's model: its step on several nodes, less that of one GPU with the
+same local batch. Where a size needs more than one leaf switch, that takes `taper` times longer, and a larger batch may
+be the best, in which it is a smaller share. How
 many jobs meet on a link is not known before they are placed; a candidate whose jobs across leaf switches use E ends of
 links, of L leaf switches, has about E / L of them on each. Once sizes are chosen, `schedule.places` chooses the nodes.
 """
@@ -10,46 +11,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones.reach import LARGEST_S
-from slurm_ones.decide.ones.terms import Penalty, Priced, Situation, Term
+from slurm_ones.decide.ones.terms import Penalty, Priced, Term
 from slurm_ones.decide.ones.worth import Choices
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.places import Move, choose_nodes, matters
-from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView
-from slurm_ones.schedule.tables import SLOWEST, Tables, speeds_of_one
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
+from slurm_ones.schedule.tables import SLOWEST, Tables, ask_together, speeds_of_one
 
 
 class Leaves(Term):
-    """Leaf switches in the objective. It remembers the shares of the decision that is under way."""
+    """Leaf switches in the objective."""
 
     def __init__(self, horizon_s: float, tenure: float) -> None:
         """A job that moves at its size stays there for `horizon_s`, or as long as no job has come or gone where that is
         longer, and for `tenure` times the time that it has kept its sizes at most."""
         self._horizon_s, self._tenure = horizon_s, tenure
-        self._shares: Floats = np.zeros((0, 0))
 
-    def speed(self, at: Situation, speed: Floats) -> Floats:
-        if not _known(at.cluster):
-            return speed
-        self._shares = exchange_shares(at.tables)
-        return speed * self._across(at)
-
-    def _across(self, at: Situation) -> Floats:
-        """(J, U) how fast jobs are across as many leaf switches as each size needs, over below one."""
-        far = leaves_needed(at.cluster, at.tables.sizes) > 1
-        return np.where(far, 1.0 / (1.0 + self._shares * (at.cluster.taper - 1.0)), 1.0)
+    def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
+        """The jobs as fast as they are across leaf switches, where a size needs several."""
+        if not _known(cluster) or cluster.taper <= 1:
+            return list(jobs)
+        below = max(below_each(cluster).values())
+        return [replace(job, model=Tapered(job.model, below, cluster.taper)) for job in jobs]
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
         cluster, needed = at.cluster, leaves_needed(at.cluster, at.tables.sizes)
         if not _known(cluster) or cluster.taper <= 1 or not (needed > 1).any():
             return None
         ends = np.where(needed > 1, needed / len({node.leaf for node in cluster.nodes}), 0.0)
-        more = self._shares * cluster.taper
-        lost = np.where(needed > 1, more / (1.0 - self._shares + more), 0.0)
+        lost = np.where(needed > 1, exchange_shares(at.tables), 0.0)
         value = np.where(np.isfinite(choices.worth), np.maximum(choices.worth, 0.0), 0.0)
         rows = np.arange(len(value))
 
@@ -68,7 +64,8 @@ class Leaves(Term):
         if it did not: more than nothing where they are free, else more than anybody's last GPUs bring at least."""
         if not _known(at.cluster) or at.cluster.taper <= 1:
             return {}
-        sizes, needed, across = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), self._across(at)
+        sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
+        across = np.where(needed > 1, 1.0 - exchange_shares(at.tables) * (taper - 1.0) / taper, 1.0)
         rows = np.arange(len(columns))
         held, free = at.speed[rows, columns], at.nodes.gpus - int(sizes[columns].sum())
         last = []
@@ -103,10 +100,14 @@ class Leaves(Term):
             return {}
         column = {int(size): u for u, size in enumerate(at.tables.sizes)}
         # A job of one node may have to be split, and then exchanges as at the smallest size of several.
-        several = np.where(self._shares > 0, self._shares, np.inf).min(axis=1, initial=np.inf)
+        shares_of = exchange_shares(at.tables)
+        if at.cluster.taper > 1:  # below one leaf switch, where the rest of the step is as it is
+            far, taper = leaves_needed(at.cluster, at.tables.sizes) > 1, at.cluster.taper
+            shares_of = np.where(far, shares_of / (taper - shares_of * (taper - 1.0)), shares_of)
+        several = np.where(shares_of > 0, shares_of, np.inf).min(axis=1, initial=np.inf)
         least = np.where(np.isfinite(several), several, 0.0)
         shares = {
-            job.job_id: float(self._shares[j, column[got.shape.gpus]] or least[j])
+            job.job_id: float(shares_of[j, column[got.shape.gpus]] or least[j])
             for j, job in enumerate(at.tables.jobs)
             if (got := allocations.get(job.job_id)) is not None
         }
@@ -120,6 +121,32 @@ class Leaves(Term):
             if job.shape is not None
         }
         return choose_nodes(at.cluster, jobs, fixed, allocations, shares, moves)
+
+
+class Tapered:
+    """A model of throughput where gradients take `taper` times as long on more GPUs than are `below` a leaf switch."""
+
+    def __init__(self, model: ThroughputModel, below: int, taper: float) -> None:
+        self._model, self._below, self._taper = model, below, taper
+
+    @classmethod
+    def together(cls, models: Sequence[Tapered]) -> Tapered:
+        """Models of jobs of one cluster, asked at once."""
+        return cls(ask_together([one._model for one in models]), models[0]._below, models[0]._taper)
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        speed = np.asarray(self._model.throughput(nodes, gpus, batches), dtype=np.float64)
+        far = (gpus > self._below) & (nodes > 1)
+        if not far.any():
+            return speed
+        local, one = np.maximum(batches // np.maximum(gpus, 1), 1), np.ones_like(gpus)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = batches / speed
+            exchange = np.maximum(step - local / self._model.throughput(one, one, local), 0.0)
+            return np.where(far, batches / (step + (self._taper - 1.0) * exchange), speed)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.uncertainty(nodes, gpus, batches)
 
 
 def _known(cluster: ClusterView) -> bool:
@@ -148,12 +175,17 @@ def exchange_shares(tables: Tables) -> Floats:
     return np.where(several, shares, 0.0)
 
 
+def below_each(cluster: ClusterView) -> Counter[str]:
+    """GPUs below each leaf switch."""
+    found: Counter[str] = Counter()
+    for node in cluster.nodes:
+        found[node.leaf] += node.gpus
+    return found
+
+
 def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
     """(U,) fewest leaf switches that so many GPUs are below."""
-    below: Counter[str] = Counter()
-    for node in cluster.nodes:
-        below[node.leaf] += node.gpus
-    most = np.cumsum(sorted(below.values(), reverse=True))
+    most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
     found: Ints = np.searchsorted(most, sizes) + 1
     return np.minimum(found, len(most))
 
