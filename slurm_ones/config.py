@@ -41,35 +41,43 @@ class ConfigError(Exception):
     """The settings file is missing, unreadable or says something that is not accepted."""
 
 
+YEAR_S = 365 * 86400.0
+"""The longest time that a setting may name, s: beyond it a clock's sums no longer mean a date."""
+Seconds = Annotated[float, Field(le=YEAR_S)]
+Days = Annotated[float, Field(le=100 * 365)]
+File = Annotated[Path, Field(strict=False)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Strict: "no" is no truth value and true no number of seconds, though pydantic would take both.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class ResizeSettings(_Section):
     """Limits on what may be done to a job. Times in seconds."""
 
-    dwell_s: float | None = Field(
+    dwell_s: Seconds | None = Field(
         None,
         ge=0,
         description="least time between two resizes of a job, and after its start; none: four times as long as a "
         "resize interrupts it, and at most half an hour",
     )
-    blocks_dwell_s: float = Field(
+    blocks_dwell_s: Seconds = Field(
         0,
         ge=0,
         description="the same for a job of blocks that runs, but for its start; at least 20 times as long as a "
         "change of its blocks interrupts it, and at most dwell_s, or half an hour where that is not set",
     )
-    max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
-    blocks_wait_s: float = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
-    drain_timeout_s: float = Field(
+    max_wait_s: Seconds = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
+    blocks_wait_s: Seconds = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
+    drain_timeout_s: Seconds = Field(
         300, gt=0, description="longest time from an order to drain to its checkpoint; then the job is left alone"
     )
-    start_timeout_s: float = Field(300, gt=0, description="longest time from a run's start to its first report")
+    start_timeout_s: Seconds = Field(300, gt=0, description="longest time from a run's start to its first report")
     max_open: int = Field(16, ge=1, description="resizes under way at once that requeue a job, or change a waiting one")
     max_open_blocks: int = Field(32, ge=1, description="changes of blocks under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
-    settle_s: float = Field(
+    settle_s: Seconds = Field(
         2.0,
         ge=0,
         description="with start_now, a requeued job is released this long after its last run ended, since Slurm may "
@@ -80,8 +88,8 @@ class ResizeSettings(_Section):
         description="a job that is resized by a requeue, or while it waits, asks for other nodes than slow ones where "
         "there is room; Slurm keeps that list while the job runs",
     )
-    advance_s: float = Field(1.0, gt=0, description="how often resizes under way are advanced between ticks")
-    leave_s: float = Field(
+    advance_s: Seconds = Field(1.0, gt=0, description="how often resizes under way are advanced between ticks")
+    leave_s: Seconds = Field(
         60, ge=0, description="longest time that a companion takes to release the jobs in its hold when it is stopped"
     )
     shrink: bool = Field(True, description="running jobs may be shrunk so that others can start or grow")
@@ -89,7 +97,7 @@ class ResizeSettings(_Section):
         True,
         description="running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does",
     )
-    park_lease_s: float = Field(
+    park_lease_s: Seconds = Field(
         900,
         gt=0,
         description="length of a deferral: a deferred job starts by itself this long after the companion last renewed "
@@ -127,13 +135,13 @@ class LimitSettings(_Section):
         description="most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows",
     )
     resizes_per_job: Count | None = Field(None, description="the same over the job's life; none: no limit")
-    near_end_s: float | None = Field(
+    near_end_s: Seconds | None = Field(
         None,
         ge=0,
         description="a job that is expected to end within this many seconds is not resized; none: twice as long as a "
         "resize would interrupt it, and at most half an hour; of a job of blocks, as long as others take to join",
     )
-    near_limit_s: float = Field(
+    near_limit_s: Seconds = Field(
         300, ge=0, description="a job that reaches its time limit within this many seconds is not resized"
     )
 
@@ -141,9 +149,9 @@ class LimitSettings(_Section):
 class RetentionSettings(_Section):
     """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
 
-    minutes_after_days: float = Field(7, ge=0, description="then its throughput samples are reduced to one a minute")
-    hours_after_days: float = Field(30, ge=0, description="then its throughput samples are reduced to one an hour")
-    forget_after_days: float | None = Field(
+    minutes_after_days: Days = Field(7, ge=0, description="then its throughput samples are reduced to one a minute")
+    hours_after_days: Days = Field(30, ge=0, description="then its throughput samples are reduced to one an hour")
+    forget_after_days: Days | None = Field(
         None,
         ge=0,
         description="then decisions without effect and the steps of its resizes are deleted; without a value they stay",
@@ -160,7 +168,7 @@ class Settings(_Section):
         "~/.local/share/slurm-ones/ones.sqlite. Put a password in ~/.pgpass, PGPASSWORD, a service file or "
         "database_url_file; here only if nobody else may read this file",
     )
-    database_url_file: Path | None = Field(
+    database_url_file: File | None = Field(
         None,
         description="file with the URL, in place of `database`: for one that holds a password. Nobody but the "
         "companion's account may read it (mode 600)",
@@ -172,14 +180,14 @@ class Settings(_Section):
         pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
         description="how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`",
     )
-    tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
-    takeover_s: float | None = Field(
+    tick_s: Seconds | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
+    takeover_s: Seconds | None = Field(
         None,
         gt=0,
         description="a standby takes the lead from a leader without a heartbeat for this long (PostgreSQL); tick_s "
         "without a value",
     )
-    timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
+    timeout_s: Seconds = Field(30, gt=0, description="longest wait for one answer of Slurm")
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="port with figures for Prometheus; without a value there is none"
     )
@@ -193,14 +201,14 @@ class Settings(_Section):
         default_factory=dict, description="options of the policy, below"
     )
     seed: int = Field(0, description="seed of the policy's random numbers")
-    stop_file: Path = Field(
+    stop_file: File = Field(
         Path("/etc/slurm-ones/stop"),
         description="while this file exists, no resize begins and drains are cancelled",
     )
-    spool: Path | None = Field(
+    spool: File | None = Field(
         None, description="shared directory for orders, for a companion that may not write into jobs' directories"
     )
-    views: Path | None = Field(
+    views: File | None = Field(
         None,
         description="folder in which users find what concerns their own jobs, made by the companion; must be visible "
         "where users log in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without "
@@ -219,10 +227,10 @@ class Settings(_Section):
         default_factory=dict,
         description="how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it",
     )
-    resize: ResizeSettings = ResizeSettings()
-    limits: LimitSettings = Field(LimitSettings(), description="limits on elastic jobs, below")
+    resize: ResizeSettings = Field(ResizeSettings(), strict=False)
+    limits: LimitSettings = Field(LimitSettings(), strict=False, description="limits on elastic jobs, below")
     retention: RetentionSettings = Field(
-        RetentionSettings(), description="when `slurm-ones db maintain` reduces old rows, below"
+        RetentionSettings(), strict=False, description="when `slurm-ones db maintain` reduces old rows, below"
     )
 
     @field_validator("metrics_address")

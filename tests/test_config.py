@@ -87,6 +87,12 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
         ("[whole_node_gpus]\nrtx = 'four'", "whole_node_gpus.rtx: "),
         ("tick_s = nan", "tick_s: "),
         ("timeout_s = inf", "timeout_s: "),
+        ("tick_s = 1e300", "tick_s: Input should be less than or equal to 31536000"),
+        ("tick_s = true", "tick_s: Input should be a valid number, not True"),
+        ("[retention]\nforget_after_days = 1e9", "retention.forget_after_days: "),
+        ('[resize]\nstart_now = "no"', "resize.start_now: Input should be a valid boolean, not 'no'"),
+        ('[resize]\nmax_open = "3"', "resize.max_open: Input should be a valid integer, not '3'"),
+        ("[limits]\nyield_to_rigid = 1", "limits.yield_to_rigid: "),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_accepted(text: str, words: str) -> None:
