@@ -320,14 +320,21 @@ WHAT_IF = View(
         Column("samples_per_s", "float", "throughput there, samples/s; null where it was never measured there"),
         Column("wait_s", "float", "submission to the first hello, as it was: first queueing and first start, seconds"),
         Column("jct_s", "float", "job completion time, seconds"),
-        Column("predicted_jct_s", "float", "wait_s + samples / samples_per_s, seconds; null where one is not known"),
-        Column("speed_up", "float", "predicted_jct_s / jct_s: above 1 the resizes repaid"),
+        Column("other_s", "float", "jct_s without wait_s, training and resizes: first step, evaluation, end; seconds"),
+        Column(
+            "predicted_jct_s",
+            "float",
+            "wait_s + samples / samples_per_s + other_s, seconds; null where not known",
+        ),
+        Column("speed_up", "float", "predicted_jct_s / jct_s: above 1 the resizes repaid; null if there were none"),
         Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
         Column("by_blocks", "int", "those of them by blocks"),
     ),
     f"""
-    SELECT w.*, w.wait_s + w.samples / w.samples_per_s AS predicted_jct_s,
-        (w.wait_s + w.samples / w.samples_per_s) / w.jct_s AS speed_up
+    SELECT p.*, CASE WHEN p.resizes > 0 THEN p.predicted_jct_s / p.jct_s END AS speed_up
+    FROM (SELECT o.*, o.wait_s + o.samples / o.samples_per_s + o.other_s AS predicted_jct_s
+    FROM (SELECT w.*, latest(0.0, w.jct_s - w.wait_s - w.pause_s
+        - w.trained_s * latest(1.0, COALESCE(w.samples, 0.0) / latest(1.0, w.trained_samples))) AS other_s
     FROM (
         SELECT {WHOSE}, j.requested_nodes, j.requested_gpus_per_node, f.batch,
             (SELECT CAST(r.cursor + r.epoch * CASE WHEN j.dataset > 0 THEN 1.0 * j.dataset ELSE
@@ -337,6 +344,9 @@ WHAT_IF = View(
             (SELECT SUM(t.seconds) {{measured}}) AS measured_s,
             (SELECT SUM(1.0 * t.samples) / SUM(t.seconds) {{measured}}) AS samples_per_s,
             f.hello_time - j.submit_time AS wait_s, j.end_time - j.submit_time AS jct_s,
+            (SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id) AS pause_s,
+            (SELECT COALESCE(SUM(t.seconds), 0.0) {{trained}}) AS trained_s,
+            (SELECT COALESCE(SUM(1.0 * t.samples), 0.0) {{trained}}) AS trained_samples,
             (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
                 AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes,
             (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
@@ -344,10 +354,11 @@ WHAT_IF = View(
         {JOBS} CROSS JOIN runs f
         WHERE j.cluster_id = c.id AND f.job_id = j.id AND f.restart = 0
             AND j.state = 'COMPLETED' AND j.end_time > j.submit_time
-    ) w""".format(
+    ) w) o) p""".format(
+        trained="FROM runs r CROSS JOIN throughput t WHERE r.job_id = j.id AND t.run_id = r.id",
         measured=f"""FROM {SAMPLES} WHERE r.job_id = j.id AND t.run_id = r.id
                 AND {T_NODES} = j.requested_nodes AND {T_EACH} = j.requested_gpus_per_node
-                AND t.batch = f.batch AND {MEASURED}"""
+                AND t.batch = f.batch AND {MEASURED}""",
     ),
     ("submit_time", "job_id"),
 )

@@ -76,7 +76,7 @@ def _resizes(usage: Usage) -> list[str]:
         f"  resizes    {job.resizes} while it ran{f' by {chr(44).join(ways)}' if ways else ''}; training stood still "
         f"for {pause(job.pause_s)}{share}; {len(usage.resized) - len(done)} did not take effect"
     ]
-    if usage.predicted_jct_s and job.jct_s:
+    if usage.predicted_jct_s and job.jct_s and job.resizes:
         gain = usage.predicted_jct_s / job.jct_s
         lines.append(
             f"  gain       {seconds(job.jct_s)} from submission to end, against {seconds(usage.predicted_jct_s)} at "
@@ -106,13 +106,14 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
             f"  resizes    {sum(job.resizes for job in jobs)}; training stood still for {pause(paused)} "
             f"({paused / (running + paused):.1%} of the time)"
         )
-    told = [(usage.job.jct_s, usage.predicted_jct_s) for usage in found if usage.predicted_jct_s and usage.job.jct_s]
-    resized = [(jct, predicted) for jct, predicted in told if jct is not None and predicted is not None]
+    changed = [usage for usage in found if usage.job.resizes]
+    known = [(usage.job.jct_s, usage.predicted_jct_s) for usage in changed]
+    resized = [(jct, predicted) for jct, predicted in known if jct and predicted]
     if resized:
         took, alone = sum(jct for jct, _ in resized), sum(predicted for _, predicted in resized)
         lines.append(
-            f"  gain       {len(resized)} jobs that were measured at the size they asked for took {seconds(took)} in "
-            f"all, against {seconds(alone)} there: {alone / took:.2f} times as fast"
+            f"  gain       {len(resized)} resized jobs that were measured at the size they asked for took "
+            f"{seconds(took)} in all, against {seconds(alone)} there: {alone / took:.2f} times as fast"
         )
     lines += _hours_by(jobs, "user_name", "user") + _hours_by(jobs, "account", "account")
     return lines

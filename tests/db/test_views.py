@@ -259,8 +259,22 @@ def test_what_if(store: Store, url: str) -> None:
     (line,) = rows(url, "what_if")
     # Three epochs of a thousand samples at 128/s, after the first hello at 2001.
     assert some(line, "samples", "samples_per_s", "wait_s", "jct_s") == (3000.0, 128.0, 994.0, 2593.0)
-    assert line["predicted_jct_s"] == pytest.approx(994 + 3000 / 128)
+    # After it: 22 reports of 0.5 s on 1792 of those samples, the resize's pause of 410 s, and what neither of them is.
+    assert line["other_s"] == pytest.approx(2593 - 994 - 410 - 11.0 * 3000 / 1792)
+    assert line["predicted_jct_s"] == pytest.approx(994 + 3000 / 128 + line["other_s"])
     assert line["speed_up"] == pytest.approx(line["predicted_jct_s"] / 2593)
+
+
+def test_a_job_that_never_changed_gained_nothing(store: Store, url: str) -> None:
+    """Protects the gain from what no size changes: first step, evaluation and end count on both sides."""
+    store.record_jobs([job(7, requested_gpus_per_node=1)])
+    samples = [throughput(n, time=1020.0 + n, seconds=1.0, samples=64) for n in range(2, 12)]
+    report(store, 7, 0, spec=SPEC, hello=hello(time=1010.0), throughput=samples, offset=9, number=12)
+    store.end_run(7, 0, 1100.0, "COMPLETED")
+    store.record_jobs([job(7, requested_gpus_per_node=1, state="COMPLETED", end_time=1100.0)])
+    (line,) = rows(url, "what_if")
+    assert line["predicted_jct_s"] == pytest.approx(line["jct_s"])
+    assert some(line, "resizes", "speed_up") == (0, None)
 
 
 @pytest.mark.parametrize("name", [name for name, view in VIEWS.items() if not view.aggregate])

@@ -173,6 +173,16 @@ def test_no_job(url: str) -> None:
     assert of_job(Usage(replace(PLAIN, running_s=None, gpu_hours=None, smallest_gpus=None, largest_gpus=None)), [])
 
 
+def test_a_job_that_never_changed_has_no_gain() -> None:
+    """Protects readers from a gain, or a loss, of what resizing did not touch."""
+    same = Usage(PLAIN, resized=(requeued(1.0),), predicted_jct_s=800.0)
+    changed = replace(same, job=replace(PLAIN, job_id=8, resizes=1), predicted_jct_s=2020.0)
+    assert not [line for line in of_job(same, []) + of_jobs([same], "All") if line.startswith("  gain")]
+    for lines in (of_job(changed, []), of_jobs([same, changed], "All")):
+        (gain,) = [line for line in lines if line.startswith("  gain")]
+        assert gain.endswith(": 2.00 times as fast")
+
+
 def test_what_a_comment_allows() -> None:
     """Protects advice from comments that say something else."""
     assert allowed("ones: gpus=2-8 batch=32-512 array=blocks") == Allowed((2, 8), 512, True)
