@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ones_db import ThroughputPoint
+from ones_db.shape import Shape
 from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.learn.hierarchy import Heard, Kin, Tree
@@ -36,7 +37,6 @@ from slurm_ones.schedule.shapes import shape_of, valid_counts
 from slurm_ones.simulate.engines.idealized import idealized_cluster
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.slurm.model import Shape
 
 PER_NODE = 4
 CASES = ((64, 50), (2048, 1000), (10240, 5000))

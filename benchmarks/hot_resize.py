@@ -30,9 +30,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_db import ResizeRecord
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, decode_report
 from slurm_ones.schedule.policy import Allocation
-from slurm_ones.slurm.model import Shape
 from tests.cluster import Cluster, paths
 from tests.conftest import quick
 from tests.endtoend.harness import Harness

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ones_db import JobHistory, ResizeRecord, Store
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import Fusions, without_fused
@@ -28,14 +30,13 @@ from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.observe.report_reader import read_spec
-from slurm_ones.reasons import Reason
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Arrivals, Policy
 from slurm_ones.slurm.client import GIVES_TYPES, LeaderOnlyClient, Refused, SlurmClient
 from slurm_ones.slurm.configured import hides_gpus
-from slurm_ones.slurm.model import Job, Shape, Snapshot, fewest_switches, free_gpus
+from slurm_ones.slurm.model import Job, Snapshot, fewest_switches, free_gpus
 
 ARRIVALS_S = 3600.0
 """Between two looks at what was submitted."""

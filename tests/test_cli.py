@@ -21,8 +21,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ones_db import BlockRecord, ReasonRecord, Store, migrate
+from ones_db.reasons import reason
 from slurm_ones.cli import app
-from slurm_ones.reasons import reason
 from tests.cluster import Cluster
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.db.test_views import BEGAN, fill_blocks

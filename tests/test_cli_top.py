@@ -25,6 +25,7 @@ from textual.widgets import DataTable, Static
 
 from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader_lock import LeaderLock
+from ones_db.shape import Shape
 from slurm_ones.cli import log_tail
 from slurm_ones.cli.common import NotSeenYet
 from slurm_ones.cli.live_table import Choice, columns_within, header, lines, node_map
@@ -33,7 +34,6 @@ from slurm_ones.cli.top_app import TopApp
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.report.live import Live, left_s, read_live
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Shape
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.slurm.make import job_of
 from tests.test_cli import HOSTILE, call, printed

@@ -15,13 +15,14 @@ from typer.testing import CliRunner, Result
 
 from ones_db import HealthRecord, Store
 from ones_db.leader_lock import LeaderLock
+from ones_db.shape import Shape
 from slurm_ones.cli import app
 from slurm_ones.cli.doctor import _database, _permission, _views
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from tests.db.make import job, resize, resized_job
 from tests.slurm.make import job_of
 

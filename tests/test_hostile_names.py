@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ones_db import ActionRecord, ReasonRecord, Store
+from ones_db.shape import Shape
 from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
 from slurm_ones.cli import app
@@ -24,7 +25,6 @@ from slurm_ones.report.charts import Bar, Panel
 from slurm_ones.report.page import write_page
 from slurm_ones.rules.plan import Change
 from slurm_ones.service.logs import OneLine, TerminalFormatter
-from slurm_ones.slurm.model import Shape
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of

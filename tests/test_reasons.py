@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import slurm_ones
-from slurm_ones.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, alone, reason, render
+from ones_db.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, alone, reason, render
 from slurm_ones.report.live import counted
 
 

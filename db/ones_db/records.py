@@ -15,7 +15,7 @@ from ones_wrapper.protocol import Membership, Report, Spec
 
 
 class CodedReason(Protocol):
-    """What `ReasonRecord.of` takes: the companion's reasons are such (`slurm_ones.reasons.Reason`)."""
+    """What `ReasonRecord.of` takes: the companion's reasons are such (`ones_db.reasons.Reason`)."""
 
     @property
     def code(self) -> str: ...

@@ -17,6 +17,7 @@ from ones_db import (
     ResizeRecord,
     Store,
 )
+from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
@@ -26,7 +27,6 @@ from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Observation
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.moves import Moves

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ones_db import ResizeRecord
+from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Membership, Order
 from slurm_ones.act.arrays import Array, is_alive, look_at
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.preparing import changes, elsewhere, prepared, to_join, unfit
 from slurm_ones.act.transitions import State
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.blocks import held_by_others
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobState

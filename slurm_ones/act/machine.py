@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ones_db import NO_REASON, MembershipRecord, ReasonRecord, ResizeRecord, ResizeStepRecord
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.node_lists import NodeLists
@@ -15,11 +17,10 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.timing import ActionTimes
 from slurm_ones.act.transitions import State, check_transition
 from slurm_ones.config import ResizeSettings
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.gate import new_of
 from slurm_ones.rules.strategy import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
 

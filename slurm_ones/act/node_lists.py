@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ones_db import ReasonRecord
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import Refused, SlurmClient
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
 

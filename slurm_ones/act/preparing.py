@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 from ones_db import ResizeRecord
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from slurm_ones.slurm.reshape import has_shape
 
 Change = Callable[[Machine, ResizeRecord, Array], Reason | None]

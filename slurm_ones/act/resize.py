@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ones_db import ResizeRecord
+from ones_db.reasons import Reason, reason
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.arrays import job_of
 from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks
@@ -20,11 +22,10 @@ from slurm_ones.act.orders import OrderError
 from slurm_ones.act.stale_holds import in_our_hold
 from slurm_ones.act.timing import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.blocks import BLOCKS
 from slurm_ones.rules.gate import kind_of_target, new_of, old_of, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import PARKED, Job, Shape
+from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.reshape import has_shape, never_starts
 
 log = logging.getLogger(__name__)

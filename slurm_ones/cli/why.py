@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ones_db import JobSummary, ReasonRecord, RunRecord, Store, StoreError
+from ones_db.reasons import reason
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -27,7 +28,6 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.jobs import as_json
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.reasons import reason
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
 from slurm_ones.report.deadlines import deadline, open_deadline

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.build import fits_nowhere, free_after_fixed
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.ledger import pick_nodes
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, Ints, JobView, Schedule

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from slurm_ones.reasons import Reason, reason
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.schedule.ledger import free_by_node
 from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables
-from slurm_ones.slurm.model import Shape
 
 
 def mobile_jobs(jobs: Sequence[JobView], fixed: Collection[int]) -> list[JobView]:

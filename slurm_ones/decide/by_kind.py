@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ones_db.reasons import Reason
 from slurm_ones.decide.build import build_schedule
-from slurm_ones.reasons import Reason
 from slurm_ones.schedule.kinds import accepts, kinds_held, view_on
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.tables import BatchRule, build_tables

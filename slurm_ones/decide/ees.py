@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import reason
 from slurm_ones.decide.build import build_schedule, free_after_fixed
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables

@@ -24,9 +24,9 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.optimize import linprog
 
+from ones_db.reasons import reason
 from slurm_ones.decide.build import mobile_jobs
 from slurm_ones.decide.by_kind import build_by_kind, views_on
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.kinds import free_of_kind
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.build import fits_nowhere, free_after_fixed
 from slurm_ones.decide.job_figures import LONGEST, to_come
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import reason
 from slurm_ones.decide.allocate import allocate_in_order
 from slurm_ones.decide.build import fits_nowhere
 from slurm_ones.decide.job_figures import LONGEST, remaining_seconds, within
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule

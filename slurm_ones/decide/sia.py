@@ -26,10 +26,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.build import build_schedule, free_after_fixed, mobile_jobs
 from slurm_ones.decide.by_kind import build_by_kind, views_on
 from slurm_ones.decide.job_figures import History, bounded, restart_factor
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.kinds import free_of_kind, side_by_side
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ones_db import JobRecord
+from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.observe.blocks import BlockJob
 from slurm_ones.observe.optin import ANY, BadComment, OptIn, near_miss, parse_comment
-from slurm_ones.reasons import Reason, reason
-from slurm_ones.slurm.model import Job, Shape, Snapshot, partition_gpus
+from slurm_ones.slurm.model import Job, Snapshot, partition_gpus
 
 
 @dataclass(frozen=True)

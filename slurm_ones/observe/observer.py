@@ -22,6 +22,7 @@ from ones_db import (
     RunReports,
     Store,
 )
+from ones_db.reasons import reason
 from ones_wrapper import protocol
 from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
@@ -34,7 +35,6 @@ from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
 from slurm_ones.observe.rivals import Rivals
 from slurm_ones.observe.terms import POSITIONS, Terms
-from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from

@@ -16,9 +16,9 @@ from math import inf, prod
 
 from ones_db import AccountingJob, JobRecord, ReasonRecord, RunRecord
 from ones_db.accounting import SAME_JOB_S
+from ones_db.reasons import reason
 from ones_wrapper.hostlist import expand
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.reasons import reason
 from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000

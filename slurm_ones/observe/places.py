@@ -7,9 +7,9 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import MAX_LINE, Hello, ProtocolError, decode_report, reports_name
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
 

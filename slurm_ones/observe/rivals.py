@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import MAX_LINE, ORDERS, SPOOL_FILE, SPOOL_MARK, Hello, Order, ProtocolError, decode_order
 from ones_wrapper.protocol import spool_order_name as spool_name
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 

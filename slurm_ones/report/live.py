@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ones_db import DecisionJobRecord, HealthRecord, HeldRecord, JobSummary, LeaderRecord, NodeRecord, Store
-from slurm_ones.reasons import CAUSES, WRONG, cause_of
+from ones_db.reasons import CAUSES, WRONG, cause_of
 
 ENDED = 100
 """Jobs that have ended, those that did last: a view costs the same however many a site has had."""

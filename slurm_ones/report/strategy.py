@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ones_db.reasons import Reason, reason
 from ones_wrapper.limits import Limits
-from slurm_ones.reasons import Reason, reason
 
 MOST_NAMED = 12
 """Numbers of GPUs in a sentence."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from ones_db import RESIZE_DONE, JobHistory, ReasonRecord, ResizeRecord
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.dwell import near_limit
 from slurm_ones.rules.moves import Block, Moves
-from slurm_ones.slurm.model import Job, JobState, Node, Shape
+from slurm_ones.slurm.model import Job, JobState, Node
 
 REQUEUE, BLOCKS = "requeue", "blocks"
 """`ResizeRecord.mechanism` of a resize by a requeue, or of a job that waits, and by blocks that join and leave."""

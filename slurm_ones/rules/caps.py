@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.kinds import kinds_held, view_on
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule

@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ones_db import JobHistory, PromiseRecord, ResizeRecord
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.blocks import (
     BLOCKS,
     going,
@@ -33,7 +34,7 @@ from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.rules.rigid import rigid_jobs
 from slurm_ones.rules.strategy import too_soon
-from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
+from slurm_ones.slurm.model import Partition, free_gpus, partition_gpus, take
 
 
 def new_of(resize: ResizeRecord) -> Shape:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from slurm_ones.slurm.model import Shape, take
+from ones_db.shape import Shape
+from slurm_ones.slurm.model import take
 
 
 class Block(NamedTuple):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ones_db.reasons import SITE_LIMITS, Reason, reason
+from ones_db.shape import PARKED, Shape
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import SITE_LIMITS, Reason, reason
 from slurm_ones.report.text import resized
 from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
@@ -19,7 +20,7 @@ from slurm_ones.rules.moves import Moves, Site, moves
 from slurm_ones.rules.room import Room
 from slurm_ones.rules.strategy import breaks, parts_groups
 from slurm_ones.schedule.policy import Allocation, Schedule
-from slurm_ones.slurm.model import PARKED, Shape, take
+from slurm_ones.slurm.model import take
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from slurm_ones.reasons import Reason, reason
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.slurm.model import Shape, kind_of
+from slurm_ones.slurm.model import kind_of
 
 TRIES = 32
 """Nodes that are looked at in one decision for whether jobs can be moved off them."""

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ones_db.shape import PARKED, Shape
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.blocks import training
 from slurm_ones.rules.moves import Moves
-from slurm_ones.slurm.model import PARKED, Job, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import Job, Partition, Snapshot
 
 Rank = tuple[int, int]
 """Place in Slurm's order, the smallest first: the negative priority, and the job id."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from ones_db.shape import Shape
 from slurm_ones.rules.gate import JobRules, PartitionRules, Start
-from slurm_ones.slurm.model import Shape, take
+from slurm_ones.slurm.model import take
 
 
 class Room:

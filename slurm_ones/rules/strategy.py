@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 
 from ones_db import JobHistory
+from ones_db.reasons import Reason, reason
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.report.strategy import counts
 from slurm_ones.schedule.policy import SizeRule
-from slurm_ones.slurm.model import PARKED, Shape
 
 ANY_BATCH = 2**31
 """Largest batch of a GPU, of a job that has not said; and none that says more is believed."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ones_db import JobHistory
+from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import SITE_LIMITS, Reason, alone, reason
 from slurm_ones.report.strategy import counts
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot

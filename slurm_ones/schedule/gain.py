@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.policy import JobView
-from slurm_ones.slurm.model import Shape
 
 
 def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:

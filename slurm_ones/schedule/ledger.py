@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.policy import Bools, ClusterView, Ints, JobView
-from slurm_ones.slurm.model import Shape
 
 
 def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from slurm_ones.reasons import Reason, reason
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import ClusterView, JobView
 from slurm_ones.schedule.shapes import shape_of, takes
-from slurm_ones.slurm.model import Shape
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.ledger import free_by_node
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Ints, JobView
-from slurm_ones.slurm.model import Shape
 
 SPEEDS = 4
 """Most speeds of nodes that are told apart as places are weighed."""

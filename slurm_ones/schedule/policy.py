@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv
 
-from slurm_ones.reasons import Reason
-from slurm_ones.slurm.model import Shape
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.policy import ClusterView, Ints, Limits, SizeRule
-from slurm_ones.slurm.model import Shape
 
 ANY_QUANTUM = 2**62
 """What no batch is a multiple of."""

@@ -22,10 +22,10 @@ from prometheus_client.registry import Collector
 
 import slurm_ones
 from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
+from ones_db.reasons import SENTENCES, cause_of
 from slurm_ones.act.transitions import FINAL
 from slurm_ones.companion import Tick
 from slurm_ones.config import Settings
-from slurm_ones.reasons import SENTENCES, cause_of
 from slurm_ones.report.live import LATE
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.schedule.policy import ThroughputModel

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
+from ones_db.shape import Shape
+from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import (
     SWITCH_WAIT_S,
     NotPermitted,
@@ -34,7 +35,7 @@ from slurm_ones.slurm.client import (
     UnknownJob,
     Unreachable,
 )
-from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Shape, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Snapshot, Task
 from slurm_ones.slurm.parse import BITSTR
 from slurm_ones.slurm.reshape import reshape
 from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations, parse_topology

@@ -10,29 +10,9 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+from ones_db.shape import Shape
+
 _ONE_KIND = re.compile(r"[A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True, order=True)
-class Shape:
-    """Nodes × GPUs per node of one job; every node of it gives the same number of GPUs."""
-
-    nodes: int
-    gpus_per_node: int
-
-    @property
-    def gpus(self) -> int:
-        """World size: one rank a GPU."""
-        return self.nodes * self.gpus_per_node
-
-    def __str__(self) -> str:
-        return f"{self.nodes}x{self.gpus_per_node}"
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """The inverse of `str`; raises ValueError."""
-        nodes, _, gpus = text.partition("x")
-        return cls(int(nodes), int(gpus))
 
 
 class Task(NamedTuple):
@@ -48,10 +28,6 @@ class Task(NamedTuple):
 
 JobKey = int | Task
 """What names a job to Slurm."""
-
-
-PARKED = Shape(0, 0)
-"""What a job is resized to that is taken to zero GPUs: it waits, at the shape that Slurm has of it."""
 
 
 class JobState(str, Enum):

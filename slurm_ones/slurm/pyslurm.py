@@ -20,8 +20,9 @@ from typing import Any
 
 import pyslurm
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Job, JobKey, Partition, Reservation, Shape, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Partition, Reservation, Snapshot, Task
 from slurm_ones.slurm.parse import BITSTR, gpu_kind, gpus, hosts, job_of, tasks_of
 from slurm_ones.slurm.scontrol import nodes_of
 

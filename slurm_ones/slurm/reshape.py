@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotResizable, Refused
-from slurm_ones.slurm.model import Job, JobKey, Shape
+from slurm_ones.slurm.model import Job, JobKey
 
 
 def has_shape(job: Job, shape: Shape) -> bool:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import JobState, Shape, Snapshot
+from slurm_ones.slurm.model import JobState, Snapshot
 from slurm_ones.testing.reshapes import ReshapeContract
 from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, Site
 from slurm_ones.testing.tasks import TaskContract

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.reasons import Reason
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from slurm_ones.schedule.kinds import accepts, kinds_held
 from slurm_ones.schedule.policy import (
     Allocation,
@@ -27,7 +28,6 @@ from slurm_ones.schedule.policy import (
     Schedule,
 )
 from slurm_ones.schedule.shapes import least_and_most
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 

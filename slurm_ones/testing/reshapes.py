@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, NotResizable, Refused
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from slurm_ones.testing.site import OPERATOR, OWNER, Site
 
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.reasons import Reason
 from slurm_ones.schedule.policy import (
     ClusterView,
     Floats,
@@ -22,7 +23,6 @@ from slurm_ones.schedule.policy import (
     SizeRule,
 )
 from slurm_ones.schedule.shapes import shape_of, strategy_counts, takes, valid_counts
-from slurm_ones.slurm.model import Shape
 
 HELD = Reason("held")
 

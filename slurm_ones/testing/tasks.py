@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Shape, Task
+from slurm_ones.slurm.model import Job, JobState, Task
 from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, UNTIL_TOLD, Site
 
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])

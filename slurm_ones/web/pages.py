@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ones_db import HeldRecord, NodeRecord, Store
 from ones_db.query import Reader
-from slurm_ones.reasons import CAUSES
+from ones_db.reasons import CAUSES
 from slurm_ones.report.advice import Allowed, advice
 from slurm_ones.report.live import ENDED, Live, left_s, silent
 from slurm_ones.report.text import changed, clock, per_gpu, plain, progress, seconds, shape

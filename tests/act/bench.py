@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import JobRecord, ResizeRecord, Store
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
@@ -16,11 +18,10 @@ from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.reasons import reason
 from slurm_ones.rules.gate import Round
 from slurm_ones.schedule.policy import Allocation, JobView, Promise, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
-from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
 from tests.act.make import NOW, elastic, history
 
 LEASE_S = 900.0

@@ -11,6 +11,7 @@ from unittest import mock
 
 import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, Store
+from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.held_tasks import HeldTasks
@@ -29,7 +30,7 @@ from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Job, Shape, Task
+from slurm_ones.slurm.model import Job, Task
 from tests.act.world import Crash, ResizeStore
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ones_db.shape import Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Order, decode_order, directory_name
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 
 Fault = Callable[[str], None]
 """Called with `before NAME` and `after NAME` of each call that changes something, and `NAME` of a look; may raise."""

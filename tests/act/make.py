@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from ones_db import JobHistory, JobRecord
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.optin import OptIn
-from slurm_ones.reasons import Reason
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
 
 NOW = 10_000.0

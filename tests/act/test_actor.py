@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from ones_db import JobRecord, ReasonRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
-from slurm_ones.reasons import reason
 from slurm_ones.rules.blocks import BLOCKS, held_by_others
 from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import Allocation, Promise
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.rounds import job
 from tests.act.bench import Bench
 from tests.act.make import NOW, elastic

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Shape, Task
+from slurm_ones.slurm.model import Task
 from tests.act.block_world import BlockWorld
 from tests.act.test_blocks import FOUR, ONE, TWO, opener
 from tests.act.world import Crash

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ones_db import Store
+from ones_db.shape import Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from tests.act.fake import FakeJob
 from tests.act.world import LEASE_S, NEW, Crash, World
 

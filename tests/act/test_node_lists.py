@@ -10,11 +10,12 @@ import pytest
 
 import slurm_ones.companion
 from ones_db import ReasonRecord, Store
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.act.node_lists import NodeLists
 from slurm_ones.companion import Companion
 from slurm_ones.config import Settings
 from slurm_ones.learn.nodes import SlowNode
-from slurm_ones.reasons import reason
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
@@ -22,7 +23,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Idle, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from tests.observe.test_observer import store as store  # a fixture
 from tests.simulate.test_engine import with_changing_policy, workload
 

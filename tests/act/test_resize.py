@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from ones_db import RESIZE_OVERTAKEN
+from ones_db.shape import Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.act.transitions import FINAL, State
 from slurm_ones.slurm.client import Refused, Unreachable
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from tests.act.fake import FakeJob, FakeSlurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, ResizeStepRecord, Store
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Order, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter, write_order
@@ -18,7 +19,7 @@ from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import ResizeSettings
 from slurm_ones.observe.optin import parse_comment
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import PARKED, Job, Shape
+from slurm_ones.slurm.model import Job
 from tests.act.fake import Clock, FakeJob, FakeReports, FakeSlurm
 
 OLD, NEW = Shape(1, 1), Shape(2, 4)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.build import build_schedule, free_after_fixed
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.testing.policies import check
 from slurm_ones.testing.rounds import cluster, job

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ones_db.reasons import SENTENCES
 from slurm_ones import decide
 from slurm_ones.decide import (
     POLICIES,
@@ -29,7 +30,6 @@ from slurm_ones.decide import (
     find_policy,
     make_policy,
 )
-from slurm_ones.reasons import SENTENCES
 from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import cluster, job

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ones_db.reasons import reason
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.ones.deadlines import work_of
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.policy import JobView, Progress, Reserved, Schedule
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job

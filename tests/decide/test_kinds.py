@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.decide import Ones, make_policy
 from slurm_ones.decide.gavel import allocate
 from slurm_ones.decide.ones.assign import assign
 from slurm_ones.schedule.kinds import kinds_held
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.decide.ones.explain import WEIGHED
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Progress, Schedule
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.decide.ones_sc21.ones_sc21 import OnesSc21, Options, SizeLimits
 from slurm_ones.decide.ones_sc21.space import build
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, cluster, job
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.decide.evolution import uniform_crossover
 from slurm_ones.decide.ones_sc21.generation import fill, fill_and_place, fill_order, mutate, place_counts, refresh
 from slurm_ones.decide.ones_sc21.space import (
@@ -21,7 +22,6 @@ from slurm_ones.decide.ones_sc21.space import (
 from slurm_ones.schedule.ledger import Ledger, count_nodes
 from slurm_ones.schedule.policy import Ints, NodeView
 from slurm_ones.schedule.shapes import shape_of
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
 

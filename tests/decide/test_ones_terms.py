@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.decide.ones.terms import Outlook, Penalty, Priced, Situation, Term
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Schedule
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import cluster, job
 

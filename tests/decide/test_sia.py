@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.sia import BEST, LARGEST_COST, Options, Sia, _costs, _limited, solve
 from slurm_ones.schedule.policy import Floats, Ints, Limits
 from slurm_ones.schedule.tables import Tables, build_tables
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from ones_db import Store, migrate
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, decode_report, directory_name
 from slurm_ones.act import orders as orders_module
 from slurm_ones.act.orders import write_order
@@ -33,7 +34,7 @@ from slurm_ones.config import Settings, load
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.command import CommandClient
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from tests.endtoend.scripted import Scripted, companion
 
 SMALL = Shape(1, 1)

@@ -24,12 +24,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ones_db import Store
+from ones_db.shape import Shape
 from slurm_ones.cli import main as slurm_ones
 from slurm_ones.decide import POLICIES
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import why_not_pyslurm
-from slurm_ones.slurm.model import JobKey, Shape, Task
+from slurm_ones.slurm.model import JobKey, Task
 from tests.cluster import linux
 
 QUIET, GATE, REACHED, AWAY = "quiet", "gate", "reached", "away"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Order
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.block_training import BlockTraining
-from slurm_ones.slurm.model import Job, Shape, Task
+from slurm_ones.slurm.model import Job, Task
 from tests.faults.safety import SafetyChecker
 
 

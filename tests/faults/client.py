@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
-from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
 from tests.faults.block_safety import BlockSafety
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind

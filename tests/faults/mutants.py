@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 from ones_db import ResizeRecord, leaders
+from ones_db.shape import Shape
 from slurm_ones.act import blocks, preparing
 from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
@@ -18,7 +19,7 @@ from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module
 from slurm_ones.slurm.client import Refused, SlurmError
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ones_db import Store, StoreLost
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Checkpoint
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.act.leftovers import SURE_S
@@ -25,7 +26,6 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.engines.world import USER
 from slurm_ones.simulate.slurm.timeline import EPOCH
-from slurm_ones.slurm.model import Shape
 from tests.faults import invariants
 from tests.faults.block_safety import BlockSafety
 from tests.faults.client import Controller, FaultyClient

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_db import ResizeRecord, StoreError
+from ones_db.shape import Shape
 from ones_wrapper.protocol import CHECKPOINTS, DRAIN_WAIT_S, MANIFEST, Order
 from slurm_ones.act.timing import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
@@ -18,7 +19,7 @@ from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 
 
 def bound_s(settings: Settings) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ones_db.limits import decode_limits, encode_limits
+from ones_db.shape import Shape
 from ones_wrapper import limits as told
 from ones_wrapper import protocol
 from ones_wrapper.hostlist import MOST as MOST_HOSTS
@@ -35,7 +36,7 @@ from slurm_ones.rules.strategy import size_rules
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.shapes import bounds, quanta
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.model import Job, Snapshot
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
 from tests.simulate.profiles import write_profile, write_workload
 from tests.slurm.make import job_of

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from ones_db import JobRecord, ReasonRecord
+from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.observe.blocks import arrays, block_job, fold
 from slurm_ones.observe.eligibility import Elastic, elastic_job
-from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Shape, Snapshot, Task
+from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Snapshot, Task
 from tests.slurm.make import job_of
 
 NODES = {f"n{i}": Node(f"n{i}", "IDLE", True, 4, 0, ("gpu", "whole"), True) for i in range(1, 7)}

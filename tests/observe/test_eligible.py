@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.observe.eligibility import Elastic, elastic_job
-from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
 from tests.slurm.make import job_of
 
 NODES = {

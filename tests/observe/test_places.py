@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Hello, encode_report
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.optin import parse_comment
 from slurm_ones.observe.places import TICKS, Places
-from slurm_ones.reasons import Reason
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
 
 HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")

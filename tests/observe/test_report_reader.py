@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.observe.report_reader import LENGTHS, MAX_BYTES, SKEW_S, NewReports, read_reports
-from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.untrusted_files import job_directory
 from tests.slurm.make import job_of
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Hello, Order, directory_name, encode, spool_order_name
 from slurm_ones.observe.rivals import YIELD_S, Rivals
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from tests.slurm.make import job_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of other users are made by root alone")

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from ones_db import Store
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Bye, Hello, Membership, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.observe import terms
 from slurm_ones.observe.observer import DrainReports, Observer
 from slurm_ones.observe.report_reader import BURST, MAX_LINES
 from slurm_ones.observe.terms import AT_ONCE, next_term
-from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.slurm.model import Job, JobState
 from tests.observe.test_blocks import ended, task
 from tests.observe.test_observer import Queue
 from tests.observe.test_observer import store as store  # a fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.slurm.model import Job, Shape
+from ones_db.shape import Shape
+from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 from tests.slurm.make import job_of
 

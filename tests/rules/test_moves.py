@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.rules.moves import Block, Moves, Site, moves, smaller
-from slurm_ones.slurm.model import Shape, take
+from slurm_ones.slurm.model import take
 
 FULL = 4
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from ones_db import JobHistory, JobRecord, ResizeRecord
+from ones_db.reasons import reason
+from ones_db.shape import PARKED, Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.reasons import reason
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.plan import Plan, plan
 from slurm_ones.schedule.policy import Allocation, Schedule
-from slurm_ones.slurm.model import PARKED, JobState, Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from tests.act.make import FULL, NOW, elastic, history
 
 CAPPED = reason("user_cap", user="alice", gpus=9, setting="limits.gpus_per_user")

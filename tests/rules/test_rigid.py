@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from ones_db import ResizeRecord
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.observe.eligibility import Observation
-from slurm_ones.reasons import reason
 from slurm_ones.rules.rigid import PendingJob
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from tests.rules.make import demand_of, rules_of, shown
 from tests.rules.test_views import running, seen
 from tests.rules.test_views import waiting as waits

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from ones_wrapper.limits import Limits as Strategy
 from ones_wrapper.limits import SizeLimits
 from ones_wrapper.protocol import Spec, decode_spec, encode
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.reasons import reason
 from slurm_ones.report.strategy import described
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.plan import plan
@@ -24,7 +25,6 @@ from slurm_ones.rules.strategy import breaks, parts, size_rules
 from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_views, limits_of
 from slurm_ones.schedule.policy import Allocation, ClusterView, Limits, NodeView, Schedule, SizeRule
 from slurm_ones.schedule.shapes import least_and_most
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, job, rounds
 from tests.act.make import history

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.optin import parse_comment
-from slurm_ones.reasons import reason
 from slurm_ones.rules.sweeps import MOST, candidates, carries, members
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from tests.act.make import elastic
 
 NOW = 1000.0

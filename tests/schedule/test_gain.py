@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from ones_db.shape import PARKED, Shape
 from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import Floats, Ints
-from slurm_ones.slurm.model import PARKED, Shape
 from slurm_ones.testing.rounds import job
 
 

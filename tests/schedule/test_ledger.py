@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.ledger import (
     Ledger,
     count_nodes,
@@ -16,7 +17,6 @@ from slurm_ones.schedule.ledger import (
     take_parts,
 )
 from slurm_ones.schedule.policy import Ints
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.rounds import Round, cluster, job, rounds
 
 PER_NODE = 8

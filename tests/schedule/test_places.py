@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.places import Move, Places, choose_nodes, matters
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, NodeView
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.rounds import job
 
 ALWAYS = Move(30.0, 1e6)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.shapes import nodes_of, scaled_batch, shape_of, valid_counts
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.rounds import cluster
 
 

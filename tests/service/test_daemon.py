@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import JobRecord, ResizeRecord, Store
+from ones_db.shape import Shape
 from slurm_ones.act.transitions import NEEDS_COMPANION, State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
@@ -17,7 +18,7 @@ from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.leadership import NoElection
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import JobState, Shape, Snapshot
+from slurm_ones.slurm.model import JobState, Snapshot
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from ones_db import JobRecord, NotLeader, ResizeRecord, Store, StoreLost
+from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS
 from slurm_ones.act.transitions import State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.service.daemon import PING_S, Daemon
 from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
-from slurm_ones.slurm.model import JobState, Shape, Task
+from slurm_ones.slurm.model import JobState, Task
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
 

@@ -24,13 +24,14 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ones_db import JobRecord, ReasonRecord, ResizeRecord, Store, ThroughputPoint, migrate
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
 from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.policy import Schedule
 from slurm_ones.service import metrics_server
 from slurm_ones.service.health import Health
@@ -38,7 +39,7 @@ from slurm_ones.service.labels import OTHER, Labels
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.metrics import NO_PHASES, Metrics, Phases, lost
 from slurm_ones.service.systemd import Notifier
-from slurm_ones.slurm.model import Shape, Snapshot
+from slurm_ones.slurm.model import Snapshot
 from tests.act.make import elastic, history
 from tests.db.make import resized_job
 from tests.prometheus import free_port

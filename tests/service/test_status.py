@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from ones_db import HealthRecord, ReasonRecord, ResizeRecord, Store
 from ones_db.leader_lock import LeaderLock
+from ones_db.reasons import reason
 from ones_db.records import JobRecord
 from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
 from slurm_ones.observe.eligibility import Observation
-from slurm_ones.reasons import reason
 from slurm_ones.service.health import Health
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.systemd import Notifier

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import JobState, Shape, Task
+from slurm_ones.slurm.model import JobState, Task
 from tests.simulate.harness import Harness
 
 TASKS = tuple(range(4))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from ones_wrapper.protocol import (
     ORDERS,
     SPEC,
@@ -28,7 +29,7 @@ from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import JobState, Shape, Task
+from slurm_ones.slurm.model import JobState, Task
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, backfill, place
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState
 from tests.simulate.harness import Harness
 
 DAY = 86400.0

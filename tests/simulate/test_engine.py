@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, SimulationFailed, run
@@ -20,7 +21,6 @@ from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import BadInput
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import Shape
 from tests.simulate.changing_policy import ChangingPolicy
 
 APPLICATIONS = {

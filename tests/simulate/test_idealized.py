@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
@@ -24,7 +25,6 @@ from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import Shape
 from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile
 
 SAMPLES = 64 * ITERATIONS * EPOCHS

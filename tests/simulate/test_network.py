@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.decide.ones.places import Leaves, exchange_shares
@@ -22,7 +23,6 @@ from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns, wired
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import job
 from tests.simulate.profiles import write_profile

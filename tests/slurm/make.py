@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slurm_ones.slurm.model import Job, JobState, Shape
+from ones_db.shape import Shape
+from slurm_ones.slurm.model import Job, JobState
 
 PENDING = Job(
     job_id=7,

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.command import CommandClient, reshape_command
-from slurm_ones.slurm.model import Job, Shape, Task
+from slurm_ones.slurm.model import Job, Task
 
 
 def client_of(name: str) -> SlurmClient:

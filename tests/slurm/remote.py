@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from ones_db.shape import Shape
 from slurm_ones.slurm import client as door
-from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
 from tests.cluster import Cluster, paths
 
 T = TypeVar("T")

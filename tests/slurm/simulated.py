@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, JobKey, Shape
+from slurm_ones.slurm.model import Job, JobKey
 from tests.simulate.harness import Sleep
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 

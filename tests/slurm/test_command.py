@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm import command
 from slurm_ones.slurm.client import (
     NotPermitted,
@@ -19,7 +20,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Shape, Task
+from slurm_ones.slurm.model import Task
 
 
 @pytest.mark.parametrize(

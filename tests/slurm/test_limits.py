@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, Refused
-from slurm_ones.slurm.model import Shape, Task
+from slurm_ones.slurm.model import Task
 from tests.cluster import Cluster
 from tests.conftest import quick
 from tests.slurm.sites import OPERATOR, OWNER, Site

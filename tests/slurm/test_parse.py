@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.slurm import command, parse, scontrol, squeue
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot, Task, fewest_switches
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot, Task, fewest_switches
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ["22.05", "26.05"]

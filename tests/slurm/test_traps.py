@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import JobState, Shape, Task
+from slurm_ones.slurm.model import JobState, Task
 from tests.slurm.sites import STRANGER, Site, until
 
 pytestmark = pytest.mark.cluster

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import GIVES_TYPES, NotResizable, Refused
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.reshape import never_starts
 from tests.cluster.sites import GRES_TYPED, OLD_TYPED
 from tests.conftest import start

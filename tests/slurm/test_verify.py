@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
-from slurm_ones.slurm.model import Job, JobKey, JobState, Shape, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Task
 from slurm_ones.slurm.reshape import has_shape, reshape
 from tests.slurm.make import job_of
 

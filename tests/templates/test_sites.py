@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.cli.site_script import Wishes, batch_script
 from slurm_ones.cli.sites import SITES, page
 from slurm_ones.observe.batch_script import examine
 from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.observe.eligibility import elastic_job
 from slurm_ones.simulate import BadInput
-from slurm_ones.slurm.model import Shape
 from tests.cluster import Cluster, paths, sites
 from tests.slurm.sites import Site
 from tests.test_cli import call

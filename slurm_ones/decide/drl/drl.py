@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ones_db.reasons import reason
 from slurm_ones.decide.build import build_schedule, free_after_fixed
 from slurm_ones.decide.drl.perceptron import Network, load
 from slurm_ones.decide.drl.steps import Steps, build_steps
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Ints, JobView, Schedule
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.ones.terms import Priced, Term
 from slurm_ones.decide.ones.worth import PRICES, worth_of_progress
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Arrivals, Floats, Ints
 
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones.reach import UNKNOWN
 from slurm_ones.decide.ones.terms import Priced, Term
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Promise, Reserved
 from slurm_ones.schedule.tables import Tables, predict
 from slurm_ones.schedule.timeline import Curve, Filled, Timeline, admitted, filled

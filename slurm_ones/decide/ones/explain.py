@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.decide.build import fits_nowhere
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Weighed
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import Tables
-from slurm_ones.slurm.model import Shape
 
 WEIGHED = 3
 """Sizes of each job that a schedule names."""

@@ -16,11 +16,11 @@ from typing import Protocol
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.ones.assign import assign
 from slurm_ones.decide.ones.candidates import Nodes
 from slurm_ones.decide.ones.terms import Priced, Situation
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.kinds import (
     KindTables,
     accepts,

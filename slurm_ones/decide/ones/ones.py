@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
@@ -22,11 +24,9 @@ from slurm_ones.decide.ones.reach import UNKNOWN, Reach
 from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
 from slurm_ones.decide.ones.unchanged import Decided, decided
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
-from slurm_ones.reasons import Reason
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
 from slurm_ones.schedule.tables import Tables, build_tables, predict_each
-from slurm_ones.slurm.model import Shape
 
 LEAST = {"amplification": 0.0, "population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones.reach import LARGEST_S
 from slurm_ones.decide.ones.terms import Penalty, Priced, Term
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.places import Move, choose_nodes, matters
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
 from slurm_ones.schedule.tables import SLOWEST, Tables, ask_together, speeds_of_one

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import Reason
 from slurm_ones.decide.ones.candidates import Nodes
 from slurm_ones.decide.ones.worth import Choices, fair_weights
-from slurm_ones.reasons import Reason
 from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Promise
 from slurm_ones.schedule.tables import Tables
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ones_db.reasons import Reason
 from slurm_ones.decide.job_figures import to_come
-from slurm_ones.reasons import Reason
 from slurm_ones.schedule.policy import ClusterView, Floats, JobView, Schedule
 from slurm_ones.schedule.shapes import nodes_of
 from slurm_ones.schedule.tables import predict_each

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import Reason, reason
 from slurm_ones.decide.build import fits_nowhere
 from slurm_ones.decide.evolution import check_options, uniform_crossover
 from slurm_ones.decide.ones_sc21 import generation
@@ -19,7 +20,6 @@ from slurm_ones.decide.ones_sc21.space import (
     remaining_utilisation,
     sample_progress,
 )
-from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, Ints, JobView, Schedule
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import Reason
 from slurm_ones.decide.build import free_after_fixed, mobile_jobs
 from slurm_ones.decide.job_figures import within
-from slurm_ones.reasons import Reason
 from slurm_ones.schedule.ledger import held_gpus
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.schedule.shapes import shape_of

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ones_db.reasons import reason
 from slurm_ones.decide import evolution
 from slurm_ones.decide.build import build_schedule
 from slurm_ones.decide.job_figures import History
 from slurm_ones.decide.pollux import breeding
 from slurm_ones.decide.pollux.problem import Problem, Rows, build, make_rows
-from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 

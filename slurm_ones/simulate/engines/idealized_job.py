@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slurm_ones.reasons import reason
+from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Progress, SizeRule
 from slurm_ones.schedule.shapes import nodes_of, strategy_counts, takes, valid_counts
 from slurm_ones.simulate.engines.idealized_placement import Plan
@@ -17,7 +18,6 @@ from slurm_ones.simulate.training.mechanism import Hot, Mechanism
 from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 from slurm_ones.simulate.training.training_progress import EarlyStopping
-from slurm_ones.slurm.model import Shape
 
 EPSILON = 1e-9
 SETTLED_S = 120.0

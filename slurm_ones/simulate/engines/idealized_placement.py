@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ones_db.shape import Shape
 from slurm_ones.schedule.policy import ClusterView
-from slurm_ones.slurm.model import Shape
 
 Nodes = Mapping[str, int]
 """GPUs of each node."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ones_db import PromiseRecord
+from ones_db.shape import Shape
 from slurm_ones.simulate.engines.outcome import JobOutcome, Segment, fair_seconds
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
@@ -24,7 +25,7 @@ from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.network import slow_speeds
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import JobKey, JobState, Shape, Task
+from slurm_ones.slurm.model import JobKey, JobState, Task
 
 PARTITION = "gpu"
 USER = "researcher"

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.job_records import JobRecords
 from slurm_ones.simulate.slurm.scheduler import (
     UNLIMITED_S,
@@ -24,7 +25,7 @@ from slurm_ones.simulate.slurm.scheduler import (
 from slurm_ones.simulate.slurm.simulated_job import Allocation, Idle, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import JobKey, JobState, Shape, Snapshot, Task
+from slurm_ones.slurm.model import JobKey, JobState, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.scheduler import QueuedJob
 from slurm_ones.simulate.slurm.timeline import Event
-from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState, Shape
+from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState
 
 
 class Program(Protocol):

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmMissing
-from slurm_ones.slurm.model import Shape, Snapshot
+from slurm_ones.slurm.model import Snapshot
 from slurm_ones.testing import client_contract
 from tests.cluster.topology import leaf_switches
 from tests.slurm.simulated import SimulatedSite
