@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,10 +23,10 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
+from slurm_ones.cli.times import HELP, moment
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.report.advice import Allowed, advice
-from slurm_ones.report.text import plain
 from slurm_ones.report.usage import Usage, usage
 from slurm_ones.report.usage_page import write_usage
 from slurm_ones.report.usage_text import of_job, of_jobs
@@ -45,21 +44,13 @@ def allowed(comment: str) -> Allowed:
     return Allowed(opted.gpus, high if low < high else None, opted.blocks, opted.step)
 
 
-def moment(text: str) -> float:
-    """Unix seconds of a date such as 2026-11-22, or a date and time such as 2026-11-22T18:00, in local time."""
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise typer.BadParameter(f"{plain(text, 40)!r} is no date such as 2026-11-22 or 2026-11-22T18:00") from None
-
-
 @command
 def report(
     job: Annotated[
         int | None, typer.Argument(help="Job id (default: all jobs of a user or a span).", parser=job_number)
     ] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
-    since: Annotated[str, typer.Option(help="Jobs that had not ended then: a date, or a date and time.")] = "",
+    since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {HELP}.")] = "",
     until: Annotated[str, typer.Option(help="Jobs that were submitted before then.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write a page to this file as well: one file, no network.")] = None,
     config: ConfigOption = None,
@@ -69,7 +60,7 @@ def report(
     """Report what jobs used, what resizing gained and cost, and what to do better."""
     check_outputs(None, html, needed=("jinja2",))
     settings = settings_of(config, database)
-    begin, end = (moment(text) if text else None for text in (since, until))
+    begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None
     with store_of_reader(settings, named=bool(database)) as store:
         own = is_view(settings, store)
         reader = Reader(f"sqlite:///{store.place}" if own else settings.database_url)
