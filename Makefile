@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # On all cores, unlike pip; some packages have files that no Python compiles.
 COMPILE := $(BIN)/python -m compileall -q -j 0
 
-.PHONY: install check-host demo demo-root check test lint style docs cluster-up cluster-down clean
+.PHONY: install check-host demo demo-root check test nightly lint style docs cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
@@ -51,20 +51,27 @@ $(VENV)/.demo: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requireme
 # What to run before each commit: lint, and every test that needs no Slurm and is not slow. Under 3 minutes on two cores.
 CHECK_WORKERS ?= 2
 check: lint
-	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile -m 'not cluster and not slow'
+	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile -m 'not cluster and not slow and not nightly'
 
-# All tests, and of the longest a third, drawn by the run's seed (ONES_LONG=all: all of them). More workers than a small
-# machine has cores: two of them begin with what waits for a Slurm, each on clusters of its own (tests/workers.py).
+# All tests but those marked nightly. More workers than a small machine has cores: two of them begin with what waits for
+# a Slurm, each on clusters of its own (tests/workers.py).
 WORKERS ?= 4
 # mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole. What runs
 # in the background hears no Ctrl-C, so it is ended by the shell. Tests are collected once before, so that not every
 # worker compiles all of them.
+CHOSEN := -m 'not nightly'
 test: style
 	@log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & beside=$$!; \
 	trap 'rm -f $$log' EXIT; trap 'kill $$beside; exit 130' INT TERM; \
 	$(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHOSEN); tests=$$?; \
 	wait $$beside; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
+
+# Everything: what takes minutes, 200 examples of each property instead of 20, and fresh seeds. What is found becomes an
+# explicit example of its test.
+nightly: export ONES_NIGHTLY := 1
+nightly: CHOSEN :=
+nightly: test
 
 lint: style
 	$(BIN)/mypy

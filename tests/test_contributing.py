@@ -29,7 +29,7 @@ def shown(name: str) -> Any:
     return found[name]
 
 
-TestSmallestFirst = policy_contract(shown("SmallestFirst"), examples=8)
+TestSmallestFirst = policy_contract(shown("SmallestFirst"))
 
 
 def test_the_launcher() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.structure import arrows_of, circles, measure, room, table
 from tests.cluster.paths import REPOSITORY
-from tests.conftest import SLOW
 
 
 def test_no_circle_of_imports() -> None:
@@ -39,11 +38,3 @@ def test_the_table() -> None:
     assert lines[0] == "|  | before | now |"
     assert {line.count("|") for line in lines} == {4}
     assert int(now["files"]) > 100
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_what_is_slow_is_there(name: str) -> None:
-    """A test that was moved or renamed would be back in `make check` unseen."""
-    path, _, test = name.partition("::")
-    text = (REPOSITORY / path).read_text()
-    assert f"def {test}" in text or f"class {test}" in text or f"\n{test} =" in text or not test

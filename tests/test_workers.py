@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.workers import Mixed
 
 
@@ -46,6 +48,11 @@ def given(workers: int, slurm: int, others: int) -> tuple[dict[str, list[str]], 
     assert sorted(test for one in ran.values() for test in one) == sorted(test.split("::")[0] for test in tests)
     assert all(worker.shutting_down for worker in there)
     return ran, early
+
+
+@pytest.fixture(autouse=True)
+def _files_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.workers.on_slurm", lambda file: "endtoend" in file)
 
 
 def test_two_workers_wait_for_slurm_and_the_others_compute() -> None:

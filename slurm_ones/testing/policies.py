@@ -145,16 +145,16 @@ ABSURD = (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300)
 """Figures that a job may report."""
 
 
-def policy_contract(make: Callable[[], Policy], *, examples: int = 60, starts_what_fits: bool = True) -> type:
+def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True) -> type:
     """A class of tests for pytest: `make` gives a fresh policy.
 
-    `examples` are the rounds that hypothesis draws; a policy that may leave a job waiting beside free GPUs says so by
-    `starts_what_fits`.
+    Hypothesis draws as many rounds as its profile says; a policy that may leave a job waiting next to free GPUs says so
+    by `starts_what_fits`.
     """
     unhurried = [HealthCheck.too_slow]
 
     class PolicyContract:
-        @settings(max_examples=examples, deadline=None, suppress_health_check=unhurried)
+        @settings(deadline=None, suppress_health_check=unhurried)
         @given(
             st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0])
         )
@@ -165,7 +165,7 @@ def policy_contract(make: Callable[[], Policy], *, examples: int = 60, starts_wh
             for number, (view, jobs) in enumerate(history):
                 check(view, jobs, policy.decide(view, jobs, number * later, rng))
 
-        @settings(max_examples=max(examples // 4, 1), deadline=None, suppress_health_check=unhurried)
+        @settings(deadline=None, suppress_health_check=unhurried)
         @given(rounds(), st.integers(0, 9))
         def test_equal_seeds_give_equal_schedules(self, drawn: Round, seed: int) -> None:
             """Two policies fed alike agree on allocations, reasons and score, so that a decision can be replayed."""

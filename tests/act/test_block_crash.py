@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -121,13 +121,7 @@ HAPPENINGS = st.dictionaries(st.integers(0, 60), st.sampled_from(sorted(ACTIONS)
 CHANGES = st.sampled_from([({2: TWO}, ()), ({}, (1,)), ({2: ONE}, (1,)), ({2: FOUR}, (0, 1)), ({2: ONE, 3: ONE}, ())])
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],  # an example takes a second: finding a shorter one would take minutes
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(phases=[Phase.generate])
 @given(change=CHANGES, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 def test_whatever_happens(
     empty: Path,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ones_db import Store
@@ -184,7 +184,7 @@ JOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.slow
 @given(job=JOBS, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 @example(
     job={"running": True, "parks": False, "counts_early": False, "drain_s": 2.0, "completing_s": 2.0, "hello_s": 3.0},
@@ -227,6 +227,7 @@ def test_whatever_happens(
         world.check()
 
 
+@pytest.mark.slow
 def test_many_random_resizes_without_faults_end_well(store: Store, tmp_path: Path) -> None:
     """Without faults or interference a resize always takes effect, however slow the job is within the limits."""
     rng = random.Random(1)

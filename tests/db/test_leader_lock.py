@@ -24,6 +24,8 @@ from slurm_ones.service.leadership import Leadership
 from tests.db.make import ask, change, job
 from tests.db.server import Server
 
+pytestmark = pytest.mark.slow
+
 ME = f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 from typer.testing import CliRunner
@@ -79,7 +79,6 @@ def test_all_else_is_refused(sql: str, message: str) -> None:
 PIECES = ("1", " ", "\n", "'", "''", '"', "`", "-- x", "/*", "*/", ";", ":x", "\\", "a", "SELECT 2", "(", ")", ",")
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
 def test_what_is_taken_is_one_statement_for_the_database_too(pieces: list[str]) -> None:
     """Protects from SQL that is read here in another way than by the database behind: SQLite itself is asked."""

@@ -17,6 +17,8 @@ import pytest
 from ones_db import Store, StoreBusy, StoreError
 from tests.db.make import ask, change, job, report, resized_job, throughput
 
+pytestmark = pytest.mark.slow
+
 WRITER = """
 import sys
 from ones_db import ReportLine, ResizeRecord, RunReports, Store

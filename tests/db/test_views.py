@@ -225,7 +225,7 @@ SPAN = st.tuples(st.integers(0, 20 * 86_400_000), st.integers(0, 6 * 86_400_000)
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SPAN, min_size=1, max_size=6))
 def test_days_add_up_to_runs(store: Store, url: str, spans: list[tuple[float, float, int]]) -> None:
     """Protects from GPU-hours that are lost or counted twice at midnights, however long runs are."""

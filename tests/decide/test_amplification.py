@@ -10,7 +10,7 @@ from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 
-TestCapped = policy_contract(lambda: Ones(Options(amplification=1.5)), examples=12)
+TestCapped = policy_contract(lambda: Ones(Options(amplification=1.5)))
 
 SLOWER = Power(table={n: 100.0 * n**0.5 for n in (1, 2, 4, 8)})
 """On n GPUs a sample takes n ** 0.5 times the GPU-seconds that it takes on one."""

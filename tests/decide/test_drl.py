@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.train_drl import (
@@ -34,8 +34,6 @@ from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
 from slurm_ones.testing.rounds import Round as Situation
 
-some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 def queue() -> list[JobView]:
     """Eight jobs, some of which run, of different lengths."""
@@ -49,6 +47,7 @@ def trained_jct(number: int) -> float:
     return mean_jct(Drl(), kept_task("test", number))
 
 
+@pytest.mark.slow
 class TestWeights:
     """What comes with the package."""
 
@@ -76,7 +75,6 @@ class TestWeights:
 class TestSteps:
     """What the network is told."""
 
-    @some
     @given(rounds(), st.sampled_from([0.0, -1e9, 1e300, math.inf, math.nan]))
     def test_figures_are_finite_whatever_the_jobs_say(self, drawn: Situation, now: float) -> None:
         """And about within -1 and 1, so that no job can shout down the others."""
@@ -106,7 +104,6 @@ class TestSteps:
 class TestChoosing:
     """One step after another."""
 
-    @some
     @given(rounds(), st.integers(0, 9))
     def test_never_more_than_there_is(self, drawn: Situation, seed: int) -> None:
         """Whatever the scores, by chance or not, the steps fit the GPUs, and nobody has nothing beside room for a first

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.decide import make_policy
@@ -18,7 +18,6 @@ from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.1, 9.0) | st.just(-math.inf), min_size=4, max_size=4), min_size=0, max_size=5),
     st.integers(0, 24),

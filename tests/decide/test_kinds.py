@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -47,7 +47,6 @@ def mixed_rounds(draw: st.DrawFn) -> Round:
 
 
 class TestContract:
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(mixed_rounds(), min_size=1, max_size=2), st.integers(0, 3))
     @pytest.mark.parametrize("name", ["ones", "sia", "gavel"])
     def test_schedules_can_be_had(self, name: str, history: list[Round], seed: int) -> None:
@@ -61,7 +60,6 @@ class TestContract:
             found.append(repr(schedule))
         assert found[0] == found[1]
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(rounds(), st.integers(0, 3))
     def test_with_one_kind_nothing_changes(self, drawn: Round, seed: int) -> None:
         """A cluster whose GPUs all have one name is decided about to the last bit as if they had none."""

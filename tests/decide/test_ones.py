@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -18,7 +18,6 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Progres
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 
-some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]
 NUMBERS = ["generations", "mutation", "caution", "tenure", "fair_bound"]
 
@@ -58,7 +57,6 @@ def carried_out(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) 
     return made
 
 
-@some
 @given(rounds(), st.randoms())
 def test_the_order_in_which_jobs_are_named_does_not_matter(drawn: Round, dice: random.Random) -> None:
     """Equal jobs and seeds give equal schedules, as a decision that is replayed lists its jobs anew."""
@@ -69,7 +67,6 @@ def test_the_order_in_which_jobs_are_named_does_not_matter(drawn: Round, dice: r
     assert (first.allocations, first.parked) == (second.allocations, second.parked)
 
 
-@some
 @given(rounds())
 def test_running_jobs_go_on(drawn: Round) -> None:
     """Nobody who trains is sent back to the queue, unless preemption is asked for."""
@@ -85,7 +82,6 @@ def test_preemption_is_there_for_those_who_ask() -> None:
     assert gpus(decide(ones(), cluster(1), queue)) == {1: 4}
 
 
-@some
 @given(rounds(uniform=True), st.sampled_from([30.0, 120.0]))
 def test_two_identical_ticks_change_nothing(drawn: Round, resize_s: float) -> None:
     """What was just decided is still right: no job is interrupted again before anything is new."""
@@ -157,7 +153,6 @@ def test_a_change_counts_to_the_end_that_it_brings() -> None:
 
 
 @pytest.mark.parametrize("option", [*SWITCHES, *NUMBERS])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rounds(), min_size=1, max_size=2))
 def test_each_part_can_be_switched_off(option: str, history: list[Round]) -> None:
     """An ablation is a policy as well: whatever is missing, what it decides can be had."""
@@ -222,7 +217,6 @@ def test_the_population_survives_the_end_of_a_job() -> None:
     assert gpus(decide(policy, cluster(4, 4), [bad, good]))[3] == 12
 
 
-@some
 @given(rounds())
 def test_weighed_are_sizes_that_the_job_may_have_best_first(drawn: Round) -> None:
     """Protects from alternatives that were none: each is a size of the job's own, once, with a batch within limits."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.decide.evolution import best_of, uniform_crossover
@@ -19,7 +19,6 @@ from slurm_ones.schedule.tables import build_tables
 from slurm_ones.testing.policies import placeable, seeded
 from slurm_ones.testing.rounds import Round, rounds
 
-some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIZES = np.array([0, 1, 2, 4, 8, 16])
 GPUS = 256
 K = 6
@@ -147,7 +146,6 @@ def of_best(choices: Choices) -> float:
     return share
 
 
-@some
 @given(st.integers(0, 10**6))
 def test_greedy_is_best_where_jobs_may_have_any_size(seed: int) -> None:
     """A price for GPUs then finds the best of all allocations, but for those few that are tied at it."""
@@ -161,7 +159,6 @@ def test_greedy_is_nearly_best_where_sizes_are_powers_of_two() -> None:
     assert min(found) > 0.5
 
 
-@some
 @given(tables())
 def test_greedy_and_fill_keep_the_cluster_and_the_jobs_sizes(choices: Choices) -> None:
     """Also where sizes are missing; filling lowers nobody, and nothing is left that some job would gain by."""
@@ -175,7 +172,6 @@ def test_greedy_and_fill_keep_the_cluster_and_the_jobs_sizes(choices: Choices) -
     assert (kept >= choices.current).all()
 
 
-@some
 @given(tables(), st.integers(0, 99))
 def test_generations_keep_the_cluster_and_the_jobs_sizes(choices: Choices, seed: int) -> None:
     """Whatever crossover and mutation make, repair makes it fit by going back to the feasible solution only, and leaves
@@ -225,7 +221,6 @@ def _fewer(job: JobView) -> dict[int, dict[str, int]]:
     return {sum(nodes.values()): nodes for nodes in kept}
 
 
-@some
 @given(rounds(uniform=True), st.integers(0, 99), st.booleans())
 def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: int, blocks: bool) -> None:
     """As `place`, which makes the schedule, finds it, also of jobs of blocks; of others as an exhaustive search over
@@ -291,7 +286,6 @@ def test_who_has_waited_weighs_more() -> None:
     assert (fair_weights(goodput, sizes, done, remaining, age, 4, 0.0) == 1.0).all()
 
 
-@some
 @given(tables())
 def test_no_candidate_is_worth_more_than_the_dual_bound(choices: Choices) -> None:
     """At the clearing price, and at any other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -25,7 +25,6 @@ from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
 
-some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 K = 6
 
 
@@ -77,7 +76,6 @@ def population(space: Space, limit: Ints, seed: int) -> Ints:
     return fill_and_place(space, refresh(space, wanted, limit), limit, some_order(space, seed))
 
 
-@some
 @given(spaces(), st.integers(0, 99))
 def test_refresh_and_settle(space: Space, seed: int) -> None:
     """Any wanted counts become placeable candidates within the limits."""
@@ -89,7 +87,6 @@ def test_refresh_and_settle(space: Space, seed: int) -> None:
     assert (counts <= np.maximum(limit, space.current)).all()
 
 
-@some
 @given(spaces(), st.integers(0, 99))
 def test_placing(space: Space, seed: int) -> None:
     """What can be placed is placed as it is; nobody gets more than was wanted, but that those who run and cannot grow
@@ -105,7 +102,6 @@ def test_placing(space: Space, seed: int) -> None:
     assert (free @ np.arange(free.shape[1]) == len(space.slots) - counts.sum(axis=1)).all()
 
 
-@some
 @given(spaces(), st.integers(0, 99))
 def test_crossover_and_mutation_repair(space: Space, seed: int) -> None:
     """Children and mutants name only jobs that exist, and become sound again when they are settled."""
@@ -121,7 +117,6 @@ def test_crossover_and_mutation_repair(space: Space, seed: int) -> None:
     sound(space, counts)
 
 
-@some
 @given(spaces(), st.integers(0, 99))
 def test_filling(space: Space, seed: int) -> None:
     """Filling takes nothing from anybody, keeps the limits, and leaves no GPUs idle that a job may have."""
@@ -137,7 +132,6 @@ def test_filling(space: Space, seed: int) -> None:
     assert (space.largest(np.minimum(limit, after + idle)) <= after).all(), "somebody could have grown"
 
 
-@some
 @given(spaces(), st.integers(0, 99))
 def test_nobody_waits_beside_room(space: Space, seed: int) -> None:
     """Where a job that waits finds a place for its smallest size within its limit, it has got one."""
@@ -154,7 +148,6 @@ def test_nobody_waits_beside_room(space: Space, seed: int) -> None:
             assert not room.fits(shape)
 
 
-@some
 @given(spaces(), st.integers(0, 99))
 def test_genes_and_counts_say_the_same(space: Space, seed: int) -> None:
     """A candidate's genes hold each job as often as it has GPUs, there are as many as GPUs, and a job keeps the ones it

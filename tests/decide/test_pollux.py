@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.decide import evolution, make_policy
@@ -18,7 +18,6 @@ from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 
 seeds = st.integers(0, 2**16)
-some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def dense(rows: Rows, nodes: int) -> Ints:
@@ -71,7 +70,6 @@ def test_first_come_first_served_within_a_limit() -> None:
     assert left.tolist() == [2, 2, 0, 4, 1]
 
 
-@some
 @given(rounds(), seeds)
 def test_repaired_candidates_are_possible(drawn: Round, seed: int) -> None:
     """Whatever crossover and mutation make: no node is overfull, every job has a size it may have, shapes are uniform
@@ -121,7 +119,6 @@ def test_jobs_of_several_nodes_do_not_meet() -> None:
     assert dense(rows, 2).tolist() == [[2, 2], [0, 0]]
 
 
-@some
 @given(rounds(), seeds)
 def test_fitness_never_falls_over_generations(drawn: Round, seed: int) -> None:
     """The best candidate is never lost in a search, and what is in force is where it begins."""

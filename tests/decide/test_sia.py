@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -31,7 +31,6 @@ def brute(costs: Floats, sizes: Ints, free: int, whole: int, per_node: int, left
     return best
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.05, 3.0) | st.just(math.inf), min_size=5, max_size=5), min_size=1, max_size=5),
     st.integers(0, 20),

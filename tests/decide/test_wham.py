@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.decide.wham import Wham, allocate, steps_of
@@ -18,7 +18,6 @@ from slurm_ones.testing.rounds import Power, cluster, job
 SIZES = np.array([0, 1, 2, 4, 8, 16])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0.01, 10.0), min_size=5, max_size=5), st.floats(1e-3, 1e3))
 def test_at_every_price_the_steps_above_it_lead_to_the_cheapest_size(speeds: list[float], price: float) -> None:
     """Whittle's definition: least (1 + price · k) / s(k) is at the size that the steps of higher index lead to."""
@@ -47,7 +46,6 @@ def test_equal_jobs_share_equally_whatever_is_left_of_them() -> None:
     assert tables.sizes[allocate(tables, 12)].tolist() == [4, 8]
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.2, 0.9), min_size=2, max_size=3), st.integers(4, 16))
 def test_no_other_sizes_are_sooner_done_for_the_gpu_seconds(exponents: list[float], gpus: int) -> None:
     """BOA's program: of all sizes whose Σ k / s(k) is no more, none has less Σ 1 / s(k)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from dataclasses import dataclass
@@ -18,16 +17,16 @@ from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
 from tests.endtoend.light_blocks import END
 
 QUICK = "max_wait_s = 30\nadvance_s = 0.1"
-EVERY_SITE = "ONES_EVERY_SITE"
-"""In the environment: 1 has the tests with blocks that take long run at every kind of site."""
 SITES = [
     f"{name} {who}{whole}" for name in ("gres", "old") for who in ("owner", "operator") for whole in ("", " whole")
 ]
 
 
-def sites(*some: str) -> list[str]:
-    """Those at which a test runs: some, or all of them where that is asked for."""
-    return SITES if os.environ.get(EVERY_SITE) else [*some]
+def sites(*some: str, whole: bool | None = None) -> list[Any]:
+    """Parameters of a test: the sites, of which all but `some` are for the night; only those of whole nodes or of
+    parts, if that is given."""
+    kept = [words for words in SITES if whole is None or words.endswith("whole") == whole]
+    return [pytest.param(words, marks=() if words in some else pytest.mark.nightly) for words in kept]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness, pr
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SAMPLES, GAMMA = 203, 0.99
 OPTIONS = ("--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30")
 
@@ -112,6 +112,7 @@ def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
         assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 3
 
 
+@pytest.mark.nightly
 def test_a_sharded_model_grows_and_shrinks(site: Site) -> None:
     """1 → 2 → 1 GPUs of a model sharded by FSDP2, each by a term from a checkpoint: no run is requeued."""
     training = Training(site, 100, "--sharded")
@@ -127,7 +128,8 @@ def test_a_sharded_model_grows_and_shrinks(site: Site) -> None:
         assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 2
 
 
-@pytest.mark.parametrize("where", [words for words in sites("gres owner whole") if words.endswith("whole")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", sites("gres owner whole", whole=True))
 def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureRequest, where: str) -> None:
     """Protects terms whose ranks several launchers start, each on a node of its own: a model sharded by FSDP2 on one
     node is joined by a block of two, goes on with those alone, and is replaced by one node again."""
@@ -174,6 +176,7 @@ def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -
     training.end()
 
 
+@pytest.mark.nightly
 def test_a_job_outlives_the_drain_of_its_node(site: Site) -> None:
     """A block elsewhere takes over, and the drained node is free."""
     training = Training(site, 200)

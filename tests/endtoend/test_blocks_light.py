@@ -14,6 +14,7 @@ from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
 from tests.endtoend.light_blocks import UNREADY
+from tests.marks import nightly
 
 pytestmark = pytest.mark.cluster
 ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
@@ -97,7 +98,10 @@ def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     site.ends(job_id, settings)
 
 
-@pytest.mark.parametrize("victim", ["newcomer", "member", "leader"])
+@pytest.mark.parametrize(
+    "victim",
+    [nightly("newcomer"), nightly("member"), "leader"],
+)
 def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: str) -> None:
     """Training goes on with those that are left, which another of them leads where it was the leader's."""
     site = Site(Harness(gres), owner=True)

@@ -16,7 +16,10 @@ from benchmarks.frameworks import CASES, EXAMPLES, INTERRUPTED
 from ones_wrapper.protocol import Bye, Hello, Report
 from tests.endtoend.harness import BLOCKS, Harness
 from tests.endtoend.test_exactly_once import scripted
+from tests.marks import nightly
 from tests.wrapper.runs import assert_exactly_once
+
+pytestmark = pytest.mark.slow
 
 EPOCHS, SAMPLES = 12, 200
 STRANGER = """
@@ -111,7 +114,9 @@ def logged_by_accelerate(folder: Path, words: str) -> None:
     ("name", "steps", "logged"),
     [
         pytest.param("lightning", [[1, 2, 128]], logged_by_lightning, id="lightning"),
-        pytest.param("accelerate", [[1, 2, 64], [1, 1, 32]], logged_by_accelerate, id="accelerate"),
+        pytest.param(
+            "accelerate", [[1, 2, 64], [1, 1, 32]], logged_by_accelerate, id="accelerate", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_lightning_and_accelerate_are_resized(
@@ -149,7 +154,12 @@ def test_lightning_and_accelerate_are_resized(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("name", "batch", "epochs"), [("transformers", 16, 8), ("lightning", 32, 3), ("accelerate", 32, 3)]
+    ("name", "batch", "epochs"),
+    [
+        ("transformers", 16, 8),
+        nightly("lightning", 32, 3),
+        nightly("accelerate", 32, 3),
+    ],
 )
 def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batch: int, epochs: int) -> None:
     """Their examples as jobs of blocks, 1 → 2 → 1 GPUs with another batch: no run is requeued, and each sample is used

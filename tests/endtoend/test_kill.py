@@ -12,6 +12,7 @@ from slurm_ones.act.transitions import State
 from tests.cluster import paths
 from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import Harness
+from tests.marks import nightly
 
 pytestmark = pytest.mark.cluster
 JOBS = 4
@@ -84,7 +85,7 @@ def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
         assert changed or told["killed"], told
 
 
-@pytest.mark.parametrize("words", sites("gres operator", "old owner"))
+@pytest.mark.parametrize("words", sites("gres operator"))
 def test_killed_anywhere_while_blocks_join_and_leave(words: str, request: pytest.FixtureRequest) -> None:
     """The job trains on with one block or with two, and no other one runs or waits unheld."""
     site = Site.of(request, words, gpus=1)
@@ -103,7 +104,7 @@ def test_killed_anywhere_while_blocks_join_and_leave(words: str, request: pytest
         site.harness.clear()
 
 
-@pytest.mark.parametrize("shape", ["2x4", "99x1"])
+@pytest.mark.parametrize("shape", ["2x4", nightly("99x1")])
 def test_killed_anywhere_in_the_resize_of_a_waiting_job(harness: Harness, shape: str) -> None:
     """It waits on for room, held by nobody. A shape that Slurm refuses, though it takes it at first, leaves it as it
     was."""

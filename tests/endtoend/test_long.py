@@ -17,6 +17,8 @@ from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once, write_order
 
+pytestmark = pytest.mark.nightly
+
 EPOCHS, SAMPLES, GAMMA = 220, 203, 0.99
 STEPS = [[1, 4, 16], [2, 4, 16], [1, 2, 32], [1, 1, 32], [2, 4, 32], [1, 4, 32], [1, 2, 32], [1, 4, 32]]
 """Shapes (nodes, GPUs per node) and batches of eight resizes: world sizes 1, 2, 4 and 8."""

@@ -18,7 +18,7 @@ from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.light import HOLD_DRAIN
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def resized(shape: tuple[int, int] | None = None) -> Callable[[Job], bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from ones_wrapper.protocol import Bye
 from ones_wrapper.schedule import base_steps
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import BLOCKS, HERE
+from tests.marks import nightly
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 LR = 0.003
 
 
@@ -48,11 +48,7 @@ TEN = Story(16, 8, 128, STARTS, 500)
     "story",
     [
         pytest.param(THREE, id="three"),
-        pytest.param(
-            TEN,
-            id="ten",
-            marks=pytest.mark.skipif(os.environ.get("ONES_LONG") != "all", reason="minutes: only with ONES_LONG=all"),
-        ),
+        nightly(TEN, id="ten"),
     ],
 )
 def test_a_gpt_grows_and_shrinks(request: pytest.FixtureRequest, tmp_path: Path, story: Story) -> None:

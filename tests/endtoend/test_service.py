@@ -21,6 +21,7 @@ from tests.endtoend.harness import TICK_S, WAIT_S, Harness
 from tests.endtoend.test_move import shown
 from tests.endtoend.test_people import resized
 from tests.endtoend.unit import WATCHDOG_S, Unit
+from tests.marks import nightly
 
 pytestmark = pytest.mark.cluster
 TICKED = "elastic jobs run on"
@@ -192,7 +193,14 @@ def command_lines() -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("way", ["PGPASSWORD", "pgpass", "config"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        nightly("PGPASSWORD"),
+        "pgpass",
+        nightly("config"),
+    ],
+)
 def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server, way: str) -> None:
     """Whichever way it is given: not in a list of processes, the log, what the commands say, or the database."""
     name = server.fresh()

@@ -12,7 +12,7 @@ from tests.endtoend.block_site import Site
 from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
 from tests.endtoend.test_accounting import recorded
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 # A second of age counts 1000. Slurm takes stock once a minute, not more often.
 MULTIFACTOR = """PriorityType=priority/multifactor
 PriorityCalcPeriod=1

@@ -11,7 +11,7 @@ from tests.endtoend.block_site import Site
 from tests.endtoend.harness import LOOK_S, Harness
 from tests.endtoend.light import SPEC, STEPS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 AWAY_S = 150.0
 BACK_S = 120.0
 """The companion asks less and less often; it may take so long until it sees that Slurm is back."""

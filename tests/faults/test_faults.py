@@ -13,6 +13,8 @@ from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan
 from tests.faults.run import run
 
+pytestmark = pytest.mark.slow
+
 KEPT = {
     12: "a drain called off, whose end was not stored, was ordered again under its old number",
     64: "a waiting job was left at a shape that Slurm takes and never starts",

@@ -31,6 +31,7 @@ def test_what_once_broke_a_reader(path: Path) -> None:
     assert replay(path) == ""
 
 
+@pytest.mark.slow
 def test_new_inputs(tmp_path: Path, seed: int) -> None:
     """No exception, no hang, no flood of memory. A failure leaves a file that replays."""
     command = [sys.executable, str(BENCHMARK), "--inputs", str(INPUTS), "--seed", str(seed)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobHistory, ThroughputPoint
@@ -62,7 +62,6 @@ def test_a_new_size_is_believed_with_time() -> None:
     assert old < new < expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.floats(1.0, 1e6), st.sampled_from([2, 4, 8]))
 def test_nothing_scales_better_than_linearly(claimed: int, by: float, asked: int) -> None:
     """Whatever is claimed at a size, no size is taken to be faster per GPU than the smallest was."""

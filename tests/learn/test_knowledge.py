@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, ThroughputPoint
@@ -244,7 +244,6 @@ def test_a_job_with_nothing_new_is_not_learned_again() -> None:
 figures = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(figures, figures, figures), max_size=6), figures, st.integers(0, 3))
 def test_nonsense_in_a_history_breaks_nothing(
     noises: list[tuple[float, float, float]], progress: float, dataset: int

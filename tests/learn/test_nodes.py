@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobHistory, PlacedPoint
@@ -119,7 +119,6 @@ def honest(noise: Sequence[float]) -> list[JobHistory]:
 
 
 @given(st.lists(st.floats(0.95, 1.05), min_size=18, max_size=18), st.lists(claims, max_size=4), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
 def test_one_liar_condemns_no_node(noise: list[float], lies: list[list[Told]], owners: int) -> None:
     """Whatever they claim, in however many jobs, beside one honest owner or more."""
     lied = [ran(100 + i, "liar", *claim) for i, claim in enumerate(lies)]
@@ -127,7 +126,6 @@ def test_one_liar_condemns_no_node(noise: list[float], lies: list[list[Told]], o
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), claims), max_size=6), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_whatever_is_reported(told: list[tuple[str, list[Told]]], draw: random.Random) -> None:
     """Factors are bounded, not all nodes are slow, order and units of a script do not matter."""
     jobs = [ran(i, user, *claim) for i, (user, claim) in enumerate(told)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
@@ -428,7 +428,6 @@ anything = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1e-9, 1e11
 lines = st.builds(ThroughputPoint, st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 2**40), anything, anything)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(lines, max_size=25))
 def test_always_finite_and_never_negative(measurements: list[ThroughputPoint]) -> None:
     """Whatever a job reports, a policy gets numbers it can compute with, in the shape it asked for."""

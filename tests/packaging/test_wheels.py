@@ -18,6 +18,8 @@ from ones_db import Store, migrate
 from tests.db.make import resized_job
 from tests.packaging.environment import OURS, TOP, Environment, applies, build, clean_copy, members, requirements
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = {"slurm-ones": "slurm_ones", "ones-db": "ones_db", "ones-wrapper": "ones_wrapper"}
 Wheels = dict[str, Path]
 

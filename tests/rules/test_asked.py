@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.reasons import reason
@@ -64,7 +64,6 @@ def test_a_job_that_waits_starts_at_its_size_alone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=15)
 @given(rounds(uniform=True), st.data())
 def test_every_policy_decides_around_it(name: str, drawn: Round, data: st.DataObject) -> None:
     """Whatever it is: the schedule can be had, and who asks for a size gets it or stays."""

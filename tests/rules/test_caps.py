@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.reasons import Reason, reason
@@ -46,8 +46,8 @@ def capped_rounds(draw: st.DrawFn) -> tuple[Round, list[Cap]]:
     return (view, jobs), caps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=40)
 @given(capped_rounds(), st.integers(0, 3))
 def test_caps_hold_whatever_the_policy_wants(name: str, drawn: tuple[Round, list[Cap]], seed: int) -> None:
     """And the schedule is still one that can be had."""
@@ -57,7 +57,7 @@ def test_caps_hold_whatever_the_policy_wants(name: str, drawn: tuple[Round, list
     keeps(schedule, jobs, caps)
 
 
-@settings(max_examples=200)
+@pytest.mark.slow
 @given(capped_rounds(), st.data())
 def test_caps_hold_whatever_was_scheduled(drawn: tuple[Round, list[Cap]], data: st.DataObject) -> None:
     """Also where each job gets any size that it could have; who is refused is told why."""

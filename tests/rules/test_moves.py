@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -154,7 +154,6 @@ def jobs(draw: st.DrawFn) -> tuple[list[Block], dict[str, int]]:
     return blocks, free
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     job=jobs(),
     target=st.integers(1, 24),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ones_db.reasons import reason
@@ -99,7 +99,6 @@ def queues(draw: st.DrawFn, claims: int = 3) -> tuple[ClusterView, list[JobView]
     return shown, jobs, RigidDemand(sorted(found, key=lambda claim: claim.rank), free, ranks, releases)
 
 
-@settings(max_examples=400)
 @given(queues(claims=1))
 def test_a_job_that_could_have_room_gets_it(drawn: tuple[ClusterView, list[JobView], RigidDemand]) -> None:
     """Whatever an exhaustive search finds is found, and otherwise nobody gives anything up."""
@@ -121,8 +120,8 @@ def test_a_job_that_could_have_room_gets_it(drawn: tuple[ClusterView, list[JobVi
         assert least <= given_up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=40)
 @given(queues(), st.integers(0, 3))
 def test_every_policy_decides_within_what_is_left(
     name: str, drawn: tuple[ClusterView, list[JobView], RigidDemand], seed: int

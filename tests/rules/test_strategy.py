@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.reasons import reason
@@ -183,7 +183,6 @@ def test_the_nodes_say_which_ranks_share_one() -> None:
     assert allowed(spec).gpus == (1, 2, 3, 4, 8, 12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(rounds(max_jobs=6, uniform=True), st.data())
 def test_rules_keep_strategies_too(drawn: Round, data: st.DataObject) -> None:
     """Room for rigid jobs, sizes asked for by hand and caps: none of them gives a job what its strategy cannot use."""
@@ -210,7 +209,6 @@ def test_rules_keep_strategies_too(drawn: Round, data: st.DataObject) -> None:
 huge = st.integers(1, 2**53)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(huge, huge, huge, huge, huge, huge), max_size=6), huge, huge, huge, st.booleans())
 def test_absurd_limits_cost_nobody_a_decision(
     rows: list[tuple[int, ...]], memory: int, local: int, multiple: int, fixed: bool

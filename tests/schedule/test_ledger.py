@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -87,7 +87,6 @@ def test_claimed_gpus_are_taken_last() -> None:
     assert not len(pick_nodes(free, claimed, Shape(4, 1)))
 
 
-@settings(deadline=None)
 @given(rounds(), st.randoms(use_true_random=False))
 def test_unchanged_jobs_keep_what_they_hold(drawn: Round, dice: object) -> None:
     """For any jobs that stay, the batched ledger of a candidate is the scalar one beside them."""

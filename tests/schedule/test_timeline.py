@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.schedule.policy import Reserved
@@ -31,7 +31,6 @@ def test_the_share_is_that_of_the_papers_example() -> None:
     assert timeline.fill(curve(2.5, 2.0)).gpus.tolist() == [1, 2]
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=3),
     st.floats(0.1, 12.0),

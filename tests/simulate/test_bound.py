@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -192,7 +192,6 @@ def works(draw: st.DrawFn) -> KindWork:
     return KindWork(curves, curve, submitted - submitted[0], there)
 
 
-@settings(max_examples=12, deadline=None)
 @given(works(), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
 def test_no_schedule_drawn_at_random_beats_it(work: KindWork, weight: float, seed: int) -> None:
     weights = np.append(np.full(len(work.there) - 1, weight), 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
@@ -337,7 +337,6 @@ deeds = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(deeds)
 def test_no_gpu_is_ever_given_to_two_jobs(deeds: list[tuple[str, int, tuple[int, int], int]]) -> None:
     """Whatever people do and nodes suffer: what nodes hold is what jobs hold, and nothing is held by the ended."""
@@ -370,7 +369,6 @@ def test_no_gpu_is_ever_given_to_two_jobs(deeds: list[tuple[str, int, tuple[int,
             assert not job.running or len(job.gpus) == job.nodes
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(shapes, st.integers(1, 50)), min_size=1, max_size=8),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 50)), max_size=6),

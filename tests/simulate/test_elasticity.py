@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -48,7 +48,6 @@ def job(run_s: float, gpus: int, name: str = "1") -> TraceJob:
     return TraceJob(name, 0.0, None, run_s, gpus, 0, 0.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.floats(LEAST_S, 1e6), st.sampled_from([1, 2, 4, 8]))
 def test_a_job_takes_as_long_as_recorded(kind: str, run_s: float, gpus: int) -> None:
     """At the GPUs that it asked for and its batch, whatever curves it gets."""
@@ -57,7 +56,6 @@ def test_a_job_takes_as_long_as_recorded(kind: str, run_s: float, gpus: int) -> 
     assert made.base_batch <= batch <= made.max_batch and 1 <= made.max_gpus <= made.max_batch
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.floats(1, 1e6), st.integers(1, 200), st.text(max_size=10))
 def test_the_rule(run_s: float, gpus: int, name: str) -> None:
     """The same job gets the same curves, of its size where there are some; short and very wide ones stay rigid."""

@@ -83,6 +83,7 @@ def test_a_whole_workload_in_the_order_of_its_submission() -> None:
     assert outcome.notes == ()
 
 
+@pytest.mark.slow
 def test_every_job_resized_at_every_tick_does_its_exact_work() -> None:
     """No job lost or left held, no sample skipped or repeated: the engine raises otherwise."""
     outcome = with_changing_policy(workload())
@@ -104,6 +105,7 @@ def test_resizes_cost_what_they_are_said_to_cost() -> None:
         assert 0.6 * cost < lost / weight < 1.2 * cost
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_outcomes() -> None:
     faults = ClusterSettings(refused=0.1, partial=0.1, preempt_mtbf_s=900.0)
 
@@ -140,6 +142,7 @@ def calm() -> Outcome:
     return with_changing_policy(workload(4), seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
     """Whatever fails, every job ends by itself, is not left held, and only work without a checkpoint is repeated."""

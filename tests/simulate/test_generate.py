@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.simulate import BadInput
@@ -174,7 +174,6 @@ def test_too_large_a_batch_makes_more_passes_and_misses_the_target() -> None:
     st.floats(0.4, 2.5),
     st.integers(1, 64),
 )
-@settings(max_examples=80, deadline=None)
 def test_perturbed_kinds_stay_sensible(name: str, compute: float, exchange: float, noise: float, gpus: int) -> None:
     """Whatever a seed draws, more samples take no less time, metrics rise, and efficiency falls with the batch."""
     app = build(KINDS[name], compute=compute, exchange=exchange, noise=noise)

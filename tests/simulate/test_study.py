@@ -58,6 +58,7 @@ def unclocked(run: Run) -> Run:
     return replace(run, outcome=replace(run.outcome, wall_s=0.0, decision_s=()))
 
 
+@pytest.mark.slow
 def test_processes_change_nothing() -> None:
     """Two processes find what one finds, in the same order, and say when each run is done."""
     shares: dict[tuple[str, int], float] = {}

@@ -273,7 +273,7 @@ PIECES = st.sampled_from(
 ) | st.text(string.printable, max_size=6)  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(sorted(WHOLE)),
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), PIECES), max_size=4),
@@ -302,7 +302,7 @@ def test_a_damaged_trace_is_read_or_refused(tmp_path: Path, name: str, edits: li
 SECOND = st.integers(0, 10**9)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jobs=st.lists(
         st.tuples(SECOND, st.integers(0, 10**6), st.integers(1, 10**6), st.integers(1, 512)), min_size=1, max_size=20

@@ -80,6 +80,7 @@ def test_resizes_change_neither_the_samples_nor_the_parameters(tmp_path: Path) -
     assert len(list((job / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_batch_order_takes_effect_without_a_restart(tmp_path: Path) -> None:
     """Protects: the batch changes at a step boundary, is cut to what the ranks hold, the learning rate
     follows up to its cap and schedulers do not see it; a drain that nobody requeues ends by itself; a foreign
@@ -110,6 +111,7 @@ def test_batch_order_takes_effect_without_a_restart(tmp_path: Path) -> None:
     assert out["omp"] == "1"
 
 
+@pytest.mark.slow
 def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
     """Protects: a resize that the companion gives up costs the job a pause, not a run."""
     hurry = tmp_path / "hurry"
@@ -132,6 +134,7 @@ def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
     assert sum(report.seconds for _, report in measured[1:]) < span - 0.7 * paused
 
 
+@pytest.mark.slow
 def test_sigterm_checkpoints_and_says_so(tmp_path: Path) -> None:
     """Protects work at a time limit or preemption: checkpoint at the next boundary, exit code of the
     signal.
@@ -153,6 +156,7 @@ def test_exit_code_of_one_rank_is_the_exit_code(tmp_path: Path) -> None:
     assert bye.reason == "error" and bye.exit_code != 0
 
 
+@pytest.mark.slow
 def test_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     """Protects: where a checkpoint cannot be written the last one stays, it is said, and a drain reports
     nothing.
@@ -188,6 +192,7 @@ def test_script_that_fails_at_once(tmp_path: Path) -> None:
     assert sorted(run.output.splitlines()) == [f"rank {r} ['--some', 'thing']" for r in (0, 1)]
 
 
+@pytest.mark.slow
 def test_plain_python_runs_the_same_script(tmp_path: Path) -> None:
     """Protects: the edits do not tie a script to Slurm or to ones-run; an exception is reported as it is."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}

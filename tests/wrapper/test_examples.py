@@ -14,6 +14,8 @@ import pytest
 from ones_wrapper.protocol import Bye, Epoch, Hello
 from tests.wrapper.runs import Run
 
+pytestmark = pytest.mark.slow
+
 WRAPPER = Path(__file__).parents[2] / "wrapper"
 EXAMPLES = WRAPPER / "ones_wrapper/examples"
 

@@ -66,11 +66,13 @@ def under_torch(*arguments: str) -> list[tuple[int, str, str]]:
     return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
 
 
+@pytest.mark.slow
 def test_contract_over_torch() -> None:
     for code, output, errors in under_torch("-m", "tests.wrapper.test_group", "gloo"):
         assert (code, output) == (0, "kept\n"), errors
 
 
+@pytest.mark.slow
 def test_contract_over_mpi() -> None:
     done = under_mpi("-m", "tests.wrapper.test_group", "mpi")
     assert (done.returncode, done.stdout) == (0, "kept\n" * RANKS), done.stderr

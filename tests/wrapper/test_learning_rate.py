@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.gradients.noise import efficiency
@@ -28,7 +28,6 @@ def test_lr_rules(batch: int, rule: str, noise: float | None, factor: float) -> 
     assert LrRule(64, rule, 8.0).factor(batch, noise) == pytest.approx(factor)
 
 
-@settings(deadline=None)
 @given(BATCHES, BATCHES, NOISES, st.sampled_from(RULES), st.floats(0.01, 100.0))
 def test_no_rule_leaves_its_bounds(base: int, batch: int, noise: float | None, rule: str, cap: float) -> None:
     """Protects training from a learning rate that no paper stands for: between 1 and the linear rule, under the cap,
@@ -40,7 +39,6 @@ def test_no_rule_leaves_its_bounds(base: int, batch: int, noise: float | None, r
     assert LrRule(base, rule, 200.0).factor(base, noise) == pytest.approx(1.0)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 512), BATCHES, st.floats(0.0, 1e6))
 def test_adascale_counts_as_our_progress_does(base: int, batch: int, noise: float) -> None:
     """Protects what README says: a step's gain is its progress in samples of the base batch, over that batch."""
@@ -83,7 +81,6 @@ def test_scale_acts_in_the_step_alone() -> None:
     assert scale.stepped
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 10.0), st.floats(0.1, 10.0), st.integers(0, 30), st.integers(0, 30))
 def test_ramp_is_a_straight_line_whatever_interrupts_it(start: float, target: float, steps: int, cut: int) -> None:
     """Protects gradual warm-up over a restart in its middle: two numbers are all that goes on."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.launch.job_directory import MEMORY
@@ -67,7 +67,6 @@ def test_counts_for_this_script_and_device_alone(tmp_path: Path) -> None:
     assert find(tmp_path, 100, GPU) == 50
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(2, 128), min_size=1, max_size=6))
 def test_what_was_found_never_rises(tmp_path_factory: pytest.TempPathFactory, failures: list[int]) -> None:
     """Protects against going back up to a size that failed: ranks with unlike shares fail in any order."""

@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
 from tests.cluster.paths import REPOSITORY
@@ -13,6 +15,8 @@ from tests.wrapper.runs import TIMEOUT_S, Run, write_order
 from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
 from tests.wrapper.strategies.rows import HERE
 from tests.wrapper.strategies.script import HOLD, HURRY, PACE_MS
+
+pytestmark = pytest.mark.slow
 
 N = 64 * 64 + 64 + 64 * 10 + 10
 

@@ -12,6 +12,8 @@ import pytest
 from ones_wrapper.protocol import Hello, Order, Throughput
 from tests.wrapper.runs import Run, write_order
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pytorch_optimizer")
 
 SCRIPT = """

@@ -22,6 +22,8 @@ from ones_wrapper.protocol import (
 )
 from tests.wrapper.runs import Run, assert_exactly_once
 
+pytestmark = pytest.mark.slow
+
 
 def test_save_and_stop(tmp_path: Path) -> None:
     """Protects: the first is a checkpoint in passing, the second ends the job with the code that means "do not

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset, IterableDataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 
-EXAMPLES = int(os.environ.get("ONES_EXAMPLES", "20"))
-"""Random histories."""
+pytestmark = pytest.mark.slow
+
 RTOL = 1e-9
 SAMPLES, BATCH, EPOCHS = 22, 6, 2
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
@@ -164,7 +164,7 @@ def uninterrupted(optimizer: str, stream: bool) -> tuple[dict[tuple[int, int], f
 
 
 @given(history=histories, what=jobs)
-@settings(max_examples=EXAMPLES, deadline=None, phases=set(Phase) - {Phase.shrink})  # shrinking would take minutes
+@settings(phases=set(Phase) - {Phase.shrink})
 def test_any_history_ends_where_an_uninterrupted_run_does(history: list[Stretch], what: Job) -> None:
     """Protects the second promise: at a fixed global batch, neither the losses of any step nor the parameters nor the
     state of optimizer and scheduler tell how often the ranks changed, what was lost and what was taken again.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler as lr
 from torch.utils.data import IterableDataset, TensorDataset
@@ -128,7 +128,6 @@ def undisturbed(make: Make, samples: int) -> tuple[list[float], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@settings(deadline=None, max_examples=20)
 @given(
     samples=st.integers(3, 30),
     history=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4), st.booleans()), min_size=1, max_size=12),

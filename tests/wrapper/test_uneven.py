@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ones_wrapper as ones
@@ -28,7 +28,6 @@ from tests.wrapper.test_same_result import Augmented
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(speeds=SPEEDS, total=st.integers(1, 300), least=st.integers(1, 40), more=st.data())
 def test_shares_are_complete_within_memory_and_waste_no_rank(
     speeds: list[float], total: int, least: int, more: st.DataObject
@@ -43,7 +42,6 @@ def test_shares_are_complete_within_memory_and_waste_no_rank(
     assert sum(1 for samples in found if samples) == min(total, world) and found[0] > 0
 
 
-@settings(deadline=None, max_examples=40)
 @given(speeds=st.lists(st.floats(0.1, 9.0), min_size=2, max_size=3), total=st.integers(3, 14), cap=st.integers(5, 14))
 def test_no_other_shares_end_earlier(speeds: list[float], total: int, cap: int) -> None:
     """Against all shares there are, of those that give each rank a sample and fit."""
@@ -63,7 +61,6 @@ def test_ranks_that_hold_too_little_are_refused() -> None:
         Shares((1.0, 2.0), (4, 2)).samples(13, 2)
 
 
-@settings(deadline=None)
 @given(
     speeds=SPEEDS,
     samples=st.integers(1, 120),
@@ -96,7 +93,6 @@ def team() -> Iterator[Team]:
     found.close()
 
 
-@settings(deadline=None, max_examples=20)
 @given(
     speeds=st.lists(st.floats(0.1, 9.0), min_size=3, max_size=3),
     totals=st.lists(st.integers(1, 14), min_size=1, max_size=3),
@@ -146,7 +142,6 @@ class Ranks:
         assert sum(self.samples) == self.total
 
 
-@settings(deadline=None, max_examples=30)
 @given(data=st.data(), world=st.integers(2, 5))
 def test_ranks_come_to_end_together(data: st.DataObject, world: int) -> None:
     """Whatever their speeds and constant parts, within ten measurements the step is as short as any shares make it,

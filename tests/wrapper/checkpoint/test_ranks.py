@@ -20,6 +20,8 @@ from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint_ranks import make, on_ranks, start, train, whole
 
+pytestmark = pytest.mark.slow
+
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     """Both hold the same, to the last bit."""

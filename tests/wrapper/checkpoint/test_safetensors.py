@@ -25,6 +25,8 @@ from tests.wrapper.checkpoint.test_checkpoints import group, state, step
 from tests.wrapper.checkpoint_ranks import Net, make, on_ranks, train
 from tests.wrapper.checkpoint_ranks import whole as gathered
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["group"]
 
 ONE = "tensors-00000.safetensors"
@@ -109,7 +111,7 @@ dtypes = st.sampled_from(list(DTYPES))
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).map("model.{}".format)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(names, shapes, dtypes), max_size=6, unique_by=lambda item: item[0]))
 def test_every_dtype_and_shape_there_and_back(
     tmp_path: Path, made: list[tuple[str, tuple[int, ...], torch.dtype]]
@@ -194,7 +196,7 @@ def test_damaged_headers_are_refused(tmp_path: Path, content: bytes, named: str)
         decode(file)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4), st.integers(0, 3))
 def test_no_change_to_a_header_leads_out_of_the_file(tmp_path: Path, where: int, change: bytes, cut: int) -> None:
     """Protects: whatever is changed, it is refused by ValueError, or all tensors lie within the file."""

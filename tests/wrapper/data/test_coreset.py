@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
@@ -45,7 +45,6 @@ def worth(distance: Floats, chosen: list[int]) -> float:
     return float(distance.max() * len(distance) - cost(distance, chosen))
 
 
-@settings(deadline=None, max_examples=40)
 @given(random=ROWS, samples=st.integers(1, 30), ties=st.booleans())
 def test_the_lazy_order_is_the_greedy_one(random: np.random.Generator, samples: int, ties: bool) -> None:
     """Each next sample is the one with the largest gain, worked out for all; of equally good ones the first."""
@@ -61,7 +60,6 @@ def test_the_lazy_order_is_the_greedy_one(random: np.random.Generator, samples: 
     assert lazy_greedy(distance, samples // 2) == expected[: samples // 2]
 
 
-@settings(deadline=None, max_examples=20)
 @given(random=ROWS, samples=st.integers(2, 10), data=st.data())
 def test_the_greedy_is_as_good_as_proven(random: np.random.Generator, samples: int, data: st.DataObject) -> None:
     """At least 1 - 1/e of the best subset of its size, found by trying all."""
@@ -76,7 +74,6 @@ def chosen_of(rows: Floats, labels: Ints, count: int, group: Any, shard: int) ->
     return found.indices, found.weights
 
 
-@settings(deadline=None, max_examples=20)
 @given(random=ROWS, samples=st.integers(6, 12), count=st.integers(1, 4), shard=st.integers(2, 5))
 def test_shards_keep_to_the_bound_of_greedi(random: np.random.Generator, samples: int, count: int, shard: int) -> None:
     """(1 - 1/e)² / min(shards, count) of the best subset (NIPS 2013, Theorem 4.1); in fact nearly the greedy's."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
@@ -128,7 +128,6 @@ def use(history: list[tuple[int, int, int, int]], feeds: list[Feed]) -> Counter[
 
 
 @given(samples=st.integers(1, 120), history=stretches, seed=st.integers(0, 5), shuffle=st.booleans())
-@settings(deadline=None)
 def test_any_history_uses_each_sample_once(
     samples: int, history: list[tuple[int, int, int, int]], seed: int, shuffle: bool
 ) -> None:
@@ -241,7 +240,6 @@ def test_batch_in_force_is_what_fits() -> None:
     assert clamp_batch(256, replicas=1, max_batch=512, max_local_batch=64, max_accumulation_steps=3) == 192
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 64))
 def test_batch_in_force_needs_no_more_passes(wanted: int, world: int, most: int, local: int, passes: int) -> None:
     """Protects the bound on passes: split over the ranks as evenly as possible, no rank needs more."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -98,7 +98,6 @@ def use(feed: StreamFeed, history: list[tuple[int, int, int, int]], samples: int
 
 @pytest.mark.parametrize("kind", [Skips, HuggingFace, FromPosition])
 @given(samples=st.integers(1, 80), history=stretches)
-@settings(deadline=None, max_examples=30)
 def test_any_history_uses_each_sample_once(
     kind: type[Any], samples: int, history: list[tuple[int, int, int, int]]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ones_wrapper.protocol import Bye, First, Hello, Membership, decode_spec
+from tests.marks import nightly
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.runs import assert_exactly_once
 
@@ -21,7 +22,13 @@ SCRIPT = Path(__file__).parent / "blocks_script.py"
 EPOCHS, SAMPLES = 30, 45
 
 
-@pytest.fixture(params=["transformers", "accelerate", "lightning"])
+@pytest.fixture(
+    params=[
+        nightly("transformers"),
+        "accelerate",
+        nightly("lightning"),
+    ]
+)
 def framework(request: pytest.FixtureRequest) -> str:
     """One that is installed; blocks that are forked find it imported."""
     name: str = request.param

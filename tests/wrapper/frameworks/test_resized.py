@@ -56,6 +56,7 @@ def test_trainer_through_resizes(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_trainer_with_a_larger_batch(tmp_path: Path) -> None:
     """Protects what steps mean: at four times the base batch a quarter of the optimizer's steps end where all would
     have: at the same step, with the schedule at its end, and no line of the log left out.
@@ -81,6 +82,7 @@ def test_accelerate_through_resizes(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_lightning_through_resizes(tmp_path: Path) -> None:
     """Protects a Lightning job: at most three changed lines, no sample lost or repeated, the model of an undisturbed
     run, its schedule at its end, and each epoch evaluated once.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.data.feed import accumulation_steps, split
@@ -34,7 +34,6 @@ def batch(step: int, count: int) -> list[torch.Tensor]:
     return list(torch.randn(12, 3, generator=generator, dtype=torch.float64).chunk(count))
 
 
-@settings(deadline=None)
 @given(
     STEPS,
     st.sampled_from(["before", "after", "both", "zeros"]),

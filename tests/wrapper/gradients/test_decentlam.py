@@ -129,6 +129,7 @@ def resized(group: Group, hessian: Array, slope: Array, start: Array, mean: Arra
     return model.x.detach().numpy(), optimizer.state[model.x]["momentum_buffer"].numpy()
 
 
+@pytest.mark.slow
 def test_a_resize_keeps_the_mean_path() -> None:
     """From 8 ranks to 5: with one objective on all of them the means go on as plain momentum SGD would."""
     (hessian,), (slope,) = regression(1, 4, 1.0)

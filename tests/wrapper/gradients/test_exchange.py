@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.data.feed import accumulation_steps, split
@@ -28,7 +28,6 @@ def teams() -> Iterator[dict[int, Team]]:
         team.close()
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
@@ -42,7 +41,6 @@ def test_gradients_are_the_mean_over_all_samples(
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     world=st.sampled_from([1, 2, 3]),
     totals=st.lists(st.integers(1, 12), min_size=2, max_size=4),

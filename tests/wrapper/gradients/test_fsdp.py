@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -35,6 +35,8 @@ from tests.wrapper.steps import (
     step_sizes,
 )
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: list[dict[str, Any]] = [{}, {"modules": nn.Linear}, {"reshard_after_forward": False}]
 
 
@@ -46,7 +48,6 @@ def teams() -> Iterator[dict[int, Team]]:
         team.close()
 
 
-@settings(deadline=None, max_examples=40)
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]

@@ -22,6 +22,8 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 from tests.wrapper.test_group import TIMEOUT_S, TOP, clean_env, under_mpi
 
+pytestmark = pytest.mark.slow
+
 STEPS = [(7, 100), (12, 100), (2, 100), (1, 100), (11, 2), (4, 1), (2, 1), (9, 3)]
 """Samples of each step, and the most of them in one pass on one rank. With 1 and 2 samples some ranks have none."""
 

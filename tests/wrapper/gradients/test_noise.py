@@ -15,6 +15,8 @@ from ones_wrapper.group import Group
 from ones_wrapper.protocol import Hello, Throughput
 from tests.wrapper.runs import Run
 
+pytestmark = pytest.mark.slow
+
 NOISY = Path(__file__).parents[1] / "noisy.py"
 
 

@@ -17,6 +17,8 @@ from ones_wrapper.launch.launchers import LAUNCHERS
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.supervise import Launch
 
+pytestmark = pytest.mark.slow
+
 JOB = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NUM_NODES": "2",

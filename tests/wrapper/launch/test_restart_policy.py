@@ -29,6 +29,8 @@ from ones_wrapper.launch.restart_policy import (
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, encode_report
 from tests.wrapper.runs import Run, samples_used
 
+pytestmark = pytest.mark.slow
+
 STEP_5, STEP_9 = "step-000000005", "step-000000009"
 KILLED = 137
 

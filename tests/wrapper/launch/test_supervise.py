@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SRUN = """#!/bin/sh
 # As srun: options first; passes SIGUSR2 on; says 137 when it killed tasks because one failed.
 while [ "${1#-}" != "$1" ]; do shift; done

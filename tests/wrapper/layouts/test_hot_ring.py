@@ -16,6 +16,8 @@ from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.strategies import ring
 from tests.wrapper.strategies.ring_script import EPOCHS, SAMPLES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:

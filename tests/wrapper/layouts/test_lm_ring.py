@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -19,6 +20,8 @@ from tests.wrapper.runs import Run
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.ring_script import Dense
 from tests.wrapper.traffic import saved_bytes
+
+pytestmark = pytest.mark.slow
 
 LENGTH, KB, MEMORY_MB = 512, 16, 11
 ARGUMENTS = (

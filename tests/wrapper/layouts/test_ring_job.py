@@ -17,6 +17,8 @@ from ones_wrapper.examples.lm_ring import Block
 from ones_wrapper.layouts.ring import Ring
 from tests.wrapper.strategies.ring_script import BATCH, LENGTH, SEED, data, model_of, optimizer_of
 
+pytestmark = pytest.mark.slow
+
 
 def train(history: tuple[tuple[int, int], ...], sharded: bool, rate: float) -> int | None:
     """An epoch in which each start, of (ranks, ranks of a ring), makes two steps, the last one the rest. Puts the

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from ones_wrapper.protocol import First, Membership
+from tests.marks import nightly
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.membership.histories import History
 
@@ -41,6 +42,7 @@ class Held(NamedTuple):
         return cls(threads, files, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_of_many_changes(job: Job) -> None:
     """Protects long jobs: threads, sockets, groups and memory of memberships that were left are given back."""
     job.start(0, ranks=2)
@@ -72,7 +74,7 @@ def test_nothing_is_left_of_many_changes(job: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, nightly(1), nightly(2)])
 def test_any_history_ends_as_undisturbed(tmp_path: Path, seed: int) -> None:
     """Protects the core promise over orders, deaths and signals in any order."""
     History(tmp_path / "job", seed).run(5)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.membership.files import KEPT, Block, FolderError, HotFolder, Leader, living, own_block
@@ -262,7 +262,6 @@ def claim_at_once(folder: HotFolder, leaders: list[Leader]) -> list[Leader]:
     return won
 
 
-@settings(max_examples=100, deadline=None)
 @given(terms=st.lists(st.integers(0, 3), min_size=2, max_size=6), before=st.integers(-1, 2))
 def test_several_claim_at_once(tmp_path_factory: pytest.TempPathFactory, terms: list[int], before: int) -> None:
     """Protects from two memberships: whatever terms they try, a term is one's at most, none that is earlier than what

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ones_wrapper.protocol import Membership
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.forked import Team
@@ -12,6 +14,8 @@ from tests.wrapper.membership.blocks import Job
 from tests.wrapper.strategies import coreset
 from tests.wrapper.strategies.coreset_script import EPOCHS
 from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_was_chosen_travels_to_new_blocks(tmp_path: Path) -> None:

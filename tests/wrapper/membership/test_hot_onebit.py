@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from ones_wrapper.protocol import First, Membership, Throughput
 from tests.wrapper.membership import onebit
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from ones_wrapper.protocol import First, Throughput
 from tests.wrapper.membership.blocks import Job
+
+pytestmark = pytest.mark.slow
 
 
 def test_shares_are_measured_anew_as_blocks_come_and_go(tmp_path: Path) -> None:

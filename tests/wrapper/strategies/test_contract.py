@@ -24,6 +24,8 @@ from tests.wrapper.runs import Run, assert_exactly_once
 from tests.wrapper.strategies.rows import Row, rows
 from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 
+pytestmark = pytest.mark.slow
+
 ROWS = rows()
 every = pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 STRATEGIES = [row for row in ROWS if row.make is not None]
