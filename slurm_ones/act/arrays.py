@@ -53,3 +53,10 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
         array = look_at(client, resize.job_id)
         return replace(array.job, array_tasks=tuple(sorted(array.tasks)))
     return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)
+
+
+def held_in_part(client: SlurmClient, resize: ResizeRecord, job: Job) -> bool:
+    """Whether somebody holds tasks of a waiting array that is about to be held, and later released, as a whole."""
+    if resize.added or job.array_id != job.job_id:
+        return False
+    return any(one.pending and one.held for one in client.tasks(job.job_id))

@@ -15,7 +15,7 @@ from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-from slurm_ones.act.arrays import job_of
+from slurm_ones.act.arrays import held_in_part, job_of
 from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
@@ -150,7 +150,7 @@ class ResizeMachine(Machine):
     def _holding(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         first = resize.id in self.new
         self.new.discard(resize.id)
-        if first and job.pending and job.held:
+        if first and job.pending and (job.held or held_in_part(self.client, resize, job)):
             # It was not when this was decided, and nobody else had a reason to.
             return self.move(resize, State.ABANDONED, reason("held_by_owner"))
         if not job.pending:

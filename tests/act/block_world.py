@@ -49,9 +49,15 @@ class BlockWorld:
     """One job of blocks, one change of it, one companion that may crash and be started again."""
 
     def __init__(
-        self, open_store: Callable[[Path], Store], folder: Path, before: Mapping[int, Shape] | None = None
+        self,
+        open_store: Callable[[Path], Store],
+        folder: Path,
+        before: Mapping[int, Shape] | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
-        """`before` are the blocks that train besides task 0 (1 GPU) when the change begins."""
+        """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
+        none: its nodes are drained."""
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
         self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, resize=HOT)
@@ -72,6 +78,9 @@ class BlockWorld:
         self.resize: ResizeRecord
         self.machine = self.companion()
         self.prepared = bool(before)
+        if waits:
+            for name in list(self.cluster.nodes.names()):
+                self.cluster.drain(name)
         self.simulated.pass_time(60)  # until it trains
         self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), 1, 1, elastic=True)])
         if before:
@@ -146,6 +155,27 @@ class BlockWorld:
                 held=tuple(waiting),
             )
         )
+        return self.resize
+
+    def begin_waiting(self, shape: Shape) -> ResizeRecord:
+        """Write down that the job, which waits, is to have this shape, as the actor does."""
+        self.resize = self.store.begin_resize(
+            ResizeRecord(
+                job_id=self.job_id,
+                restart=-1,
+                old_nodes=1,
+                old_gpus_per_node=1,
+                old_batch=None,
+                new_nodes=shape.nodes,
+                new_gpus_per_node=shape.gpus_per_node,
+                new_batch=None,
+                state=State.HOLDING.value,
+                started=self.clock(),
+                order_number=round(self.clock() * 1000),
+                deadline=self.clock() + self.settings.resize.drain_timeout_s,
+            )
+        )
+        self.machine.new.add(self.resize.id)
         return self.resize
 
     @property

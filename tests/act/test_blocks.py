@@ -38,8 +38,8 @@ def opener(empty: Path) -> Callable[[Path], Store]:
 def make(empty: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def made(before: Mapping[int, Shape] | None = None) -> BlockWorld:
-            return stack.enter_context(BlockWorld(opener(empty), empty.parent, before))
+        def made(before: Mapping[int, Shape] | None = None, *, waits: bool = False) -> BlockWorld:
+            return stack.enter_context(BlockWorld(opener(empty), empty.parent, before, waits=waits))
 
         yield made
 
@@ -212,6 +212,25 @@ def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
     world.simulated.pass_time(60)
     world.tidy()
     assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
+
+
+@pytest.mark.parametrize("task", [0, 1, 3])
+def test_a_task_that_its_owner_holds_before_the_waiting_job_is_reshaped(make: Make, task: int) -> None:
+    """To hold and release the whole array, as was decided, would lift the owner's hold."""
+    world = make(waits=True)
+    world.begin_waiting(TWO)
+    world.cluster.hold(Task(world.job_id, task))
+    resize = world.finish()
+    assert (resize.state, resize.outcome.code) == (State.ABANDONED, "held_by_owner")
+    assert {number for number, job in world.tasks.items() if job.held} == {task}
+
+
+def test_a_waiting_job_of_blocks_is_reshaped_as_a_whole(make: Make) -> None:
+    world = make(waits=True)
+    world.begin_waiting(TWO)
+    assert world.finish().state == State.DONE
+    assert not any(job.held for job in world.tasks.values())
+    assert {job.gpus_per_node for job in world.tasks.values()} == {2}
 
 
 @pytest.mark.parametrize("how", ["goes on", "stop file", "the job ends"])

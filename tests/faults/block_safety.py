@@ -69,6 +69,12 @@ class BlockSafety:
         if task in self._seen and task in self.owners and self._waits_held(task):
             self.checker.report(f"release {task}: its owner holds it")
 
+    def release_array(self, job_id: int) -> None:
+        """No task that its owner holds is let go with the others."""
+        for task in self._seen & self.owners:
+            if task.array == job_id and self._waits_held(task):
+                self.checker.report(f"release {job_id}: the owner of {task} holds it")
+
     def reuse(self, task: Task) -> None:
         """It has run, so that no hold of its owner's from before is left."""
         self.checker.check_change(task.array, "use a block again of")

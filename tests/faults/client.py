@@ -125,6 +125,7 @@ class FaultyClient(SimulatedClient):
             self._blocks.release(job_id)
         else:
             self._checker.check_release(job_id)
+            self._blocks.release_array(job_id)
         super().release(job_id, start_now=start_now)
 
     def reuse(self, task: Task) -> None:
