@@ -20,7 +20,7 @@ from slurm_ones.act.leftovers import Leftovers, waiting_arrays
 from slurm_ones.act.node_lists import NodeLists
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
-from slurm_ones.act.stale_holds import release_stale_holds
+from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
@@ -36,7 +36,7 @@ from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_v
 from slurm_ones.schedule.policy import Arrivals, Policy
 from slurm_ones.slurm.client import GIVES_TYPES, LeaderOnlyClient, Refused, SlurmClient
 from slurm_ones.slurm.configured import hides_gpus
-from slurm_ones.slurm.model import Job, Snapshot, fewest_switches, free_gpus
+from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches, free_gpus
 
 ARRIVALS_S = 3600.0
 """Between two looks at what was submitted."""
@@ -123,6 +123,7 @@ class Companion:
         self._machine = machine
         self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)
+        self._stale = StaleHolds(client, store, clock)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
         self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
         self._split_nodes: bool | None = None
@@ -143,7 +144,6 @@ class Companion:
         resizes = self._store.open_resizes()
         fused = self._fused(observation, {resize.job_id for resize in resizes})
         observation = without_fused(observation, fused)
-        release_stale_holds(observation.snapshot.jobs.values(), self._client, self._store)
         histories = self._learn(observation)
         self._tidy(observation, histories, {resize.job_id for resize in resizes})
         round_ = self._round(observation, histories, resizes)
@@ -223,6 +223,7 @@ class Companion:
         blocks = {job_id: one.blocks for job_id, one in seen.elastic.items() if one.blocks}
         for job_id, tasks in (blocks | waiting).items():
             self._held.look(job_id, tasks)
+        self._release_stale(seen, busy)
         waiting = {id_: tasks for id_, tasks in waiting.items() if id_ not in busy}
         acting = self._actor.acting and not self.settings.stop_file.exists()
         self._leftovers.cancel_waiting(waiting, acting=acting)
@@ -232,6 +233,13 @@ class Companion:
         alive = {*seen.elastic, *seen.left, *waiting}
         self._held.forget(alive)
         self._leftovers.forget(alive)
+
+    def _release_stale(self, seen: Observation, busy: Collection[int]) -> None:
+        blocks = {id_: one.blocks for id_, one in [*seen.elastic.items(), *seen.left.items()] if one.blocks}
+        jobs = [(id_, job) for id_, job in seen.snapshot.jobs.items() if id_ not in blocks]
+        jobs += [(id_, job) for id_, tasks in blocks.items() for job in tasks]
+        jobs = [(id_, job) for id_, job in jobs if id_ not in busy]
+        self._stale.release(jobs, {Task(id_, task) for id_ in blocks for task in self._held.of(id_)})
 
     def _learn(self, observation: Observation) -> Mapping[int, JobHistory]:
         histories = self._store.histories(list(observation.elastic))

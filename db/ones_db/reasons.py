@@ -183,6 +183,7 @@ SENTENCES: dict[str, str] = {
     "other_companion": "another companion gave the job a newer order, which it follows",
     "job_unknown": "Slurm no longer knows the job",
     "job_ended": "the job is {state}",
+    "block_release_forgotten": "Slurm lost the release of block {task}, which is held again",
     "release_forgotten": "Slurm lost the release of the job, which is reshaped and released again",
     "run_ended": "its run ended before it was drained",
     "switched_off": "resizing was switched off",

@@ -18,6 +18,7 @@ from slurm_ones.act.arrays import Array, is_alive, look_at
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.preparing import changes, elsewhere, prepared, to_join, unfit
+from slurm_ones.act.stale_holds import forgotten, may_be_ours
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import held_by_others
 from slurm_ones.slurm.client import Refused, UnknownJob
@@ -154,6 +155,8 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
         # Before a hold: Slurm itself holds what it will never start.
         if job.pending and never_starts(job):
             return reason("never_starts", cause=job.reason)
+        if may_be_ours(job) and forgotten(machine.client, machine.store.resize_steps(resize.id)[-1].time):
+            return reason("block_release_forgotten", task=task)
         if job.pending and job.held:
             jobs = ((one, array.tasks.get(one)) for one in to_join(resize))
             return held_by_others([one for one, its in jobs if its and its.held and not never_starts(its)])

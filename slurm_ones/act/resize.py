@@ -19,7 +19,7 @@ from slurm_ones.act.arrays import held_in_part, job_of
 from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
-from slurm_ones.act.stale_holds import in_our_hold
+from slurm_ones.act.stale_holds import forgotten, in_our_hold, may_be_ours
 from slurm_ones.act.timing import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS
@@ -69,9 +69,18 @@ class ResizeMachine(Machine):
         if job.ended:
             return self.move(resize, State.ENDED, reason("job_ended", state=job.state.value))
         state = State(resize.state)
-        if state in _RELEASED and in_our_hold(job, resize):
+        if state in _RELEASED and (in_our_hold(job, resize) or self._is_held_again(resize, job)):
             return self.move(resize, _RELEASED[state], reason("release_forgotten"))
         return self._handle(resize, job)
+
+    def _is_held_again(self, resize: ResizeRecord, job: Job) -> bool:
+        """Whether a job that was held by its priority and then released stands in that hold, since Slurm forgot the
+        release."""
+        if not may_be_ours(job):
+            return False
+        steps = self.store.resize_steps(resize.id)
+        held = any(step.state in (State.HOLDING, State.HOLDING_BACK) for step in steps)
+        return held and forgotten(self.client, steps[-1].time)
 
     def _handle(self, resize: ResizeRecord, job: Any) -> ResizeRecord:
         """What the resize's state asks for, of the job as it is."""

@@ -1,22 +1,34 @@
-"""Jobs that stand in a hold of ours again after their release, because Slurm went back in time.
+"""Jobs that stand in a hold of ours again after their release, because slurmctld went back in time.
 
-slurmctld saves what it knows a few seconds late, and where it dies in the middle of saving it begins again from what
-it saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else
-would let it go. (An owner's `scontrol requeuehold` of a job that waits looks the same: `scontrol hold` is what holds
-it.)
+slurmctld saves what it knows a few seconds late, and if it dies in the middle of saving it begins again from what it
+saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else would
+let it go. Slurm names the hold of a requeue (an owner's `scontrol requeuehold` of a job that waits looks the same). Any
+other hold looks like the owner's: it is ours only if slurmctld began again shortly after a release of ours, and the job
+was not held when it was last seen.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
 
 from ones_db import ResizeRecord, Store, UnknownRecord
 from slurm_ones.act.transitions import State
+from slurm_ones.rules.blocks import BLOCKS, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.configured import started_at
+from slurm_ones.slurm.model import Job, JobKey
+from slurm_ones.slurm.reshape import never_starts
 
 log = logging.getLogger(__name__)
+
+FORGOTTEN_S = 300.0
+"""A release that slurmctld forgets came at most this long before its start: it saves every few seconds."""
+_HOLDS = {State.HOLDING.value, State.HOLDING_BACK.value}
+_RELEASES = {State.RELEASING.value, State.RELEASING_BACK.value}
+_RELEASED = {State.WAITING.value, State.STARTING.value, State.WAITING_BACK.value, State.STARTING_BACK.value}
 
 
 def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
@@ -25,35 +37,92 @@ def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
-def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) -> None:
-    """Release those of the jobs whose resize is over; raises `Unreachable`.
+def may_be_ours(job: Job) -> bool:
+    """Whether the job waits in a hold that is neither an operator's nor Slurm's own."""
+    return job.pending and not job.completing and job.held and not job.admin_held and not never_starts(job)
 
-    `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant.
-    """
-    for seen in jobs:
-        if seen.array_id == seen.job_id or not (seen.pending and seen.requeue_held):
-            continue  # blocks, whose resizes are the array's, stand in holds of ours until they are wanted
+
+def forgotten(client: SlurmClient, released: float) -> bool:
+    """Whether slurmctld began again shortly after that time."""
+    return 0.0 < _began(client) - released <= FORGOTTEN_S
+
+
+def _began(client: SlurmClient) -> float:
+    try:
+        return started_at(client.config())
+    except Refused:
+        return 0.0
+
+
+class StaleHolds:
+    """Releases jobs whose resizes are over and whose release Slurm forgot."""
+
+    def __init__(self, client: SlurmClient, store: Store, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._store = store
+        self._clock = clock
+        self._known: set[JobKey] = set()
+        """Jobs that were held at the last tick, and not for a release that was forgotten."""
+        self._last = 0.0
+        """When the last tick was."""
+
+    def release(self, jobs: Iterable[tuple[int, Job]], ours: Collection[JobKey]) -> None:
+        """Release those of the jobs, as a snapshot shows them, that are held for nothing; raises `Unreachable`.
+
+        Each job comes with the id of its record, and is in no resize. `ours` are tasks that are held for later. Slurm
+        is asked again about those alone that may be meant.
+        """
+        now = self._clock()
+        held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
+        self._known &= held.keys()
+        if fresh := held.keys() - self._known:
+            began = _began(self._client)
+            back = 0.0 < self._last < began  # a companion that started later may meet a hold of before: the owner's
+            for key in sorted(fresh, key=str):
+                id_, job = held[key]
+                if (job.requeue_held or back) and self._is_stale(id_, job, began if back else 0.0):
+                    self._release(key, job)
+                else:
+                    self._known.add(key)
+        self._last = now
+
+    def _is_stale(self, id_: int, job: Job, began: float) -> bool:
+        """Whether the hold is one of ours, by a resize of before `began`; 0: by a requeue.
+
+        Not only the last resize counts: one that found the job in this hold gave up.
+        """
         try:
-            resizes = store.resizes(seen.job_id)
+            resizes = self._store.resizes(id_)
         except UnknownRecord:
-            continue  # somebody's who did not opt in, or a task of a job of blocks
-        if not resizes or not State(resizes[-1].state).final:
-            continue
-        # Not only the last: a resize that found the job in this hold gave up. One that gave up before a requeue of ours
-        # found another companion's hold.
-        ours = [
-            resize
-            for resize in resizes
-            if resize.restart + 1 == seen.restart
-            and any(step.state == State.REQUEUING for step in store.resize_steps(resize.id or 0))
-        ]
-        if not ours:
-            continue
+            return False  # somebody's who did not opt in
+        requeued = any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes)
+        return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
+
+    def _requeued(self, resize: ResizeRecord) -> bool:
+        """Whether it came to a requeue of ours: one that gave up before that found another companion's hold."""
+        return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
+
+    def _released(self, resize: ResizeRecord, job: Job) -> float:
+        """When the job was last seen out of the hold that the resize had put on it; infinity if there was none."""
+        steps = self._store.resize_steps(resize.id)
+        added = {task for task, _, _ in resize.added}
+        if added and (not job.array_id or task_of(job) not in added):
+            return math.inf
+        if resize.mechanism == BLOCKS:
+            done = added and resize.state == State.DONE.value
+            return max((step.time for step in steps if done and step.state == State.LEAVING), default=math.inf)
+        if resize.outcome.code == "stands_held" or not any(step.state in _HOLDS for step in steps):
+            return math.inf
+        seen = (b.time for a, b in pairwise(steps) if a.state in _RELEASES and b.state in _RELEASED)
+        return max(seen, default=math.inf)
+
+    def _release(self, key: JobKey, seen: Job) -> None:
         try:
-            if in_our_hold(client.job(seen.key), ours[-1]):
-                log.warning("job %d: stale hold: Slurm lost its release; it is released again", seen.job_id)
-                client.release(seen.key)
+            now = self._client.job(key)
+            if may_be_ours(now) and now.requeue_held == seen.requeue_held:
+                log.warning("job %s: stale hold: Slurm lost its release; it is released again", key)
+                self._client.release(key)
         except UnknownJob:
-            continue
+            return
         except Refused as error:
-            log.error("job %d: it could not be released: %s", seen.job_id, error)
+            log.error("job %s: it could not be released: %s", key, error)

@@ -28,3 +28,9 @@ def allows_arrays(config: Mapping[str, str]) -> bool:
     """Whether job arrays of more than one task may be submitted; where Slurm shows no limit they may."""
     most = _setting(config, "MaxArraySize")
     return not DIGITS.fullmatch(most) or int(most) > 1
+
+
+def started_at(config: Mapping[str, str]) -> float:
+    """When slurmctld started, by its own clock; 0 if Slurm does not show it."""
+    time = _setting(config, "BOOT_TIME")
+    return float(time) if DIGITS.fullmatch(time) else 0.0

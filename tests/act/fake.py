@@ -110,6 +110,8 @@ class FakeSlurm:
         """Slurm's words where it does not release a job because of a shape that it took."""
         self.impossible: Callable[[Shape], bool] = lambda shape: False
         """Whether it takes a shape, and never starts the job."""
+        self.booted = 0.0
+        """When slurmctld started."""
         self.requeue_refused = self.hold_refused = self.start_now_refused = self.defer_refused = ""
 
     # -- the protocol --------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ class FakeSlurm:
         return 26, 5
 
     def config(self) -> dict[str, str]:
-        return {"ClusterName": "fake"}
+        return {"ClusterName": "fake", "BOOT_TIME": f"{self.booted:.0f}"}
 
     def job(self, job_id: int) -> Job:
         self.fault("job")
@@ -225,10 +227,12 @@ class FakeSlurm:
         if job.state in (JobState.PENDING, JobState.RUNNING):
             job.held_by = by
 
-    def forgets_release(self, job_id: int) -> None:
-        """slurmctld begins again from a state in which the job stood in the hold of its last requeue."""
+    def forgets_release(self, job_id: int, *, requeued: bool = True) -> None:
+        """slurmctld begins again from a state in which the job stood in the hold of its last requeue, or in another of
+        ours."""
+        self.booted = self.clock()
         job = self.jobs[job_id]
-        job.state, job.held_by, job.requeue_held = JobState.PENDING, "us", True
+        job.state, job.held_by, job.requeue_held = JobState.PENDING, "us", requeued
 
     def owner_releases(self, job_id: int) -> None:
         """`scontrol release` by the owner."""

@@ -15,6 +15,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
 from slurm_ones.act.held_tasks import HeldTasks
+from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Task
@@ -231,6 +232,60 @@ def test_a_waiting_job_of_blocks_is_reshaped_as_a_whole(make: Make) -> None:
     assert world.finish().state == State.DONE
     assert not any(job.held for job in world.tasks.values())
     assert {job.gpus_per_node for job in world.tasks.values()} == {2}
+
+
+def test_a_block_whose_release_slurm_forgets_before_it_joined(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmctld died: the block stands in our hold again, and stays ours."""
+    world = make()
+    _fill(world)
+    world.begin({1: ONE})
+    world.until(State.JOINING)
+    world.simulated.pass_time(5)
+    _forget_release(world, monkeypatch)
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, "block_release_forgotten")
+    assert 1 in world.machine_held()
+
+
+@pytest.mark.parametrize("began", ["after", "before"])
+def test_a_block_whose_release_slurm_forgets_after_it_joined(
+    make: Make, monkeypatch: pytest.MonkeyPatch, began: str
+) -> None:
+    """It is let go again if slurmctld started since, and those that are held for later are not."""
+    world = make()
+    world.begin({1: ONE})
+    world.until(State.DONE)
+    client = world.simulated.client
+    stale = StaleHolds(client, world.store, world.clock)
+    ours = {Task(world.job_id, task) for task in world.machine_held()}
+
+    def tick() -> None:
+        world.simulated.pass_time(2)
+        stale.release([(world.job_id, job) for job in client.tasks(world.job_id)], ours)
+
+    tick()
+    world.simulated.pass_time(2)
+    if began == "after":
+        _forget_release(world, monkeypatch)
+    world.cluster.kill(Task(world.job_id, 1), 1)
+    world.simulated.pass_time(30)
+    world.cluster.reuse(Task(world.job_id, 1))
+    tick()
+    assert world.tasks[1].held == (began == "before") and world.tasks[2].held
+
+
+def _fill(world: BlockWorld) -> None:
+    """What is let go from now on waits."""
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)
+
+
+def _forget_release(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmctld begins again from a state in which task 1 stood in our hold."""
+    began = str(round(world.clock()))
+    monkeypatch.setattr(world.simulated.client, "config", lambda: {"BOOT_TIME": began})
+    world.cluster.hold(Task(world.job_id, 1))
 
 
 @pytest.mark.parametrize("how", ["goes on", "stop file", "the job ends"])

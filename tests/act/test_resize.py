@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,10 @@ from ones_db.shape import Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
 from slurm_ones.act.blocks import BLOCK_HANDLERS
-from slurm_ones.act.stale_holds import release_stale_holds
+from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import FINAL, State
 from slurm_ones.slurm.client import Refused, Unreachable
-from slurm_ones.slurm.model import JobState
+from slurm_ones.slurm.model import JobKey, JobState
 from tests.act.fake import FakeJob, FakeSlurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 
@@ -629,6 +630,48 @@ def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: State)
     assert (world.job.state, world.job.held_by) == (JobState.RUNNING, "") and "held" not in resize.outcome.text
 
 
+def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make) -> None:
+    """Its hold looks like the owner's: slurmctld started since the job was seen out of it."""
+    world = make_world(running=False)
+    rigid = fill(world, 16)
+    reach(world, State.WAITING)
+    world.slurm.pass_time(5)
+    world.slurm.forgets_release(world.job_id, requeued=False)
+    world.slurm.end(rigid.job_id, JobState.COMPLETED)
+    assert world.finish().state == State.DONE and world.job.state is JobState.RUNNING
+    assert world.states.count("reshaping") == 2
+
+
+def test_a_hold_after_a_start_of_slurmctld_that_forgot_nothing_is_the_owners(make_world: Make) -> None:
+    """It started before the release, or long after it."""
+    for booted in (-10.0, 3600.0):
+        world = make_world(running=False)
+        fill(world, 16)
+        reach(world, State.WAITING)
+        world.slurm.booted = world.clock() + booted
+        world.slurm.owner_holds(world.job_id)
+        assert world.finish().outcome.code == "stands_held" and world.job.held_by == "owner"
+
+
+@dataclass
+class Ticks:
+    """What a companion does of stale holds, tick after tick."""
+
+    world: World
+    ours: tuple[JobKey, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.stale = StaleHolds(self.world.slurm, self.world.store, self.world.clock)
+
+    def tick(self, **shown: Any) -> None:
+        self.world.slurm.pass_time(5)
+        seen = replace(self.world.slurm.job(self.world.job_id), **shown)
+        self.stale.release([(self.world.job_id, seen)], self.ours)
+
+
 @pytest.mark.parametrize("others", ["", "owner", "operator"])
 def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Make, others: str) -> None:
     """Nobody else would let the job go. A hold that others put on it since is theirs."""
@@ -638,11 +681,49 @@ def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Ma
     world.slurm.forgets_release(world.job_id)
     if others:
         world.job.held_by, world.job.requeue_held = others, False
-    seen = replace(world.slurm.job(world.job_id), requeue_held=True)
-    release_stale_holds([seen], world.slurm, world.store)
+    Ticks(world).tick(requeue_held=True)
     assert world.job.held_by == others
     world.slurm.pass_time(130)
     assert others or world.job.state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same companion", "another"])
+@pytest.mark.parametrize(
+    "after", ["nothing", "a resize that gave up", "the owner's hold", "the owner's later hold", "an hour"]
+)
+def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
+    make_world: Make, after: str, restarted: bool
+) -> None:
+    """By its looks it might be the owner's: it is theirs if it was seen before slurmctld started, or came later. A
+    companion that starts later cannot know."""
+    world = make_world(running=False)
+    fill(world, 16)
+    world.begin()
+    world.until(State.DONE)
+    ticks = Ticks(world)
+    if after == "the owner's hold":
+        world.slurm.owner_holds(world.job_id)
+    if after == "an hour":
+        world.slurm.pass_time(3600)
+    ticks.tick()
+    held_by = world.job.held_by or "us"
+    world.slurm.pass_time(5)
+    world.slurm.forgets_release(world.job_id, requeued=False)
+    world.job.held_by = held_by
+    if restarted:
+        ticks.restart()
+    if after == "a resize that gave up":
+        world.begin()
+        world.machine.new.add(world.resize.id)
+        world.until(State.ABANDONED)
+    if after == "the owner's later hold":
+        world.job.held_by = ""
+        ticks.tick()
+        world.slurm.owner_holds(world.job_id)
+    ticks.tick()
+    ticks.tick()
+    stays = {"the owner's hold": "owner", "the owner's later hold": "owner", "an hour": "us"}
+    assert world.job.held_by == stays.get(after, "us" if restarted else "")
 
 
 def test_a_resize_that_found_the_job_in_our_hold_hides_nothing(make_world: Make) -> None:
@@ -654,7 +735,7 @@ def test_a_resize_that_found_the_job_in_our_hold_hides_nothing(make_world: Make)
     world.begin()
     resize = world.finish()
     assert resize.state == State.ABANDONED
-    release_stale_holds([world.slurm.job(world.job_id)], world.slurm, world.store)
+    Ticks(world).tick()
     assert world.job.held_by == ""
 
 
