@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
-from slurm_ones.learn.arrivals import expected_by_partition
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.observe.eligibility import Observation
@@ -33,13 +32,11 @@ from slurm_ones.observe.report_reader import read_spec
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
-from slurm_ones.schedule.policy import Arrivals, Policy
+from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import GIVES_TYPES, LeaderOnlyClient, Refused, SlurmClient
 from slurm_ones.slurm.configured import hides_gpus
 from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches, free_gpus
 
-ARRIVALS_S = 3600.0
-"""Between two looks at what was submitted."""
 NODES_S = 300.0
 """Between two looks at which nodes are slow."""
 
@@ -128,8 +125,6 @@ class Companion:
         self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
         self._split_nodes: bool | None = None
         self._types_given: bool | None = None
-        self._arrivals: Mapping[str, Arrivals] = {}
-        self._arrivals_time = -math.inf
         self._slow: Mapping[str, SlowNode] = {}
         self._slow_time = -math.inf
 
@@ -255,7 +250,7 @@ class Companion:
         decided = []
         for partition in round_.partitions:
             rules = round_.partition(partition)
-            cluster = replace(cluster_view(round_, rules), arrivals=self._expected(partition))
+            cluster = cluster_view(round_, rules)
             jobs = job_views(round_, rules, cluster, self._learner)
             within = bounds_of(round_, rules)
             started = time.monotonic()
@@ -263,14 +258,6 @@ class Companion:
             views = {job.job_id: job for job in jobs}
             decided.append(PartitionSchedule(partition, schedule, time.monotonic() - started, views))
         return decided
-
-    def _expected(self, partition: str) -> Arrivals | None:
-        """What is expected to be submitted there: asked of the database from time to time."""
-        now = self._clock()
-        if abs(now - self._arrivals_time) >= ARRIVALS_S:
-            self._arrivals = expected_by_partition(self._store.submissions(now), now)
-            self._arrivals_time = now
-        return self._arrivals.get(partition)
 
     def _policy(self, partition: str) -> Policy:
         """Each partition has a search of its own."""

@@ -47,7 +47,6 @@ from ones_db.records import (
 )
 from ones_db.site import ActionRecord, HealthRecord, NodeChange, NodeRecord
 from ones_db.store import Store
-from ones_db.submissions import Submission
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import SCHEMA_REVISION
 
@@ -93,7 +92,6 @@ __all__ = [
     "StoreBusy",
     "StoreError",
     "StoreLost",
-    "Submission",
     "ThroughputPoint",
     "TimelineRow",
     "UnknownRecord",

@@ -125,13 +125,11 @@ SENTENCES: dict[str, str] = {
     "leaves_kind": "others gain more by {before} than it loses on {kind}, at {factor:.2g} times its speed",
     "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its interruption",
     "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
-    "fewer_switches": "its nodes are then below {switches} leaf switches rather than {before}: gradients arrive sooner",
     "within_switches": "{gpus:GPU|GPUs} fit below {switches:leaf switch|leaf switches}; on {more} it would be below "
     "more, where gradients take {taper:.2g} times as long (taper)",
     "avoids_slow_nodes": "it asks for other nodes than {nodes}, on which jobs are slow",
     "on_slow_node": "it trains at about {percent:.0f} % of its usual speed: node {node} is slow, as {runs:run|runs} of "
     "{owners:owner|owners} showed",
-    "better_nodes": "on nodes {nodes} its steps are expected to be shorter, and that repays the move",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",
     "smallest_size": "a job starts on the smallest size that it takes",
     "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
@@ -142,8 +140,6 @@ SENTENCES: dict[str, str] = {
     "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
     "{epochs:epoch|epochs} ago",
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
-    "expects_arrivals": "jobs are expected to be submitted, one in {minutes:.0f} minutes, which makes its progress "
-    "worth {percent:+.0f} % to all: so it gets {gpus:GPU|GPUs}",
     "highest_index": "GPUs go one by one to the job whose waiting each GPU-second shortens most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
 
-from ones_db import blocks, decisions, history, jobs, leaders, promises, reports, resizes, submissions, summary
+from ones_db import blocks, decisions, history, jobs, leaders, promises, reports, resizes, summary
 from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
@@ -31,7 +31,6 @@ from ones_db.records import (
     RunReports,
 )
 from ones_db.site import SiteStore
-from ones_db.submissions import Submission
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import CLUSTERS
 from ones_wrapper.protocol import Checkpoint
@@ -426,11 +425,6 @@ class Store(SiteStore):
         """
         with self._read_with_cache() as connection:
             return history.finished_histories(connection, self._cluster, self._cache, limit)
-
-    def submissions(self, now: float, limit: int = 5000) -> list[Submission]:
-        """The elastic jobs that were submitted last, newest first, with what they held until `now`."""
-        with self._read() as connection:
-            return submissions.submissions(connection, self._cluster, now, limit)
 
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """One line a job, in the order of their submission: those named, or all that a companion has seen; with

@@ -51,26 +51,6 @@ class Reserved:
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """Work that is expected to be submitted: one arrival is what one user submits at a time."""
-
-    rate: tuple[float, ...]
-    """Arrivals a second in each hour from now on, of as many as are foretold."""
-    gpu_s: float
-    """GPU-seconds that an arrival's jobs hold in all, in the mean."""
-    stay_s: float
-    """Seconds from a job's submission to its end, in the mean."""
-    doubt: float = 0.0
-    """Relative standard deviation of the work that comes."""
-    seen: int = 0
-    """Arrivals from which this was learned."""
-
-    def gap_s(self) -> float:
-        """Seconds to the next arrival, in the mean."""
-        return 1.0 / self.rate[0] if self.rate and self.rate[0] > 0 else math.inf
-
-
-@dataclass(frozen=True)
 class ClusterView:
     """The part of the cluster that the policy disposes of: one partition, nodes in Slurm's order."""
 
@@ -85,15 +65,10 @@ class ClusterView:
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
     reserved: Sequence[Reserved] = ()
     """What of these GPUs is not the policy's in time to come; jobs that are there then have to go."""
-    arrivals: Arrivals | None = None
-    """What is expected to be submitted in the near future; None where nothing is known."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
     """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
     taper: float = 1.0
     """How many times longer gradients take between leaf switches than below one."""
-    named: bool = False
-    """Whether a schedule may name nodes, and so move a job at its size: Slurm places jobs itself, a simulator need
-    not."""
 
     @cached_property
     def gpus(self) -> int:
@@ -294,9 +269,6 @@ class Allocation:
     """Global batch in samples."""
     kind: str = ""
     """Kind of its GPUs; empty where any will do."""
-    nodes: tuple[str, ...] = ()
-    """The nodes that are asked for, each filled before the next where it need not give equally many; empty where
-    whoever places the job chooses."""
 
 
 class Weighed(NamedTuple):

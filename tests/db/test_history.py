@@ -13,14 +13,12 @@ from sqlalchemy import event
 
 from ones_db import (
     RESIZE_OVERTAKEN,
-    BlockRecord,
     EpochPoint,
     NoisePoint,
     PlacedPoint,
     ReasonRecord,
     RunReports,
     Store,
-    Submission,
     ThroughputPoint,
     TimelineRow,
 )
@@ -370,28 +368,6 @@ def test_steps_since_the_size_changed(store: Store) -> None:
         report(store, 7, restart, throughput=[throughput(2, step=step)], offset=9, number=2)
         found.append(store.histories([7])[7].steps_since_change)
     assert found == [None, None, 15, 30]
-
-
-def test_submissions_newest_first_with_what_they_held(store: Store) -> None:
-    """Protects what expected arrivals are learned from: elastic jobs alone, to their end or to now, blocks by block."""
-    store.record_jobs(
-        [
-            job(1, partition="gpu", state="COMPLETED", end_time=2500.0),
-            job(2, partition="gpu", user="bob"),
-            job(3, elastic=False),
-            job(4, state="PENDING"),
-            job(5, state="COMPLETED", end_time=9000.0),
-        ]
-    )
-    store.record_runs([run(1, nodes=2, gpus=4), run(2, gpus=3), run(5, gpus=8)])
-    store.record_blocks([BlockRecord(5, 0, 0, 50, 1, 2, ("n1",), "COMPLETED", 2000.0, 3000.0)])
-    assert store.submissions(4000.0) == [
-        Submission("", "alice", 1005.0, 9000.0, 2000.0),
-        Submission("", "alice", 1004.0, None, 0.0),
-        Submission("gpu", "bob", 1002.0, None, 6000.0),
-        Submission("gpu", "alice", 1001.0, 2500.0, 4000.0),
-    ]
-    assert len(store.submissions(4000.0, 2)) == 2
 
 
 def test_looks_compile_no_statement_anew(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from ones_db.shape import Shape
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.decide.ones.terms import Outlook, Penalty, Priced, Situation, Term
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.policy import Bools, Floats, Ints, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 
@@ -58,35 +58,6 @@ class Dear(Term):
 class First(Term):
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
         return lambda candidates: choices.gpus * dear * (candidates[:, 0] <= candidates[:, 1])
-
-
-def test_what_a_site_favours_shifts_gpus_to_long_or_late_jobs_or_leaves_them_idle() -> None:
-    """A short job and a long one share four GPUs, the short one waiting for longer; then one is alone."""
-    short, long = replace(QUEUE[0], submitted=-4e3), replace(QUEUE[1], progress=replace(QUEUE[1].progress, beta=40.0))
-    for favour, better in (("makespan", 2), ("fairness", 1)):
-        worth = [held_for(Ones(Options(favour=said, fair_bound=0.0)), [short, long]) for said in ("", favour)]
-        assert worth[1][better] > worth[0][better]
-    alone = [gpus_of(Ones(Options(favour=said)), [long])[2] for said in ("", "gpu_hours:0.05", "gpu_hours")]
-    assert alone[0] == 4 > alone[2] == 1 and alone[0] >= alone[1] >= alone[2]
-
-
-@pytest.mark.parametrize("said", ["jct", "makespan:2", "makespan:-1", "fairness:x", 1.0])
-def test_what_cannot_be_favoured_is_refused(said: str) -> None:
-    with pytest.raises(ValueError, match="favour: "):
-        Options(favour=said)
-
-
-def gpus_of(policy: Ones, jobs: Sequence[JobView]) -> dict[int, int]:
-    found = policy.decide(VIEW, jobs, 100.0, seeded()).allocations
-    return {i: got.shape.gpus for i, got in found.items()}
-
-
-def held_for(policy: Ones, jobs: Sequence[JobView]) -> dict[int, float]:
-    """The share of all worth that one GPU brings each job."""
-    policy.take_over(jobs, dict.fromkeys((job.job_id for job in jobs), 0), 100.0)
-    at, may = policy.situation(VIEW, jobs, [], 100.0)
-    worth = policy.choices(policy.priced(at, seeded()), may).worth[:, 1]
-    return dict(zip((job.job_id for job in jobs), (worth / worth.sum()).tolist(), strict=True))
 
 
 def test_without_more_rules_they_share() -> None:

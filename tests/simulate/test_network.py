@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
-from slurm_ones.decide.ones.ones import Ones, Options
+from slurm_ones.decide.ones.ones import Ones
 from slurm_ones.decide.ones.places import Leaves, exchange_shares
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized import idealized_cluster
 from slurm_ones.simulate.engines.idealized_placement import place_freely
-from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
-from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns, wired
-from slurm_ones.simulate.workloads.profiles import read_profile
-from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import job
-from tests.simulate.profiles import write_profile
 
 NETWORK = Network(2, 2, 3.0)
-
-
-class Named:
-    """Each job on eight GPUs of nodes that are named."""
-
-    name = "named"
-
-    def __init__(self, nodes: Mapping[int, tuple[str, ...]]) -> None:
-        self._nodes = nodes
-
-    def decide(self, cluster: ClusterView, jobs: list[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        return Schedule({one.job_id: Allocation(Shape(1, 8), 128, nodes=self._nodes[one.job_id]) for one in jobs})
 
 
 def test_jobs_across_leaf_switches_slow_each_other_down() -> None:
@@ -59,44 +37,6 @@ def test_slow_nodes_are_taken_where_others_have_no_room(uniform: bool) -> None:
     assert set(place_freely(Shape(2, 4), free, cluster, False)) == {"n3", "n4"}
     assert place_freely(Shape(1, 4), free, cluster, False) == {"n1": 4}
     assert free == {"n1": 0, "n2": 2, "n3": 0, "n4": 0}
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Workload:
-    app = read_profile(write_profile(tmp_path / "net"))
-    jobs = tuple(Submission(f"net-{i}", 0.0, "net", 8, 128) for i in range(2))
-    return Workload("made", jobs, {"net": app})
-
-
-def run(policy: object, work: Workload, cluster: ClusterView) -> Outcome:
-    return run_idealized(policy, work, cluster, seed=0)  # type: ignore[arg-type]
-
-
-def test_a_place_that_is_named_is_kept_and_costs_what_the_network_says(made: Workload) -> None:
-    """Two jobs of two nodes: each below a leaf switch of its own, then both across the two."""
-    cluster = wired(idealized_cluster(4, 4), NETWORK)
-    apart = {1: ("n1", "n2"), 2: ("n3", "n4")}
-    across = {1: ("n1", "n3"), 2: ("n2", "n4")}
-    quick, slow = (run(Named(nodes), made, cluster) for nodes in (apart, across))
-    app = made.applications["net"]
-    step = 128 / app.placed_speed((4, 4), 128.0)
-    _, sync = app.speed.step(2, 8, np.array([16.0]))
-    seconds = [one.jobs[0].ended - one.jobs[0].started - 30.0 for one in (quick, slow)]  # type: ignore[operator]
-    assert seconds[1] / seconds[0] == pytest.approx(1 + float(sync[0]) * 5 / step, rel=0.01)
-    plain = run(Named(across), made, idealized_cluster(4, 4))
-    assert plain.jobs[0].ended == quick.jobs[0].ended, "a network of one switch costs nothing"
-
-
-def test_ones_names_places_that_are_better(made: Workload) -> None:
-    """Of two jobs of two nodes each has a leaf switch of its own, however nodes come first."""
-    cluster = wired(idealized_cluster(4, 4), NETWORK)
-    # The first job's nodes are below two switches; it moves once that repays.
-    jobs = [job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4), job(2, gpus=(8,))]
-    found = Ones().decide(cluster, jobs, 9e4, seeded())
-    assert {found.allocations[i].shape.gpus for i in (1, 2)} == {8}
-    assert found.allocations[2].nodes
-    blind = Ones(Options(places=False)).decide(cluster, jobs, 9e4, seeded())
-    assert not any(one.nodes for one in blind.allocations.values())
 
 
 def test_what_the_search_is_told_of_leaf_switches() -> None:
@@ -129,14 +69,6 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     assert leaves.penalty(policy.priced(at, rng), choices, 0.0) is not None
 
 
-def test_where_slurm_places_jobs_no_nodes_are_named() -> None:
-    """A companion's jobs go where Slurm puts them: a move that nobody carries out is not announced either."""
-    cluster = replace(wired(idealized_cluster(4, 4), NETWORK), named=False)
-    apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
-    found = Ones().decide(cluster, [apart], 9e4, seeded())
-    assert found.reasons[1].code != "fewer_switches" and not found.allocations[1].nodes
-
-
 def test_jobs_are_placed_below_few_leaf_switches_as_slurm_does() -> None:
     """The leaf switch with the least room that has enough, then the roomiest and what has enough for the rest."""
     cluster = wired(idealized_cluster(8, 4), Network(4, 2, 3.0))
@@ -145,14 +77,6 @@ def test_jobs_are_placed_below_few_leaf_switches_as_slurm_does() -> None:
     assert set(place_freely(Shape(1, 8), dict(free), cluster, False)) in ({"n3", "n4"}, {"n7", "n8"})
     three = place_freely(Shape(1, 12), dict(free), cluster, False)
     assert len({node.leaf for node in cluster.nodes if node.name in three}) == 2
-
-
-def test_why_a_job_moves_is_said() -> None:
-    cluster = wired(idealized_cluster(4, 4), NETWORK)
-    apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
-    found = Ones().decide(cluster, [apart], 9e4, seeded())
-    assert found.reasons[1].code == "fewer_switches"
-    assert set(found.allocations[1].nodes) in ({"n1", "n2"}, {"n3", "n4"})
 
 
 def test_why_a_job_stays_below_a_leaf_switch_is_said() -> None:

@@ -13,22 +13,20 @@ from ones_db.shape import Shape
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
-from slurm_ones.decide.ones.arriving import Arriving
 from slurm_ones.decide.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
 from slurm_ones.decide.ones.deadlines import Promises
-from slurm_ones.decide.ones.favour import Favour, favour_of
 from slurm_ones.decide.ones.kinds import ByKind
-from slurm_ones.decide.ones.places import Leaves, moved
+from slurm_ones.decide.ones.places import Leaves
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
-from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.decide.ones.terms import Caution, Fairness, Outlook, Priced, Room, Situation, Term
 from slurm_ones.decide.ones.unchanged import Decided, decided
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
 from slurm_ones.schedule.tables import Tables, build_tables, predict_each
 
-LEAST = {"amplification": 0.0, "population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 
 
 @dataclass(frozen=True)
@@ -74,22 +72,14 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
-    arrivals: float = 0.0
-    """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
     places: bool = True
-    """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
-    each other, and say which nodes where nodes may be named."""
+    """Weigh what sizes across leaf switches cost their job and each other, if the network is known and tapered."""
     deadlines: bool = True
     """Promise deadlines that can be kept, and keep them; not yet where GPUs are of several kinds."""
     sure: float = 0.9
     """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
-    amplification: float = 0.0
-    """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
-    at its most efficient size (DeepPool); 0 switches it off."""
     stand: bool = True
     """A decision stands for up to a minute while nothing has changed; False decides anew at each tick."""
-    favour: str = ""
-    """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
     kinds: bool = True
@@ -97,11 +87,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
-        favour_of(self.favour)
         if self.sure > 1:
             raise ValueError(f"sure: {self.sure!r} must be a probability between 0 and 1")
-        if 0 < self.amplification < 1:
-            raise ValueError(f"amplification: {self.amplification!r} must be 0 for no cap, or at least 1")
 
 
 LARGEST = 1e15
@@ -119,16 +106,10 @@ ROUNDS = 6
 def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
     """The rules that enter the objective, in the order in which they do."""
     found: list[Term] = [reach] if leaves is None else [reach, leaves]
-    if options.amplification:
-        found.append(Amplification(options.amplification))
     if options.caution:
         found.append(Caution(options.caution))
     if options.fair_bound:
         found.append(Fairness(options.fair_bound))
-    if options.favour:
-        found.append(Favour(*favour_of(options.favour)))
-    if options.arrivals:
-        found.append(Arriving(options.arrivals))
     if options.resize_cost:
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
     if options.deadlines:
@@ -145,7 +126,7 @@ class Ones:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
         self._reach = Reach(self.options.leap, self.options.first_size, self.options.horizon_s)
-        self._leaves = Leaves(self.options.horizon_s, self.options.tenure) if self.options.places else None
+        self._leaves = Leaves() if self.options.places else None
         self._terms = terms_of(self.options, self._reach, self._leaves)
         self._population = np.zeros((0, 0), dtype=np.int64)
         """(K, J) GPUs of each job in each candidate of the last decision."""
@@ -192,10 +173,6 @@ class Ones:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
         said = self._said(priced, columns)
-        if self._leaves is not None:
-            named = self._leaves.named(priced, jobs, fixed, allocations)
-            allocations |= {job_id: replace(allocations[job_id], nodes=nodes) for job_id, nodes in named.items()}
-            said |= moved(cluster, mobile, allocations)
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
         reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
         weighed = explain.weighed(cluster, tables, choices)
@@ -251,13 +228,8 @@ class Ones:
         weight = np.ones(len(jobs))
         for term in self._terms:
             weight = term.weight(outlook, weight)
-        price = 0.0
-        for term in self._terms:
-            price = term.price(outlook, price)
         recursive = options.completion_prices
-        unit, ends = worth_of_progress(
-            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive, price=price
-        )
+        unit, ends = worth_of_progress(speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive)
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
     def choices(self, at: Priced, may: Bools) -> Choices:
@@ -291,7 +263,7 @@ class Ones:
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
         population = repair(choices, population, kept, rng)
         population = np.concatenate([population, at.nodes.fitted(choices, population)])
-        # Worths are below 0 where a promised deadline goes short, or GPU hours count.
+        # Worths are below 0 where a promised deadline goes short.
         dear = 2.0 * float(np.abs(choices.value(least[None])).sum()) / max(choices.gpus, 1)
         penalties = [lost for term in self._terms if (lost := term.penalty(at, choices, dear)) is not None]
 

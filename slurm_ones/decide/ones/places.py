@@ -4,45 +4,37 @@ What of a step is gradient exchange follows from a job's model: its step on seve
 same local batch. Where a size needs more than one leaf switch, that takes `taper` times longer, and a larger batch may
 be the best, in which it is a smaller share. How
 many jobs meet on a link is not known before they are placed; a candidate whose jobs across leaf switches use E ends of
-links, of L leaf switches, has about E / L of them on each. Once sizes are chosen, `schedule.places` chooses the nodes.
+links, of L leaf switches, has about E / L of them on each. Which nodes a job gets is Slurm's choice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.decide.job_figures import within
-from slurm_ones.decide.ones.reach import LARGEST_S
 from slurm_ones.decide.ones.terms import Penalty, Priced, Term
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.schedule.places import Move, choose_nodes, matters
-from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
 from slurm_ones.schedule.tables import SLOWEST, Tables, ask_together, speeds_of_one
 
 
 class Leaves(Term):
     """Leaf switches in the objective."""
 
-    def __init__(self, horizon_s: float, tenure: float) -> None:
-        """A job that moves at its size stays there for `horizon_s`, or as long as no job has come or gone where that is
-        longer, and for `tenure` times the time that it has kept its sizes at most."""
-        self._horizon_s, self._tenure = horizon_s, tenure
-
     def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
         """The jobs as fast as they are across leaf switches, where a size needs several."""
-        if not _known(cluster) or cluster.taper <= 1:
+        if not _known(cluster):
             return list(jobs)
         below = max(below_each(cluster).values())
         return [replace(job, model=Tapered(job.model, below, cluster.taper)) for job in jobs]
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
         cluster, needed = at.cluster, leaves_needed(at.cluster, at.tables.sizes)
-        if not _known(cluster) or cluster.taper <= 1 or not (needed > 1).any():
+        if not _known(cluster) or not (needed > 1).any():
             return None
         ends = np.where(needed > 1, needed / len({node.leaf for node in cluster.nodes}), 0.0)
         lost = np.where(needed > 1, exchange_shares(at.tables), 0.0)
@@ -62,7 +54,7 @@ class Leaves(Term):
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
         """Of jobs that the next larger size would bring across leaf switches, where that size would be worth its GPUs
         if it did not: more than nothing where they are free, else more than anybody's last GPUs bring at least."""
-        if not _known(at.cluster) or at.cluster.taper <= 1:
+        if not _known(at.cluster):
             return {}
         sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
         across = np.where(needed > 1, 1.0 - exchange_shares(at.tables) * (taper - 1.0) / taper, 1.0)
@@ -92,36 +84,6 @@ class Leaves(Term):
                 )
         return found
 
-    def named(
-        self, at: Priced, jobs: Sequence[JobView], fixed: Collection[int], allocations: Mapping[int, Allocation]
-    ) -> dict[int, tuple[str, ...]]:
-        """Nodes by job id, for those that the allocations start or change, and that had better move."""
-        if not _known(at.cluster) or not at.cluster.named:
-            return {}
-        column = {int(size): u for u, size in enumerate(at.tables.sizes)}
-        # A job of one node may have to be split, and then exchanges as at the smallest size of several.
-        shares_of = exchange_shares(at.tables)
-        if at.cluster.taper > 1:  # below one leaf switch, where the rest of the step is as it is
-            far, taper = leaves_needed(at.cluster, at.tables.sizes) > 1, at.cluster.taper
-            shares_of = np.where(far, shares_of / (taper - shares_of * (taper - 1.0)), shares_of)
-        several = np.where(shares_of > 0, shares_of, np.inf).min(axis=1, initial=np.inf)
-        least = np.where(np.isfinite(several), several, 0.0)
-        shares = {
-            job.job_id: float(shares_of[j, column[got.shape.gpus]] or least[j])
-            for j, job in enumerate(at.tables.jobs)
-            if (got := allocations.get(job.job_id)) is not None
-        }
-        horizon = max(self._horizon_s, at.quiet_s)
-        moves = {
-            job.job_id: Move(
-                within(job.resize_s, 0.0, LARGEST_S),
-                min(horizon, self._tenure * within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)),
-            )
-            for job in at.tables.jobs
-            if job.shape is not None
-        }
-        return choose_nodes(at.cluster, jobs, fixed, allocations, shares, moves)
-
 
 class Tapered:
     """A model of throughput where gradients take `taper` times as long on more GPUs than are `below` a leaf switch."""
@@ -150,8 +112,8 @@ class Tapered:
 
 
 def _known(cluster: ClusterView) -> bool:
-    """Whether nodes are told apart by places alone: several kinds of GPUs are decided on one by one."""
-    return matters(cluster) and len(cluster.kinds) <= 1
+    """Whether the network is tapered and nodes differ by their places alone: kinds of GPUs are decided one by one."""
+    return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
 
 
 def _next(there: Bools) -> int | None:
@@ -188,20 +150,3 @@ def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
     most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
     found: Ints = np.searchsorted(most, sizes) + 1
     return np.minimum(found, len(most))
-
-
-def moved(cluster: ClusterView, jobs: Sequence[JobView], allocations: Mapping[int, Allocation]) -> dict[int, Reason]:
-    """Why the jobs that move at their size do, by job id."""
-    leaf = {node.name: node.leaf for node in cluster.nodes}
-    found = {}
-    for job in jobs:
-        got = allocations.get(job.job_id)
-        if got is not None and got.nodes and job.shape is not None and got.shape.gpus == job.shape.gpus:
-            before, after = ({leaf.get(name, "") for name in names} for names in (job.nodes, got.nodes))
-            fewer = len(after) < len(before)
-            found[job.job_id] = (
-                reason("fewer_switches", switches=len(after), before=len(before))
-                if fewer
-                else reason("better_nodes", nodes=", ".join(got.nodes))
-            )
-    return found

@@ -1,15 +1,13 @@
 """What may enter the objective of `ones`: the protocol of its rules, and the small rules.
 
-The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of six
+The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of five
 places, and leaves the others as they are:
 
 1. `mask`: columns that a job may have;
 2. `speed`: how fast a job counts as there (caution, a factor of a kind of GPU);
 3. `weight`: what a second of a job's waiting counts;
-4. `price`: what a GPU-second costs besides what others would make of it;
-5. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline, the price of GPUs that
-   arrivals will need);
-6. `penalty`: what a whole candidate loses (GPUs without room, contention, packing). It chooses among the candidates;
+4. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline);
+5. `penalty`: what a whole candidate loses (GPUs without room, contention, packing). It chooses among the candidates;
    greedy seeds and local search go by the worth of single jobs.
 
 A rule is made from its own options once, may remember from decision to decision, and names the jobs for which it
@@ -92,11 +90,6 @@ class Term:
         """(J,) what a second of waiting counts, from the `weight` (J,) without this rule."""
         return weight
 
-    def price(self, at: Outlook, price: float) -> float:
-        """What a GPU-second costs on top of what others would make of it, in seconds of waiting, from the `price`
-        without this rule. Where it is above 0, `worth` takes it off as well."""
-        return price
-
     def worth(self, at: Priced, worth: Floats) -> Floats:
         """(J, U) what each column is worth, from the `worth` (J, U) without this rule; column 0 is waiting."""
         return worth
@@ -134,22 +127,6 @@ class Fairness(Term):
         return weight * fair_weights(
             at.speed, at.tables.sizes, at.done, at.remaining, at.age_s, at.nodes.gpus, self.bound
         )
-
-
-@dataclass(frozen=True)
-class Amplification(Term):
-    """A job grows only as far as its progress takes at most `most` times the GPU-seconds that it takes at its most
-    efficient size: DeepPool's bound (Park et al., arXiv 2112.10065), which sets it on layers; its
-    abstract was read."""
-
-    most: float
-
-    def mask(self, at: Situation, allowed: Bools) -> Bools:
-        can = allowed & (at.tables.goodput > 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            gpu_s = np.where(can, at.tables.sizes / at.tables.goodput, np.inf)
-        found: Bools = allowed & (gpu_s <= self.most * gpu_s.min(axis=1, initial=np.inf)[:, None])
-        return found
 
 
 class Room(Term):

@@ -35,14 +35,13 @@ def worth_of_progress(
     gpus: float,
     *,
     recursive: bool = True,
-    price: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
 
     `goodput` (J, U) is progress/s at each of the `sizes` (U,), the first of which is 0; it is 0 where the job cannot
     be, and in the first column. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting
-    counts. Without `recursive` today's price holds for all. `price` is what a GPU-second costs on top of what others
-    would make of it, in seconds of waiting. Jobs without any size are worth 0. Costs jobs × prices × sizes.
+    counts. Without `recursive` today's price holds for all. Jobs without any size are worth 0.
+    Costs jobs × prices × sizes.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -50,7 +49,7 @@ def worth_of_progress(
     at = np.zeros((jobs, len(PRICES)), dtype=np.int64)
     with np.errstate(divide="ignore"):
         slowness = np.where(goodput > 0, 1.0 / goodput, np.inf)
-    bill = (PRICES[:, None] + price) * sizes
+    bill = PRICES[:, None] * sizes
     each = max(CELLS // bill.size, 1)
     for some in np.split(np.flatnonzero(possible), range(each, jobs, each)):
         cost = (weight[some, None, None] + bill) * slowness[some, None, :]

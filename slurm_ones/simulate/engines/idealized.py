@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from slurm_ones.learn.arrivals import Submitted, expected
-from slurm_ones.schedule.policy import Allocation, Arrivals, ClusterView, NodeView, Policy, Schedule
+from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized_job import EPSILON, IdealizedJob, Stretch, Variants
 from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, place_freely, plan_hot
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
@@ -32,8 +30,6 @@ class Part(NamedTuple):
     kind: str = ""
 
 
-HOUR_S = 3600.0
-"""Between two looks at what arrived, as of the companion."""
 REQUEUE = Requeue()
 """What the published studies assume."""
 
@@ -68,8 +64,6 @@ def run_idealized(
         app = workload.applications[submission.application]
         jobs.append(IdealizedJob(i, submission, app, cluster, mechanism, variants=variants))
     now, waiting, live = 0.0, list(jobs), list[IdealizedJob]()
-    foretold: float | None = None
-    there = cluster
     segments: list[Segment] = []
     decisions: list[float] = []
     goodput: list[tuple[float, float]] = []
@@ -81,11 +75,8 @@ def run_idealized(
             live.append(waiting.pop(0))
         if live:
             views = [job.view() for job in live]
-            if foretold is None or now - foretold >= HOUR_S:
-                foretold = now
-                there = replace(cluster, arrivals=_expected(jobs[: len(jobs) - len(waiting)], now))
             started = time.perf_counter()
-            schedule = policy.decide(there, views, now, rng)
+            schedule = policy.decide(cluster, views, now, rng)
             decisions.append(time.perf_counter() - started)
             apply = _apply_hot if isinstance(mechanism, Hot) else _apply
             apply(schedule, live, cluster, now, spread)
@@ -116,21 +107,6 @@ def run_idealized(
     )
 
 
-def _expected(jobs: Sequence[IdealizedJob], now: float) -> Arrivals | None:
-    """What the jobs that came so far tell of those that are still to come."""
-    seen = [
-        Submitted(
-            job.submission.time,
-            job.submission.name,
-            job.gpu_s,
-            (now if job.ended is None else job.ended) - job.submission.time,
-            job.ended is not None,
-        )
-        for job in jobs
-    ]
-    return expected(seen, 0.0, now)
-
-
 def idealized_cluster(
     nodes: int, gpus_per_node: int, *, uniform: bool = False, parts: Sequence[Part] = ()
 ) -> ClusterView:
@@ -141,7 +117,7 @@ def idealized_cluster(
     views = tuple(NodeView(f"n{i}", part.gpus_per_node, kind=part.kind) for i, part in enumerate(each, 1))
     full = {part.kind: part.gpus_per_node for part in parts} if len(parts) > 1 else {}
     most = max(part.gpus_per_node for part in parts)
-    return ClusterView(views, node_gpus=most, uniform=uniform, gpus_of_kind=full, named=True)
+    return ClusterView(views, node_gpus=most, uniform=uniform, gpus_of_kind=full)
 
 
 def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool) -> None:
@@ -160,14 +136,13 @@ def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterVie
     if not spread:
         moving.sort(key=lambda pair: -pair[1].shape.gpus)
     for job, got in moving:
-        place = place_freely(got.shape, free, cluster, spread, got.kind, got.nodes)
+        place = place_freely(got.shape, free, cluster, spread, got.kind)
         job.start(now, got.shape, place, got.batch)
 
 
 def _differs(job: IdealizedJob, got: Allocation) -> bool:
     """Whether that are other GPUs than it has."""
-    elsewhere = bool(got.nodes) and set(got.nodes) != set(job.nodes)
-    return job.shape is None or got.shape.gpus != job.shape.gpus or got.kind not in ("", job.kind) or elsewhere
+    return job.shape is None or got.shape.gpus != job.shape.gpus or got.kind not in ("", job.kind)
 
 
 def _apply_hot(
@@ -190,7 +165,7 @@ def _apply_hot(
     if not spread:
         changes.sort(key=lambda pair: -pair[1].shape.gpus)
     asked = [
-        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.kind, got.nodes)
+        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.kind)
         for job, got in changes
     ]
     apart = [] if spread or not changes else [(job, job.shape) for job in same if job.shape and job.scattered(now)]

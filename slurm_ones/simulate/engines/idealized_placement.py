@@ -15,23 +15,15 @@ Nodes = Mapping[str, int]
 
 
 def place_freely(
-    shape: Shape,
-    free: dict[str, int],
-    cluster: ClusterView,
-    spread: bool,
-    kind: str = "",
-    names: Sequence[str] = (),
+    shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool, kind: str = ""
 ) -> dict[str, int]:
-    """GPUs on nodes for the shape, on those named if these have room; taken from `free`. Of one `kind`, or where that
-    is left open of the kind with the least room that has enough, of several only where none has. On slow nodes only
-    where the others have no room."""
-    found = _on_named(shape, free, cluster, names)
-    if not found and len(cluster.kinds) > 1:
+    """GPUs on nodes for the shape, taken from `free`. Of one `kind`, or where that is left open of the kind with the
+    least room that has enough, of several only where none has. On slow nodes only where the others have no room."""
+    if len(cluster.kinds) > 1:
         return _place_on_kind(shape, free, cluster, spread, kind)
-    if not found:
-        slow = {node.name for node in cluster.nodes if node.speed < 1}
-        fast = {name: gpus for name, gpus in free.items() if name not in slow}
-        found = _below_few(shape, fast, cluster, spread) or _below_few(shape, free, cluster, spread)
+    slow = {node.name for node in cluster.nodes if node.speed < 1}
+    fast = {name: gpus for name, gpus in free.items() if name not in slow}
+    found = _below_few(shape, fast, cluster, spread) or _below_few(shape, free, cluster, spread)
     if not found:
         raise ValueError(f"the schedule cannot be placed: {shape} does not fit")
     for name, gpus in found.items():
@@ -69,19 +61,6 @@ def _filled(shape: Shape, free: Nodes, cluster: ClusterView, spread: bool) -> di
             found[name] = min(left, free[name])
             left -= found[name]
     return found if sum(found.values()) >= shape.gpus else {}
-
-
-def _on_named(shape: Shape, free: Nodes, cluster: ClusterView, names: Sequence[str]) -> dict[str, int]:
-    """GPUs on the nodes named, each filled before the next where it need not give equally many; none where they have
-    no room."""
-    found: dict[str, int] = {}
-    left = shape.gpus
-    for name in names:
-        gpus = shape.gpus_per_node if cluster.uniform else min(left, max(free.get(name, 0), 0))
-        if gpus and gpus <= min(left, free.get(name, 0)):
-            found[name] = gpus
-            left -= gpus
-    return {} if left else found
 
 
 def _place_on_kind(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool, kind: str) -> dict[str, int]:
@@ -128,8 +107,6 @@ class Asked(NamedTuple):
     """Seconds that it holds the old and the new GPUs."""
     kind: str = ""
     """Of the GPUs that it is to get; empty for any."""
-    named: tuple[str, ...] = ()
-    """Nodes that it is to be on, if these have room."""
 
 
 class _Use:
@@ -242,9 +219,7 @@ def _targets(cluster: ClusterView, free: Nodes, asked: Sequence[Asked], spread: 
         room.update(job.own)
     found: dict[int, dict[str, int]] = {}
     for job in asked:
-        target = _on_named(job.shape, room, cluster, job.named) or _placed(
-            job.shape, room, cluster, {} if spread else job.own, spread, job.kind
-        )
+        target = _placed(job.shape, room, cluster, {} if spread else job.own, spread, job.kind)
         if target is not None:
             found[job.job_id] = target
             room.subtract(target)
