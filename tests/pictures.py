@@ -15,10 +15,10 @@ import urllib.request
 from pathlib import Path
 
 from ones_db import Store
-from slurm_ones.cli.live_table import Choice
 from slurm_ones.cli.top import reader
-from slurm_ones.cli.top_app import TopApp
 from slurm_ones.config import Settings
+from slurm_ones.show.table import Choice
+from slurm_ones.show.window import TopApp
 from tests.faults.plan import FaultPlan
 from tests.faults.replay_page import write_replay
 from tests.web.test_browser import driver, installed

@@ -26,13 +26,12 @@ from textual.widgets import DataTable, Static
 from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader_lock import LeaderLock
 from ones_db.shape import Shape
-from slurm_ones.cli import log_tail
-from slurm_ones.cli.common import NotSeenYet
-from slurm_ones.cli.live_table import Choice, columns_within, header, lines, node_map
 from slurm_ones.cli.top import reader
-from slurm_ones.cli.top_app import TopApp
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.report.live import Live, left_s, read_live
+from slurm_ones.show import window
+from slurm_ones.show.live import Live, NotSeenYet, left_s, read_live
+from slurm_ones.show.table import Choice, columns_within, header, lines, node_map
+from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.slurm.make import job_of
@@ -253,10 +252,10 @@ def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 raise Unreachable("down")
             return {7: asked["job"]}
 
-    monkeypatch.setattr(log_tail, "connect", lambda settings: Client())
+    monkeypatch.setattr(window, "connect", lambda settings: Client())
 
     def tail() -> list[str]:
-        return log_tail.Logs(Settings()).tail(7, 10)
+        return window.Logs(Settings()).tail(7, 10)
 
     assert tail() == ["first", " 20 %", "?[2Jlast"]
     link = tmp_path / "link"
@@ -279,8 +278,8 @@ def test_slurm_is_asked_once_a_minute_where_a_log_is(tmp_path: Path, monkeypatch
             asked.append(job_ids)
             return {7: job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(log))}
 
-    monkeypatch.setattr(log_tail, "connect", lambda settings: Client())
-    logs = log_tail.Logs(Settings(), lambda: now[0])
+    monkeypatch.setattr(window, "connect", lambda settings: Client())
+    logs = window.Logs(Settings(), lambda: now[0])
     assert logs.tail(7, 10) == ["first"]
     log.write_text("first\nsecond\n")
     now[0] = 59.0

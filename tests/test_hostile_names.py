@@ -21,10 +21,10 @@ from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
 from slurm_ones.cli import app
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.report.charts import Bar, Panel
-from slurm_ones.report.page import write_page
 from slurm_ones.rules.plan import Change
 from slurm_ones.service.logs import OneLine, TerminalFormatter
+from slurm_ones.show.charts import Bar, Panel
+from slurm_ones.show.page import write_page
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of

@@ -11,7 +11,7 @@ import pytest
 
 import slurm_ones
 from ones_db.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, alone, reason, render
-from slurm_ones.report.live import counted
+from slurm_ones.show.live import counted
 
 
 def uses() -> dict[str, list[tuple[str, frozenset[str]]]]:

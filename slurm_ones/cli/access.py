@@ -12,7 +12,7 @@ from ones_db.engine import backend_of
 from ones_db.export import export_user, export_users
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, person, settings_of
 from slurm_ones.config import ConfigError
-from slurm_ones.report.text import plain
+from slurm_ones.text import plain
 
 RoleOption = Annotated[str, typer.Option("--role", help="The role; created (NOLOGIN) if it does not exist.")]
 

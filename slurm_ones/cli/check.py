@@ -15,9 +15,8 @@ from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from slurm_ones.cli.common import JsonOption, command, console, print_json
 from slurm_ones.observe.batch_script import Finding, Verdict, Weight, comment_findings, examine
 from slurm_ones.observe.optin import ANY, OptIn
-from slurm_ones.report.strategy import counts, described
-from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
+from slurm_ones.text import counts, described, plain
 
 MOST_BYTES = 1 << 20
 

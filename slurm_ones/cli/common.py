@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -21,12 +21,12 @@ from rich.console import Console
 from ones_db import ActionRecord, SchemaError, Store, StoreError
 from ones_db.engine import backend_of, names_password
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
-from slurm_ones.report.text import plain
+from slurm_ones.show.live import NotSeenYet
+from slurm_ones.show.table import CODES, Selection
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
-
-if TYPE_CHECKING:
-    from slurm_ones.learn.nodes import SlowNode
+from slurm_ones.slurm.model import JobState
+from slurm_ones.text import plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,10 +107,6 @@ def reading_store(settings: Settings) -> Store:
     return Store.open(settings.database_url, settings.cluster, read_only=True)
 
 
-class NotSeenYet(Exception):
-    """Nothing was published yet for the user of this process; the message says when that comes."""
-
-
 def published_for(settings: Settings) -> Path | None:
     """The folder in which a user of an operator's site finds their own jobs; None for whoever may read the database,
     and where nothing is published."""
@@ -155,14 +151,6 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
     )
 
 
-def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:
-    """The slow nodes by the jobs that the store knows: all of the site, or those of one user."""
-    # Most commands need no models, and do not wait for numpy.
-    from slurm_ones.learn.nodes import slow_nodes
-
-    return slow_nodes([*store.finished_histories(), *store.histories().values()], now)
-
-
 def is_view(settings: Settings, store: Store) -> bool:
     """Whether the store is what was published for this user alone."""
     folder = settings.views_folder
@@ -190,3 +178,44 @@ def person() -> str:
 def record_action(store: Store, action: str, detail: str = "") -> None:
     """Write down that the person behind this process does this."""
     store.add_action(ActionRecord(time.time(), person(), action, detail))
+
+
+MeOption = Annotated[bool, typer.Option("--me", help="One's own jobs alone.")]
+UsersOption = Annotated[str, typer.Option("--user", "-u", help="Jobs of these users: names, separated by commas.")]
+PartitionsOption = Annotated[str, typer.Option("--partition", "-p", help="Jobs in these partitions.")]
+AccountsOption = Annotated[str, typer.Option("--account", "-A", help="Jobs that are charged to these accounts.")]
+StatesOption = Annotated[
+    str, typer.Option("--states", "-t", help="Jobs in these states, such as PD,R or COMPLETED; all: every one.")
+]
+JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, separated by commas.")]
+
+
+def selected(
+    *,
+    me: bool = False,
+    user: str = "",
+    partition: str = "",
+    account: str = "",
+    states: str = "",
+    jobs: str = "",
+) -> Selection:
+    """By the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
+    users = _words(user) | ({getpass.getuser()} if me else frozenset())
+    return Selection(
+        users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
+    )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word for part in text.split(",") if (word := part.strip()))
+
+
+def _states(text: str) -> frozenset[str]:
+    words = frozenset(word.upper() for word in _words(text))
+    if "ALL" in words:
+        return frozenset()
+    names = frozenset(CODES.get(word, word) for word in words)
+    known = {state.value for state in JobState}
+    for name in sorted(names - known):
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no state of a job: {', '.join(CODES)} or their long names")
+    return names

@@ -28,9 +28,9 @@ from slurm_ones.cli.maintain import DAY_S, age
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.learn.workload import Workload, workload
 from slurm_ones.observe.past_jobs import PastJobs
-from slurm_ones.report.text import plain, seconds
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
+from slurm_ones.text import plain, seconds
 
 app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 

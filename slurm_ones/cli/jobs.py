@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.cells import cell_len
@@ -13,38 +12,30 @@ from rich.text import Text
 
 from ones_db import JobSummary, PromiseRecord
 from slurm_ones.cli.common import (
+    AccountsOption,
     ConfigOption,
     DatabaseOption,
+    JobsOption,
     JsonOption,
-    NotSeenYet,
+    MeOption,
+    PartitionsOption,
+    StatesOption,
+    UsersOption,
     command,
     console,
     errors,
     is_view,
     job_number,
     print_json,
+    selected,
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.selection import (
-    AccountsOption,
-    JobsOption,
-    MeOption,
-    PartitionsOption,
-    Selection,
-    StatesOption,
-    UsersOption,
-)
 from slurm_ones.cli.unknown import unknown_job
-from slurm_ones.report.deadlines import deadline
-from slurm_ones.report.live import causes, counted, wrong
-from slurm_ones.report.text import per_gpu, progress, safe, seconds, shape, troubles
-
-
-def as_json(job: JobSummary) -> dict[str, Any]:
-    """A job as `--json` prints it."""
-    return {**asdict(job), "shape": shape(job), "local_batch": job.local_batch, "jct_s": job.jct_s}
-
+from slurm_ones.show.live import NotSeenYet, causes, counted, wrong
+from slurm_ones.show.table import as_json
+from slurm_ones.show.words import deadline
+from slurm_ones.text import per_gpu, progress, safe, seconds, shape, troubles
 
 _LEFT = ("job", "name", "user", "state", "shape", "strategy")
 """Columns that begin at the left."""
@@ -137,7 +128,7 @@ def jobs(
     json: JsonOption = False,
 ) -> None:
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
-    selection = Selection.of(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
+    selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     settings = settings_of(config, database)
     try:
         store = store_of_reader(settings, named=bool(database))

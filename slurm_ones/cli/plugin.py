@@ -9,8 +9,8 @@ import typer
 
 from slurm_ones.cli.common import command, console
 from slurm_ones.plugin import PluginError, Site, compile_spank, look, trial, write_own, write_site
-from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
+from slurm_ones.text import plain
 
 app = typer.Typer(
     help="Options --elastic-… of sbatch, and checks of elastic jobs as they are submitted.",

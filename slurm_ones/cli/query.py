@@ -19,7 +19,7 @@ from rich.table import Table
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
-from slurm_ones.report.text import plain, safe
+from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
 """Rows of a table where no limit is given: people read no more, and a table needs all of them to know its widths."""

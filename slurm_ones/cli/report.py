@@ -26,10 +26,8 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.times import HELP, moment
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.report.advice import Allowed, advice
-from slurm_ones.report.usage import Usage, usage
-from slurm_ones.report.usage_page import write_usage
-from slurm_ones.report.usage_text import of_job, of_jobs
+from slurm_ones.show.advice import Allowed, advice
+from slurm_ones.show.usage import Usage, of_job, of_jobs, usage, write_usage
 
 
 def allowed(comment: str) -> Allowed:

@@ -18,7 +18,6 @@ from ones_db.leader_lock import LeaderLock
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, record_action, settings_of
 from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, ReloadableSettings, Settings
-from slurm_ones.report.text import plain
 from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.health import Health, summary
@@ -27,6 +26,7 @@ from slurm_ones.service.publisher import Publisher
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
+from slurm_ones.text import plain
 
 if TYPE_CHECKING:
     from slurm_ones.service.metrics import Metrics

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from slurm_ones.cli.common import check_outputs, command, console, errors
 from slurm_ones.cli.simulate_progress import say, shown
-from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
+from slurm_ones.text import plain
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def simulate(
             json_format.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False), encoding="utf-8"
         )
     if html is not None:
-        from slurm_ones.report.page import write_study
+        from slurm_ones.show.page import write_study
 
         write_study(html, *page(plan, found, runs))
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]

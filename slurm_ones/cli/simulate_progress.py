@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from slurm_ones.cli.common import errors
-from slurm_ones.report.text import plain, safe, seconds
+from slurm_ones.text import plain, safe, seconds
 
 if TYPE_CHECKING:
     from slurm_ones.simulate.study.runs import OnProgress, RunProgress

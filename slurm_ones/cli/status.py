@@ -24,14 +24,14 @@ from slurm_ones.cli.common import (
     published_for,
     reading_store,
     settings_of,
-    slow_nodes_of,
 )
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
-from slurm_ones.report.blocks import planned
-from slurm_ones.report.live import LATE
-from slurm_ones.report.text import changed, plain, seconds
+from slurm_ones.show.live import LATE
+from slurm_ones.show.why import slow_nodes_of
+from slurm_ones.show.words import planned
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
+from slurm_ones.text import changed, plain, seconds
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode

@@ -17,8 +17,8 @@ from slurm_ones.cli.import_ import moment
 from slurm_ones.cli.simulate import parse_cluster
 from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.config import ConfigError
-from slurm_ones.report.text import plain, seconds
 from slurm_ones.simulate import BadInput
+from slurm_ones.text import plain, seconds
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def study(
 
     Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
     """
-    from slurm_ones.report.page import write_elasticity
+    from slurm_ones.show.page import write_elasticity
     from slurm_ones.simulate.elasticity.page import as_json, fidelity, lanes, page, verdict
     from slurm_ones.simulate.elasticity.stretch import stretch_of
     from slurm_ones.simulate.elasticity.study import done_before, interval_of, runs_of

@@ -7,8 +7,8 @@ import math
 import re
 import time
 
-from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
+from slurm_ones.text import plain
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 _LENGTH = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", re.ASCII)

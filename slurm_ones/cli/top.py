@@ -11,29 +11,26 @@ import typer
 
 from ones_db import JobSummary, Store
 from slurm_ones.cli.common import (
+    AccountsOption,
     ConfigOption,
     DatabaseOption,
+    JobsOption,
     JsonOption,
+    MeOption,
+    PartitionsOption,
+    StatesOption,
+    UsersOption,
     command,
     console,
     print_json,
+    selected,
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.jobs import as_json
-from slurm_ones.cli.live_table import BY_NAME, Choice, lines, node_map
-from slurm_ones.cli.selection import (
-    AccountsOption,
-    JobsOption,
-    MeOption,
-    PartitionsOption,
-    Selection,
-    StatesOption,
-    UsersOption,
-)
 from slurm_ones.config import Settings
-from slurm_ones.report.live import Live, left_s, read_live
-from slurm_ones.report.text import plain
+from slurm_ones.show.live import Live, left_s, read_live
+from slurm_ones.show.table import BY_NAME, Choice, as_json, lines, node_map
+from slurm_ones.text import plain
 
 
 def _as_json(live: Live, shown: Sequence[JobSummary]) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def top(
     name = sort.removeprefix("-")
     if name not in BY_NAME:
         raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(BY_NAME)}")
-    selection = Selection.of(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
+    selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     choice = Choice(selection, bool(states or job), name, sort.startswith("-"))
     settings = settings_of(config, database)
     look = reader(settings, named=bool(database), also=selection.jobs)
@@ -104,7 +101,7 @@ def top(
         for line in lines(look(), time.time(), choice, console.width):
             console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     else:
-        from slurm_ones.cli.top_app import TopApp
+        from slurm_ones.show.window import TopApp
 
         # What is wrong is said at once, not in a window that closes again.
         look()

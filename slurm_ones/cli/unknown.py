@@ -6,10 +6,10 @@ import getpass
 
 from slurm_ones.config import Settings
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.report.text import plain
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
 from slurm_ones.slurm.model import Job
+from slurm_ones.text import plain
 
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 

@@ -16,7 +16,6 @@ from ones_db.query import Reader
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
-    NotSeenYet,
     command,
     console,
     errors,
@@ -26,7 +25,8 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.report import allowed
 from slurm_ones.config import ConfigError
-from slurm_ones.report.text import plain
+from slurm_ones.show.live import NotSeenYet
+from slurm_ones.text import plain
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
 
@@ -52,8 +52,8 @@ def web(
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
 
-    from slurm_ones.web.app import Access, Web, address
-    from slurm_ones.web.serving import OPTIONS
+    from slurm_ones.show.web.app import Access, Web, address
+    from slurm_ones.show.web.serving import OPTIONS
 
     if token and user_header:
         raise typer.BadParameter(

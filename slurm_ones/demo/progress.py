@@ -10,7 +10,7 @@ from pathlib import Path
 from ones_db import JobSummary, Store
 from slurm_ones.demo.jobs import SIMULATED
 from slurm_ones.demo.local_slurm import Submitted
-from slurm_ones.report.text import plain, seconds
+from slurm_ones.text import plain, seconds
 
 SIMULATED_EVERY_S = 10.0
 """Between two lines about the simulated jobs."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from ones_db import JobRecord, NodeRecord, ReasonRecord, RunRecord
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node, kind_of
 from slurm_ones.slurm.scontrol import usable
+from slurm_ones.text import plain
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:

@@ -14,12 +14,12 @@ import numpy as np
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
-from slurm_ones.report.strategy import counts
 from slurm_ones.rules.caps import Cap, entitled, hindering, sizes_of
 from slurm_ones.schedule.kinds import accepts, kinds_held
 from slurm_ones.schedule.ledger import free_by_node, pick_nodes
 from slurm_ones.schedule.policy import ClusterView, JobView
 from slurm_ones.schedule.shapes import least_and_most, shape_of
+from slurm_ones.text import counts
 
 
 def with_sizes(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from ones_db.reasons import SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.report.text import resized
 from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules, Start
@@ -21,6 +20,7 @@ from slurm_ones.rules.room import Room
 from slurm_ones.rules.strategy import breaks, parts_groups
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import take
+from slurm_ones.text import resized
 
 
 @dataclass(frozen=True)

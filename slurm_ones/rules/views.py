@@ -14,7 +14,6 @@ from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.report.strategy import counts
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
@@ -27,6 +26,7 @@ from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
 from slurm_ones.schedule.shapes import strategy_counts, takes, valid_counts
 from slurm_ones.slurm.model import Partition
+from slurm_ones.text import counts
 
 SAME_S = 1.0
 """Deadlines closer than this are the same."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_ones.report.text import plain
+from slurm_ones.text import plain
 
 OTHER = "other"
 """In place of every name beyond the bounds."""

@@ -16,7 +16,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.logging import RichHandler
 
-from slurm_ones.report.text import plain
+from slurm_ones.text import plain
 
 LENGTH = 2_000
 """Characters of a line."""

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from ones_db import Store
 from ones_db.copy import copy
-from slurm_ones.report.page import write_page
-from slurm_ones.report.text import plain
+from slurm_ones.show.page import write_page
 from slurm_ones.slurm.model import Job
+from slurm_ones.text import plain
 from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError

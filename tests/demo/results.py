@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from ones_db import Store
-from slurm_ones.report.charts import Bar, Panel, draw_gpus
-from slurm_ones.report.text import seconds
+from slurm_ones.show.charts import Bar, Panel, draw_gpus
+from slurm_ones.text import seconds
 from tests.demo.scenario import Outcome, Size
 
 CAPACITY = 16

@@ -31,12 +31,12 @@ from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
 from slurm_ones.learn.layout import layout_of
 from slurm_ones.observe import report_reader as reading
-from slurm_ones.report.strategy import described
 from slurm_ones.rules.strategy import size_rules
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.shapes import bounds, quanta
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Snapshot
+from slurm_ones.text import described
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
 from tests.simulate.profiles import write_profile, write_workload
 from tests.slurm.make import job_of
@@ -649,8 +649,8 @@ def shown(data: bytes) -> None:
     import logging
 
     from slurm_ones.cli.common import console
-    from slurm_ones.report.text import plain, safe
     from slurm_ones.service.logs import OneLine, TerminalFormatter
+    from slurm_ones.text import plain, safe
 
     text = _text(data)
     found = plain(text, 40)
@@ -691,7 +691,7 @@ def tags(html: str) -> list[object]:
 
 
 def _pages(text: str) -> Iterable[str]:
-    from slurm_ones.report.page import Acted, environment
+    from slurm_ones.show.page import Acted, environment
 
     job = {
         "name": text, "user": text, "shapes": [text], "batches": [text], "jct_s": 5.0, "accuracy": 0.5, "resizes": 1,

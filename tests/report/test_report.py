@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobRecord, ResizeRecord, Store, migrate
-from slurm_ones.report import charts
-from slurm_ones.report.charts import Bar, Panel, draw_gpus, held, thinned
-from slurm_ones.report.page import write_page
-from slurm_ones.report.text import plain, resized, safe, seconds
+from slurm_ones.show import charts
+from slurm_ones.show.charts import Bar, Panel, draw_gpus, held, thinned
+from slurm_ones.show.page import write_page
+from slurm_ones.text import plain, resized, safe, seconds
 from tests.db.make import report, resized_job, throughput
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from ones_db import Store
 from slurm_ones.cli.report import allowed
-from slurm_ones.report.advice import RULES, Allowed, advice
-from slurm_ones.report.usage import Job, Measured, Resized, Stretch, Usage
-from slurm_ones.report.usage_text import gpus_over_time, of_job, of_jobs
+from slurm_ones.show.advice import RULES, Allowed, advice
+from slurm_ones.show.usage import Job, Measured, Resized, Stretch, Usage, gpus_over_time, of_job, of_jobs
 from tests.cluster import paths
 from tests.db.make import job
 from tests.db.test_views import fill, fill_blocks

@@ -17,7 +17,6 @@ from ones_wrapper.limits import SizeLimits
 from ones_wrapper.protocol import Spec, decode_spec, encode
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.report.strategy import described
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.rigid import PendingJob, RigidDemand
@@ -27,6 +26,7 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, Limits, NodeView
 from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, job, rounds
+from slurm_ones.text import described
 from tests.act.make import history
 from tests.rules.make import round_of
 from tests.rules.test_views import running, seen, waiting

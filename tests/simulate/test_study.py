@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from slurm_ones.decide import POLICIES
-from slurm_ones.report.charts import Bar, Lane
-from slurm_ones.report.page import StudyText, write_study
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
+from slurm_ones.show.charts import Bar, Lane
+from slurm_ones.show.page import StudyText, write_study
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.engines.outcome import Outcome

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from ones_db import HealthRecord, Store, StoreError, TimelineRow, migrate
-from slurm_ones.report import live
-from slurm_ones.web import app as web_app
-from slurm_ones.web import serving
-from slurm_ones.web.app import Access, address
-from slurm_ones.web.feed import Feed
-from slurm_ones.web.pictures import MOST_SHAPES, colour, gpus_over_time
+from slurm_ones.show import live
+from slurm_ones.show.web import app as web_app
+from slurm_ones.show.web import serving
+from slurm_ones.show.web.app import Access, address
+from slurm_ones.show.web.feed import Feed
+from slurm_ones.show.web.pictures import MOST_SHAPES, colour, gpus_over_time
 from tests.db.make import job
 from tests.test_cli import call
 from tests.web.conftest import TOKEN, Page

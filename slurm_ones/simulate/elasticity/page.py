@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_ones.report.charts import Bar, Lane
-from slurm_ones.report.text import seconds
+from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.simulate.elasticity.curves import RESIZE_S, RULE
 from slurm_ones.simulate.elasticity.stretch import PATIENCE, SLACK_S, picked
 from slurm_ones.simulate.elasticity.study import FIGURES, SHARES, Study
 from slurm_ones.simulate.study.figures import Metric
 from slurm_ones.simulate.study.present import number
 from slurm_ones.simulate.traces.trace import Trace
+from slurm_ones.text import seconds
 
 FAR = 2.0
 """Recorded and simulated mean waits that differ by more than this factor are called far apart …"""

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from slurm_ones.decide import make_policy
-from slurm_ones.report.text import seconds
 from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import Part
@@ -20,6 +19,7 @@ from slurm_ones.simulate.training.network import Network, wired
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
+from slurm_ones.text import seconds
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slurm_ones.report.charts import Bar, Lane
-from slurm_ones.report.page import StudyText
+from slurm_ones.show.charts import Bar, Lane
+from slurm_ones.show.page import StudyText
 from slurm_ones.simulate.bound.bound import Bound
 from slurm_ones.simulate.study.bounds import as_json as bounds_as_json
 from slurm_ones.simulate.study.figures import BOUND_METRICS, METRICS, Estimate, completion_times

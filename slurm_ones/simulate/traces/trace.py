@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
-from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
+from slurm_ones.text import plain
 
 MOST_JOBS = 1_000_000
 """Jobs of a trace; each takes less than a kilobyte of memory."""

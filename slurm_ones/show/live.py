@@ -19,6 +19,10 @@ LATE = 3.0
 """Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
 
 
+class NotSeenYet(Exception):
+    """Nothing was published yet for the user of this process; the message says when that comes."""
+
+
 @dataclass(frozen=True)
 class Live:
     """A cluster's elastic jobs at one moment."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ones_db import JobSummary
-from slurm_ones.report.text import seconds, troubles
-from slurm_ones.report.usage import Measured, Usage
+from slurm_ones.show.usage import Measured, Usage
+from slurm_ones.text import seconds, troubles
 
 NEARLY = 0.9
 """A size with this share of another's useful throughput trains nearly as fast."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from slurm_ones.report.text import plain
+from slurm_ones.text import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

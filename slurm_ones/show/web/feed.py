@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ones_db import HealthRecord, JobSummary, SchemaError, Store, StoreError, TimelineRow
-from slurm_ones.report import live
-from slurm_ones.report.live import Live, read_live, silent
+from slurm_ones.show import live
+from slurm_ones.show.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
 """How much of the past the picture of the GPUs shows."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import Store
-from slurm_ones.report.charts import Lane, Panel, draw_gpus, study_charts
-from slurm_ones.report.text import per_gpu, plain, resized, seconds, starts, troubles
+from slurm_ones.show.charts import Lane, Panel, draw_gpus, study_charts
+from slurm_ones.text import per_gpu, plain, resized, seconds, starts, troubles
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def environment() -> Any:
     """Jinja2's environment of this folder's templates, in which all text is escaped."""
     from jinja2 import Environment, PackageLoader
 
-    made = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
+    made = Environment(loader=PackageLoader("slurm_ones.show", ""), autoescape=True)
     made.filters["plain"] = plain
     made.filters["seconds"] = seconds
     return made

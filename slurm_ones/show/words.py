@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from ones_db import BlockRecord, MembershipRecord, ResizeRecord
+from ones_db import BlockRecord, MembershipRecord, PromiseRecord, ResizeRecord
 
 _WHY = {"lost": "blocks were lost", "leaving": "a block had to leave", "order": "by order"}
 
@@ -52,3 +53,18 @@ def ran(block: BlockRecord) -> str:
     return (
         f"block {block.task}{again}: {block.nodes}x{block.gpus_per_node} on {nodes or 'nodes unknown'}, {block.state}"
     )
+
+
+def deadline(said: PromiseRecord) -> str:
+    """Its deadline, and whether it is promised: `deadline 2026-12-01 18:00: promised on …, since …`."""
+    word = "promised" if said.given else "not promised"
+    return f"deadline {_moment(said.deadline)}: {word} ({_moment(said.time)}): {said.reason}"
+
+
+def open_deadline(at: float) -> str:
+    """A deadline of which nothing was said."""
+    return f"deadline {_moment(at)}: nothing is promised yet; its speed has to be known first, and by a policy that can"
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
 from ones_db import JobSummary
-from slurm_ones.cli.selection import SHORT, Selection
-from slurm_ones.report.live import Live, counted, left_s, silent
-from slurm_ones.report.text import plain, progress, seconds, shape
+from slurm_ones.show.live import Live, counted, left_s, silent
+from slurm_ones.text import plain, progress, seconds, shape
+
+CODES = {
+    "PD": "PENDING",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "CD": "COMPLETED",
+    "CA": "CANCELLED",
+    "F": "FAILED",
+    "TO": "TIMEOUT",
+    "NF": "NODE_FAIL",
+    "PR": "PREEMPTED",
+    "BF": "BOOT_FAIL",
+    "DL": "DEADLINE",
+    "OOM": "OUT_OF_MEMORY",
+}
+"""squeue's short names of states."""
+SHORT = {name: code for code, name in CODES.items()}
 
 Row = tuple[str, ...]
 
@@ -61,6 +77,34 @@ def _why(job: JobSummary, live: Live) -> str:
     if job.resizing:
         return f"resize under way: {job.resizing}"
     return live.why.get(job.job_id, "")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Conditions on a job; an empty one holds for all."""
+
+    users: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+    """Base states as Slurm names them."""
+    jobs: frozenset[int] = frozenset()
+
+    def takes(self, job: JobSummary) -> bool:
+        """Whether the job is among those that are asked for."""
+        pairs = (
+            (job.user, self.users),
+            (job.partition, self.partitions),
+            (job.account, self.accounts),
+            (job.state, self.states),
+            (job.job_id, self.jobs),
+        )
+        return all(not wanted or value in wanted for value, wanted in pairs)
+
+    @property
+    def restricts(self) -> bool:
+        """Whether there is a condition."""
+        return self != Selection()
 
 
 @dataclass
@@ -153,3 +197,8 @@ def node_map(live: Live) -> list[tuple[str, str, dict[int, int], int]]:
     known = {node.name: (node.state, node.gpus) for node in live.nodes}
     names = [*known, *sorted(holding.keys() - known.keys())]
     return [(name, known.get(name, ("", 0))[0], holding.get(name, {}), known.get(name, ("", 0))[1]) for name in names]
+
+
+def as_json(job: JobSummary) -> dict[str, Any]:
+    """A job as `--json` prints it."""
+    return {**asdict(job), "shape": shape(job), "local_batch": job.local_batch, "jct_s": job.jct_s}

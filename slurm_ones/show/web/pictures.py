@@ -14,10 +14,10 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from ones_db import EpochPoint, HeldRecord, NodeRecord, TimelineRow
-from slurm_ones.report import charts
-from slurm_ones.report.charts import Bar, Floats
-from slurm_ones.report.text import clock, plain, seconds
-from slurm_ones.report.usage import Measured
+from slurm_ones.show import charts
+from slurm_ones.show.charts import Bar, Floats
+from slurm_ones.show.usage import Measured
+from slurm_ones.text import clock, plain, seconds
 
 COLOURS = 8
 """Of jobs, by their numbers: those of Okabe and Ito, which people who see fewer colours can tell apart."""

@@ -11,12 +11,12 @@ from markupsafe import Markup
 from ones_db import HeldRecord, NodeRecord, Store
 from ones_db.query import Reader
 from ones_db.reasons import CAUSES
-from slurm_ones.report.advice import Allowed, advice
-from slurm_ones.report.live import ENDED, Live, left_s, silent
-from slurm_ones.report.text import changed, clock, per_gpu, plain, progress, seconds, shape
-from slurm_ones.report.usage import usage
-from slurm_ones.web import pictures
-from slurm_ones.web.feed import HISTORY_S, Moment
+from slurm_ones.show.advice import Allowed, advice
+from slurm_ones.show.live import ENDED, Live, left_s, silent
+from slurm_ones.show.usage import usage
+from slurm_ones.show.web import pictures
+from slurm_ones.show.web.feed import HISTORY_S, Moment
+from slurm_ones.text import changed, clock, per_gpu, plain, progress, seconds, shape
 
 MOST_NODES = 600
 """Nodes that are drawn; of more their number is said."""
@@ -33,7 +33,7 @@ def environment() -> Any:
     """Jinja2's environment of this room's templates, in which all text is escaped."""
     from jinja2 import Environment, PackageLoader
 
-    made = Environment(loader=PackageLoader("slurm_ones.web", "templates"), autoescape=True, trim_blocks=True)
+    made = Environment(loader=PackageLoader("slurm_ones.show.web", "templates"), autoescape=True, trim_blocks=True)
     made.filters |= {"plain": plain, "seconds": seconds, "clock": clock, "change": changed}
     made.globals |= {
         "shape": shape,

@@ -19,10 +19,10 @@ from starlette.routing import Mount, Route
 
 from ones_db import Store
 from ones_db.query import Reader
-from slurm_ones.report.advice import Allowed
-from slurm_ones.report.text import plain
-from slurm_ones.web import pages
-from slurm_ones.web.feed import ERRORS, Feed, Moment
+from slurm_ones.show.advice import Allowed
+from slurm_ones.show.web import pages
+from slurm_ones.show.web.feed import ERRORS, Feed, Moment
+from slurm_ones.text import plain
 
 VIEWERS = 1_000
 """Browsers that hear of ticks at once; the next one looks by itself every minute."""
@@ -170,7 +170,7 @@ class Web:
         name = request.path_params["name"]
         if name not in STATIC:
             return PlainTextResponse("no such file\n", 404, HEADERS)
-        text = files("slurm_ones.web").joinpath(f"static/{name}").read_bytes()
+        text = files("slurm_ones.show.web").joinpath(f"static/{name}").read_bytes()
         return Response(text, headers={**HEADERS, "Cache-Control": "max-age=3600"}, media_type=STATIC[name])
 
     async def _events(self, request: Request) -> Response:
