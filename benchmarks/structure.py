@@ -1,16 +1,18 @@
-"""How the code is cut: files, lines, import arrows and circles, of this checkout and of an older one beside it.
+"""How the code is cut: files, lines, import arrows and circles, of this checkout and of an older one.
 
-    python -m benchmarks.structure [--before DIR]
+    python -m benchmarks.structure [--before DIR] [--json FILE]
 
-prints a Markdown table. Only the three packages are counted, not tests and benchmarks. Imports inside functions and for
-type checking count as arrows. A room is a folder or a loose module of `slurm_ones`; `ones_db` and `ones_wrapper` are
-one room each.
+prints a Markdown table. The three packages are counted without the history of migrations, and next to them the Python
+files of the tests. Imports inside functions and for type checking count as arrows. A room is a folder or a loose module
+of `slurm_ones`; `ones_db` and `ones_wrapper` are one room each.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import json
 import statistics
 import sys
 from collections import Counter
@@ -80,32 +82,63 @@ def circles(arrows: Iterable[tuple[str, str]]) -> list[set[str]]:
     return found
 
 
-def measure(checkout: Path) -> dict[str, str]:
-    """The rows of the table, for one checkout."""
-    files = {package: sorted((checkout / folder / package).rglob("*.py")) for package, folder in PACKAGES.items()}
-    lines = {path: len(path.read_text("utf-8").splitlines()) for paths in files.values() for path in paths}
+def modules_of(checkout: Path, package: str) -> list[Path]:
+    """The package's files, without the history of its migrations."""
+    files = sorted((checkout / PACKAGES[package] / package).rglob("*.py"))
+    return [path for path in files if "versions" not in path.parts]
+
+
+def repeated_classes(checkout: Path) -> dict[str, list[str]]:
+    """Names of top-level public classes that more than one module has, with those modules; examples apart."""
+    found: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for path in modules_of(checkout, package):
+            if "examples" in path.parts:
+                continue
+            module = ".".join(path.relative_to(checkout / PACKAGES[package]).with_suffix("").parts)
+            for node in ast.parse(path.read_text("utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(module)
+    return {name: modules for name, modules in sorted(found.items()) if len(modules) > 1}
+
+
+def measure(checkout: Path) -> dict[str, int]:
+    """The figures of one checkout, by name."""
+    files = {package: modules_of(checkout, package) for package in PACKAGES}
+    lines = {path: _lines(path) for paths in files.values() for path in paths}
+    tests = sorted((checkout / "tests").rglob("*.py"))
     names = Counter(path.name for path in lines if path.name != "__init__.py")
     arrows = arrows_of(checkout)
     between = {(room(one), room(other)) for one, other in arrows if room(one) != room(other)}
-    each = {package: f"{len(paths)} / {sum(lines[path] for path in paths):,}" for package, paths in files.items()}
+    each: dict[str, int] = {}
+    for package, paths in files.items():
+        each |= {f"{package}: files": len(paths), f"{package}: lines": sum(lines[path] for path in paths)}
     return {
-        "files": f"{len(lines)}",
-        "lines": f"{sum(lines.values()):,}",
-        **{f"{package}: files / lines": text for package, text in each.items()},
-        "median lines of a file": f"{statistics.median(lines.values()):.0f}",
-        "files over 400 lines": f"{sum(count > 400 for count in lines.values())}",
-        "file names that occur more than once": f"{sum(count > 1 for count in names.values())}",
-        "import arrows between modules": f"{len(arrows)}",
-        "import arrows between rooms": f"{len(between)}",
-        "circles of modules": f"{len(circles(arrows))}",
-        "circles of rooms": f"{len(circles(between))}",
+        "files": len(lines),
+        "lines": sum(lines.values()),
+        **each,
+        "median lines of a file": round(statistics.median(lines.values())),
+        "files over 400 lines": sum(count > 400 for count in lines.values()),
+        "file names that occur more than once": sum(count > 1 for count in names.values()),
+        "class names that occur more than once": len(repeated_classes(checkout)),
+        "tests: files": len(tests),
+        "tests: lines": sum(map(_lines, tests)),
+        "tests: functions": sum(path.read_text("utf-8").count("def test_") for path in tests),
+        "import arrows between modules": len(arrows),
+        "import arrows between rooms": len(between),
+        "circles of modules": len(circles(arrows)),
+        "circles of rooms": len(circles(between)),
     }
 
 
-def table(columns: dict[str, dict[str, str]]) -> str:
+def _lines(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
+
+
+def table(columns: dict[str, dict[str, int]]) -> str:
     """Markdown, one column a checkout."""
     rows = [["", *columns], ["---", *("---:" for _ in columns)]]
-    rows += [[name, *(column[name] for column in columns.values())] for name in next(iter(columns.values()))]
+    rows += [[name, *(f"{column[name]:,}" for column in columns.values())] for name in next(iter(columns.values()))]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -113,14 +146,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, metavar="DIR", help="an older checkout (git worktree add DIR COMMIT)")
     parser.add_argument("--circles", action="store_true", help="name the modules and rooms of each circle as well")
+    parser.add_argument("--classes", action="store_true", help="name the classes that share a name as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, and those classes, there as well")
     options = parser.parse_args()
     here = Path(__file__).resolve().parents[1]
     columns = {"before": measure(options.before.resolve())} if options.before else {}
-    print(table(columns | {"now": measure(here)}))
+    columns |= {"now": measure(here)}
+    print(table(columns))
+    repeated = repeated_classes(here)
+    if options.classes:
+        for name, modules in repeated.items():
+            print(f"\n{name}: {', '.join(modules)}")
     if options.circles:
         arrows = arrows_of(here)
         for group in circles(arrows) + circles({(room(a), room(b)) for a, b in arrows if room(a) != room(b)}):
             print(f"\n{' ↔ '.join(sorted(group))}")
+    if options.json:
+        options.json.write_text(json.dumps({**columns, "repeated classes": repeated}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.structure import arrows_of, circles, measure, room, table
+from benchmarks.structure import PACKAGES, arrows_of, circles, measure, repeated_classes, room, table
 from tests.cluster.paths import REPOSITORY
 
 
@@ -37,4 +39,78 @@ def test_the_table() -> None:
     lines = table({"before": now, "now": now}).splitlines()
     assert lines[0] == "|  | before | now |"
     assert {line.count("|") for line in lines} == {4}
-    assert int(now["files"]) > 100
+    assert now["files"] > 100
+
+
+SHARED_NAMES = frozenset(
+    [
+        "Allocation",
+        "Bar",
+        "Block",
+        "BlockProgram",
+        "Blocks",
+        "Change",
+        "Choice",
+        "Column",
+        "Costs",
+        "Curve",
+        "Feed",
+        "Finding",
+        "Found",
+        "Job",
+        "Kind",
+        "Layout",
+        "Leader",
+        "Limits",
+        "Network",
+        "Nodes",
+        "Options",
+        "Outcome",
+        "Part",
+        "Place",
+        "Places",
+        "Plan",
+        "Progress",
+        "Ranks",
+        "Reader",
+        "Reporter",
+        "Reports",
+        "Room",
+        "Row",
+        "Run",
+        "Selection",
+        "Settings",
+        "Site",
+        "SizeLimits",
+        "Start",
+        "State",
+        "Steps",
+        "Stretch",
+        "Study",
+        "Submission",
+        "Submitted",
+        "Task",
+        "Timeline",
+        "Trace",
+        "Training",
+        "Watch",
+        "Work",
+        "Workload",
+    ]
+)
+"""Names that two classes still share: this list only gets shorter."""
+
+
+def test_one_class_a_name() -> None:
+    """A reader who looks a class up finds one; examples apart."""
+    assert set(repeated_classes(REPOSITORY)) <= SHARED_NAMES
+
+
+def test_classes_of_one_name_are_found(tmp_path: Path) -> None:
+    """At the top of modules, public ones alone, examples left out."""
+    for package, folder in PACKAGES.items():
+        (tmp_path / folder / package / "examples").mkdir(parents=True)
+    (tmp_path / "slurm_ones/one.py").write_text("class A: pass\nclass B:\n    class C: pass\nclass _D: pass\n")
+    (tmp_path / "db/ones_db/two.py").write_text("class A: pass\nclass C: pass\nclass _D: pass\n")
+    (tmp_path / "wrapper/ones_wrapper/examples/three.py").write_text("class B: pass\n")
+    assert repeated_classes(tmp_path) == {"A": ["slurm_ones.one", "ones_db.two"]}
