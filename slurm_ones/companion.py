@@ -33,9 +33,9 @@ from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
-from slurm_ones.slurm.client import GIVES_TYPES, LeaderOnlyClient, Refused, SlurmClient
-from slurm_ones.slurm.configured import hides_gpus
+from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
 from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches, free_gpus
+from slurm_ones.slurm.parse import hides_gpus
 
 NODES_S = 300.0
 """Between two looks at which nodes are slow."""
@@ -88,7 +88,7 @@ class Companion:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
-        client = LeaderOnlyClient(client, check)
+        client = leader_only(client, check)
         self._client = client
         self._store = store
         self._clock = clock
@@ -152,7 +152,7 @@ class Companion:
         seen = self._seen
         if self.settings.taper <= 1 or seen is None:
             return 0
-        return fewest_switches(seen, job.partition.partition(",")[0], shape.nodes)
+        return fewest_switches(seen, job.partition, shape.nodes)
 
     def _slow_nodes(self, job: Job, shape: Shape) -> tuple[str, ...]:
         """See `NodeLists.choose`: none for tasks of arrays, nor where nodes have several kinds of GPU."""

@@ -23,7 +23,6 @@ from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import held_by_others
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobState
-from slurm_ones.slurm.reshape import never_starts
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +152,13 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
         if job is None:
             return reason("block_unknown", task=task)
         # Before a hold: Slurm itself holds what it will never start.
-        if job.pending and never_starts(job):
+        if job.pending and job.never_starts:
             return reason("never_starts", cause=job.reason)
         if may_be_ours(job) and forgotten(machine.client, machine.store.resize_steps(resize.id)[-1].time):
             return reason("block_release_forgotten", task=task)
         if job.pending and job.held:
             jobs = ((one, array.tasks.get(one)) for one in to_join(resize))
-            return held_by_others([one for one, its in jobs if its and its.held and not never_starts(its)])
+            return held_by_others([one for one, its in jobs if its and its.held and not its.never_starts])
         if job.ended or job.completing:
             return reason("block_ended", task=task, state=job.state.value)
         waiting, since = waiting or job.pending, max(since, job.start_time)

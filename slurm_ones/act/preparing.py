@@ -15,7 +15,6 @@ from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobState
-from slurm_ones.slurm.reshape import has_shape
 
 Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
 """Changes tasks of a job so that others may join; why that cannot be, or None."""
@@ -61,7 +60,7 @@ def prepared(resize: ResizeRecord, array: Array) -> bool:
         and all(
             (job := array.tasks[task]).pending
             and job.held
-            and has_shape(job, Shape(nodes, gpus))
+            and job.has_shape(Shape(nodes, gpus))
             and job.kind == resize.new_kind
             for task, nodes, gpus in resize.added
         )

@@ -26,7 +26,6 @@ from slurm_ones.rules.blocks import BLOCKS
 from slurm_ones.rules.gate import kind_of_target, new_of, old_of, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.reshape import has_shape, never_starts
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ class ResizeMachine(Machine):
         return resize
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        if job.held and never_starts(job):
+        if job.held and job.never_starts:
             return self.move(resize, State.RESHAPING_BACK, reason("never_starts", cause=job.reason))
         if job.held and self.lists is not None:
             self.lists.ask(job)
@@ -204,10 +203,10 @@ class ResizeMachine(Machine):
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
             return self.move(resize, State.STARTING, deadline=self.times.start_deadline)
-        if never_starts(job) and self.lists is not None and self.lists.clear(job):
+        if job.never_starts and self.lists is not None and self.lists.clear(job):
             return resize
         # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
-        if never_starts(job):
+        if job.never_starts:
             return self.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
         if job.held:
             return self._wait_at_old_shape(resize, reason("held_by_owner"))
@@ -367,7 +366,7 @@ class ResizeMachine(Machine):
 
 def _is_at(resize: ResizeRecord, job: Job, shape: Shape, kind: str) -> bool:
     """Whether Slurm holds the job at that shape, and that kind of GPU where the resize changes it."""
-    return has_shape(job, shape) and (resize.old_kind == resize.new_kind or job.kind == kind)
+    return job.has_shape(shape) and (resize.old_kind == resize.new_kind or job.kind == kind)
 
 
 def _to_put_back(resize: ResizeRecord, job: Job) -> bool:
@@ -376,8 +375,8 @@ def _to_put_back(resize: ResizeRecord, job: Job) -> bool:
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:
-        return has_shape(job, new_of(resize))
-    shapes = has_shape(job, new_of(resize)) or has_shape(job, old_of(resize))
+        return job.has_shape(new_of(resize))
+    shapes = job.has_shape(new_of(resize)) or job.has_shape(old_of(resize))
     return shapes and job.kind in (resize.old_kind, resize.new_kind)
 
 

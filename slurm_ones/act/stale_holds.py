@@ -18,9 +18,8 @@ from ones_db import ResizeRecord, Store, UnknownRecord
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.configured import started_at
 from slurm_ones.slurm.model import Job, JobKey
-from slurm_ones.slurm.reshape import never_starts
+from slurm_ones.slurm.parse import started_at
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
 
 def may_be_ours(job: Job) -> bool:
     """Whether the job waits in a hold that is neither an operator's nor Slurm's own."""
-    return job.pending and not job.completing and job.held and not job.admin_held and not never_starts(job)
+    return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
 
 
 def forgotten(client: SlurmClient, released: float) -> bool:

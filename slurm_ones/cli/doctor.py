@@ -24,8 +24,8 @@ from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.observe.optin import near_miss
 from slurm_ones.service.acl import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError
-from slurm_ones.slurm.configured import allows_arrays, hides_gpus
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
+from slurm_ones.slurm.parse import allows_arrays, hides_gpus
 from slurm_ones.text import safe
 
 OLDEST = (21, 8)

@@ -45,7 +45,7 @@ def start_of(answer: str) -> float | None:
 
 def test_command(job: Job, nodes: int, gpus_per_node: int) -> list[str]:
     """What asks Slurm when a job like this one would start at that shape; nothing is submitted."""
-    partition = job.partition.split(",")[0]
+    partition = job.partition
     argv = ["sbatch", "--test-only", f"--partition={partition}", f"--nodes={nodes}"]
     argv += [f"--gres=gpu:{gpus_per_node}"] if job.gpus_per_node else []
     argv += [f"--account={job.account}"] if job.account else []

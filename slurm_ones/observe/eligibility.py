@@ -64,7 +64,7 @@ class Elastic:
     @property
     def partition(self) -> str:
         """The partition whose jobs it competes with: of several, which a pending job may name, the first."""
-        return self.job.partition.split(",")[0]
+        return self.job.partition
 
     @property
     def weighed(self) -> bool:
@@ -137,7 +137,7 @@ def _refusal(
 
 def _strange_kinds(job: Job, optin: OptIn, snapshot: Snapshot) -> str | None:
     """The types of GPU of the job's partition, where its owner names some and none of these; else None."""
-    there = {*snapshot.kinds(job.partition.split(",")[0]).values()}
+    there = {*snapshot.kinds(job.partition).values()}
     strange = there and optin.kinds and ANY not in optin.kinds and there.isdisjoint(optin.kinds)
     return ", ".join(sorted(there)) if strange else None
 
@@ -173,7 +173,7 @@ def elastic_job(
     if optin is None and misread is None:
         return None
     # A pending job may name several partitions; the first counts.
-    partition = snapshot.partitions.get(job.partition.split(",")[0])
+    partition = snapshot.partitions.get(job.partition)
     gpus, whole = (0, False)
     if partition is not None:
         gpus, whole = partition_gpus(partition, snapshot, whole_node_gpus)

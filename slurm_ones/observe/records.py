@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ones_db import JobRecord, NodeRecord, ReasonRecord, RunRecord
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.slurm.model import Node, kind_of
-from slurm_ones.slurm.scontrol import usable
+from slurm_ones.slurm.parse import usable
 from slurm_ones.text import plain
 
 
@@ -22,7 +22,7 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
         requested_nodes=job.nodes,
         requested_gpus_per_node=elastic.shape.gpus_per_node,
         account=plain(job.account),
-        partition=plain(job.partition),
+        partition=plain(",".join(job.partitions)),
         comment=plain(job.comment, 1000),
         work_dir=plain(job.work_dir, 4096),
         restart=job.restart,

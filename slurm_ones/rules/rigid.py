@@ -70,7 +70,7 @@ def rigid_jobs(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic
         and not job.completing
         and job.reason in FOR_ROOM
         and ((one := _elastic_of(job, elastic)) is None or (one.refusal and one.refusal.code != "fused"))
-        and partition in job.partition.split(",")
+        and partition in job.partitions
     ]
 
 
@@ -99,7 +99,7 @@ def rigid_demand(
     rigid = [
         job
         for job in rigid_jobs(snapshot, partition.name, elastic)
-        if job.partition.split(",")[0] == partition.name and job.eligible_time <= snapshot.time
+        if job.partition == partition.name and job.eligible_time <= snapshot.time
     ]
     found = (_pending_job(job, partition, full, whole) for job in sorted(rigid, key=_rank))
     pending = [job for job in found if job is not None][:MOST]

@@ -51,7 +51,7 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
     """What must be the same of all members."""
     job = elastic.job
     return (
-        *(job.uid, job.account, job.partition, job.work_dir, job.time_limit_s, job.requeue, job.batch, job.array),
+        *(job.uid, job.account, job.partitions, job.work_dir, job.time_limit_s, job.requeue, job.batch, job.array),
         *(elastic.shape, elastic.gpu_range, elastic.optin),
     )
 

@@ -1,11 +1,13 @@
-"""The one door to Slurm: what every client can do, how it fails, and a guard by which the leader alone acts."""
+"""The door to Slurm: the contract of all clients, a reshape that is verified, and a guard for the leader."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
@@ -14,12 +16,14 @@ log = logging.getLogger(__name__)
 
 
 SHOWS_SWITCHES = (23, 2)
-"""The first release in which `SlurmClient.details` shows how few switches a job asks for."""
+"""First release in which `SlurmClient.details` shows how few switches a job asks for."""
 GIVES_TYPES = (26, 5)
-"""The first release on which jobs were seen to run on another type of GPU than they were submitted for. 22.05 takes
-another type, and then starts the job never."""
+"""First release on which jobs were seen to run on another type of GPU than they were submitted for. 22.05 takes another
+type, and then never starts the job."""
 SWITCH_WAIT_S = 60.0
-"""For which Slurm lets a job wait for few switches: it counts in minutes, and 0 would be the site's longest wait."""
+"""Wait for few switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
+READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details"})
+"""Members of `SlurmClient` that change nothing: every other one needs the lead (`leader_only`)."""
 
 
 class SlurmError(Exception):
@@ -54,11 +58,13 @@ class Unreachable(SlurmError):
 
 
 class SlurmClient(Protocol):
-    """Contract of all clients: PySlurm and the command line.
+    """Contract of all clients: PySlurm, the command line, the simulated Slurm.
 
-    Calls may be made from one thread at a time. Every call raises the errors above and no others of Slurm's.
-    A call that raised `Unreachable` may have taken effect: look before asking again. Nothing is cached:
-    `snapshot` and `job` return what the controller holds at that moment.
+    Consistency: nothing is cached; each call answers what the controller holds at that moment. A call that raised
+    `Unreachable` may have taken effect: look before asking again. Calls come from one thread at a time.
+
+    Raises: the errors above, and no others of Slurm's. `UnknownJob` for a job or array that Slurm does not know,
+    `NotPermitted` for another user's job, `Unreachable` if the controller does not answer.
     """
 
     @property
@@ -74,183 +80,211 @@ class SlurmClient(Protocol):
         """All jobs, nodes, partitions and reservations, in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> Job:
-        """One job, or task of an array, as it is now. A task that waits with others comes as a job of its own."""
+        """One job, or task of an array. A task that waits with others comes as a job of its own."""
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
-        """The tasks of a job array as they are now, each a job of its own, ascending: those that Slurm still knows.
-        Of tasks that were cancelled while they waited together it may know none. Raises `UnknownJob` where it knows no
-        such array."""
+        """Tasks of a job array that Slurm still knows, each a job of its own, ascending.
+
+        Consistency: of tasks that were cancelled while they waited together Slurm may know none.
+        """
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        """Some jobs as they are now, in one call, without those that Slurm does not know.
+        """Some jobs, in one call, without those that Slurm does not know.
 
-        This shows what would cost a snapshot too much: whether a job was submitted with an exact count
-        of tasks that is that of its nodes.
+        Consistency: complete, even what would cost a snapshot too much, such as an exact count of tasks that equals
+        that of the nodes.
         """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
-        """Submit a batch script with further sbatch options; returns the job's id."""
+        """Submit a batch script with further sbatch options; return the job's id."""
 
     def requeue_hold(self, job_id: JobKey) -> None:
         """Requeue a running job into a *user* hold, which its owner can always release.
 
-        Returns when Slurm accepted it; the job becomes PENDING once its processes are gone. A job that has ended
-        stays ended, without an error.
+        Consistency: returns once Slurm has accepted it; the job becomes PENDING when its processes are gone. A job that
+        has ended stays ended, without an error.
         """
 
     def hold(self, job_id: JobKey) -> None:
         """Put a pending job into a user hold."""
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Put those tasks of an array that wait into a user hold, and of these the named ones where some are named;
-        those that run are not touched. A hold of the array by its id would hold what runs as well, and so keep it from
-        coming back after a requeue."""
+        """Put an array's waiting tasks into a user hold, or those of them that are named.
+
+        Consistency: tasks that run are not touched. A hold of the array by its id would hold them as well, and so keep
+        them from coming back after a requeue.
+        """
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        """Give a pending job another shape, verified by reading it back, with GPUs of this `kind`: empty for any, None
-        for the one that it asks for.
+        """Give a pending job another shape, verified by reading it back, with GPUs of this `kind`: "" for any, None for
+        the one that it asks for.
 
-        Raises `NotResizable` after the old shape was put back when Slurm took none or only part of it.
+        Raises: `NotResizable` with the old shape in force again if Slurm took none or only part of the new one.
         """
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         """Release a held job; `start_now` skips the delay after a requeue (StartTime=now)."""
 
     def defer(self, job_id: JobKey, until: float) -> None:
-        """Let a pending job start at `until` (Unix seconds) at the earliest; a time that is past lets it start at once.
+        """Let a pending job start at `until` (Unix seconds) at the earliest, at once if that is past.
 
-        Not a hold: it ends by itself, whatever becomes of the caller, and outlives a hold and its release. The job's
-        `eligible_time` shows it, to the whole second after `until`. Raises `Refused` for a job that is not pending.
+        Consistency: not a hold: it ends by itself, whatever becomes of the caller, and outlives a hold and its release.
+        The job's `eligible_time` shows it, to the whole second after `until`.
+        Raises: `Refused` for a job that is not pending.
         """
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        """Ask that a pending job be below at most so many leaf switches; 0 takes the wish back.
+        """Prefer nodes below at most `most` leaf switches for a pending job; 0 removes the preference.
 
-        A wish, which Slurm drops by itself once the job has waited a minute for it alone, and has no effect where Slurm
-        knows no topology. The job's `switches` show it in `details`.
+        Consistency: Slurm gives it up once the job has waited `SWITCH_WAIT_S` for it alone; without a topology it has
+        no effect. The job's `switches` show it in `details`.
         """
 
     def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
-        """Keep a pending job off these nodes, in place of those before; off none where none is named.
+        """Keep a pending job off these nodes, in place of those before; off none if none is named.
 
-        It outlives the start: Slurm refuses to change it until the job waits again. The job's `excluded` show it in
-        `details`. Raises `Refused` for a job that is not pending.
+        Consistency: it outlives the start: Slurm refuses to change it until the job waits again. The job's `excluded`
+        show it in `details`.
+        Raises: `Refused` for a job that is not pending.
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps, or to its batch script too; to those of each task that runs
-        where the id is an array's. Raises `Refused` where only tasks that wait are meant."""
+        """Send a signal, such as USR1, to the job's steps, or to its batch script too; by an array's id to those of
+        each task that runs.
+
+        Raises: `Refused` if only tasks that wait are meant.
+        """
 
     def reuse(self, task: Task) -> None:
-        """Have an array's task that has ended wait again, in a user hold: within MinJobAge of its end.
+        """Let an array's task that has ended wait again, in a user hold; one that waits already stays as it is.
 
-        One that waits already stays as it is. Raises `UnknownJob` once Slurm has forgotten it, and `Refused` for one
-        that runs, whose last processes are not gone yet, or that somebody cancelled.
+        Raises: `UnknownJob` once Slurm has forgotten it (MinJobAge), `Refused` for one that runs, whose last processes
+        are not gone yet, or that somebody cancelled.
         """
 
     def throttle(self, array_id: int, most: int) -> None:
-        """Let at most so many tasks of an array run at once; 0 for no limit."""
+        """Let at most `most` tasks of an array run at once; 0 for no limit."""
 
     def cancel_waiting(self, array_id: int) -> None:
-        """Cancel those tasks of an array that wait, held ones too; without an error where none does."""
+        """Cancel an array's waiting tasks, held ones too; without an error if none waits."""
 
 
-class LeaderOnlyClient:
-    """A `SlurmClient` whose changes need the lead: where `check` raises `NotLeader`, nothing is sent to Slurm.
-
-    Slurm knows no terms, so a window is left: a process that is stopped (SIGSTOP, a frozen virtual machine)
-    after the answer of `check` and before its command reaches Slurm gives that command when it goes on, whoever leads
-    by then. The window is the start of one command, milliseconds; of a reshape and a release, up to four commands in a
-    row. It is bounded to one call: the next one asks again, and so does every write to the database.
-
-    What that one call may do: a job that is released or deferred a second time starts at another time than was meant;
-    a waiting job gets a shape that it may have (Slurm refuses to reshape one that runs); an order that is older than
-    the job's newest is not obeyed. Those are harmless, for whoever leads looks at the job before each action and
-    believes what Slurm holds. Two are not: a job that was started again meanwhile and is requeued once more loses the
-    work since its last checkpoint and stands in a user hold, and a hold on one that runs takes effect when it is
-    requeued next. Its owner or an operator can release either. Therefore the lead is checked once more after each
-    command, and where it was lost meanwhile the log names the job and the command.
-    """
+class _LeaderOnly:
+    """Guards every member of a client but `READS`, those that a later client brings included."""
 
     def __init__(self, client: SlurmClient, check: Callable[[], None]) -> None:
-        """`check` raises `NotLeader` unless this companion leads at this moment (`leadership.Leadership.check`)."""
         self._client = client
         self._check = check
 
-    @property
-    def name(self) -> str:
-        return self._client.name
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._client, name)
+        if name in READS:
+            return member
 
-    def version(self) -> tuple[int, int]:
-        return self._client.version()
-
-    def config(self) -> dict[str, str]:
-        return self._client.config()
-
-    def snapshot(self) -> Snapshot:
-        return self._client.snapshot()
-
-    def job(self, job_id: JobKey) -> Job:
-        return self._client.job(job_id)
-
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
-        return self._client.tasks(array_id)
-
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        return self._client.details(job_ids)
-
-    def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
-        self._check()
-        return self._client.submit(script, arguments, directory=directory)
-
-    def requeue_hold(self, job_id: JobKey) -> None:
-        self._change(f"requeue and hold job {job_id}", lambda: self._client.requeue_hold(job_id))
-
-    def hold(self, job_id: JobKey) -> None:
-        self._change(f"hold job {job_id}", lambda: self._client.hold(job_id))
-
-    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        self._change(f"hold the waiting tasks of {array_id}", lambda: self._client.hold_waiting(array_id, tasks))
-
-    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        what = f"give job {job_id} the shape {shape}"
-        self._change(what, lambda: self._client.reshape(job_id, shape, **({} if kind is None else {"kind": kind})))
-
-    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
-        self._change(f"release job {job_id}", lambda: self._client.release(job_id, start_now=start_now))
-
-    def defer(self, job_id: JobKey, until: float) -> None:
-        self._change(f"defer job {job_id}", lambda: self._client.defer(job_id, until))
-
-    def few_switches(self, job_id: JobKey, most: int) -> None:
-        self._change(
-            f"ask for {most or 'any'} switches for job {job_id}", lambda: self._client.few_switches(job_id, most)
-        )
-
-    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
-        what = f"keep job {job_id} off {', '.join(names) or 'no node'}"
-        self._change(what, lambda: self._client.exclude_nodes(job_id, names))
-
-    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        self._check()
-        self._client.signal(job_id, signal, batch=batch)
-
-    def reuse(self, task: Task) -> None:
-        self._change(f"have task {task} wait again", lambda: self._client.reuse(task))
-
-    def throttle(self, array_id: int, most: int) -> None:
-        self._change(f"let {most or 'all'} tasks of {array_id} run", lambda: self._client.throttle(array_id, most))
-
-    def cancel_waiting(self, array_id: int) -> None:
-        self._change(f"cancel the waiting tasks of {array_id}", lambda: self._client.cancel_waiting(array_id))
-
-    def _change(self, what: str, call: Callable[[], None]) -> None:
-        self._check()
-        try:
-            call()
-        finally:
+        @wraps(member)
+        def change(*arguments: Any, **options: Any) -> Any:
+            self._check()
             try:
-                self._check()
-            except Exception:
-                log.error("the lead was lost during the command to %s: check that this is what the job needs", what)
-                raise
+                return member(*arguments, **options)
+            finally:
+                try:
+                    self._check()
+                except Exception:
+                    what = ", ".join([*map(str, arguments), *(f"{key}={value}" for key, value in options.items())])
+                    log.error("the lead was lost during %s(%s): check that this is what the job needs", name, what)
+                    raise
+
+        return change
+
+
+def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
+    """The client, whose changes need the lead: if `check` raises `NotLeader`, nothing is sent to Slurm.
+
+    Slurm knows no terms, so a window is left: a process that is stopped (SIGSTOP, a frozen virtual machine) between the
+    answer of `check` and its command gives that command when it goes on, whoever leads by then. The window is the start
+    of one command, milliseconds; of a reshape and a release, up to four commands in a row. It is bounded to one call:
+    the next one asks again, and so does every write to the database.
+
+    Effects of that one call: a job that is released or deferred a second time starts at another time than was meant; a
+    waiting job gets a shape that it may have (Slurm refuses to reshape one that runs); an order older than the job's
+    newest is not obeyed. Those are harmless, since a leader looks at the job before each action and believes what Slurm
+    holds. Two are not: a job that was started again meanwhile and is requeued once more loses the work since its last
+    checkpoint and stands in a user hold, and a hold on one that runs takes effect when it is requeued next. Its owner
+    or an operator can release either. Therefore the lead is checked again after each command, and if it was lost
+    meanwhile the log names the command.
+    """
+    return cast(SlurmClient, _LeaderOnly(client, check))
+
+
+def _fault(job: Job, shape: Shape, kind: str, before: Job) -> str:
+    """Fault of the job as read back, "" for none."""
+    if not job.has_shape(shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
+        return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
+    if job.kind != kind:
+        return f"Slurm holds GPUs of {f'type {job.kind}' if job.kind else 'any type'}"
+    if 0 < job.tasks < shape.nodes:
+        return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
+    # The reason before is that of the shape before, until Slurm has tried again.
+    if job.never_starts and not before.never_starts:
+        return f"Slurm says {job.reason}"
+    return ""
+
+
+def reshape(
+    read: Callable[[JobKey], Job],
+    tasks: Callable[[int], Sequence[Job]],
+    update: Callable[[Job, Shape], None],
+    job_id: JobKey,
+    shape: Shape,
+    kind: str | None = None,
+) -> None:
+    """`SlurmClient.reshape` of a pending job, or of all tasks of an array that wait together, through `update`.
+
+    `scontrol update` is not atomic: one that failed may have changed some fields, and one that succeeded may have left
+    a job that can never start. So the job is read back, and what is not whole is undone. `tasks` reads those of an
+    array; `update` gets the job as it is to be asked for, its kind included.
+    """
+    before = read(job_id)
+    if not before.pending:
+        raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
+    if len(before.array_tasks) > 1 and not all(task.pending for task in tasks(before.array_id)):
+        # An update by the array's id changes those too, and takes nodes from what runs.
+        raise NotResizable(f"job {job_id}: not all of its tasks wait; only one of them can be reshaped, by its own id")
+    if before.task_counts:
+        raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
+    if before.gpus_total and not before.gpus_per_node:
+        raise NotResizable(f"job {job_id} asks for GPUs per job (--gpus), and Slurm does not let that form change")
+    if not before.of_one_kind:
+        raise NotResizable(f"job {job_id} asks for GPUs of several types ({before.kind!r}): give it one, or none")
+    if shape.nodes < 1 or (before.gpus_per_node and shape.gpus_per_node < 1):
+        raise NotResizable(f"job {job_id}: {shape} is no shape of a job that runs")
+    if kind is None:
+        kind = before.kind
+    elif not before.gpus_per_node and kind != before.kind:
+        raise NotResizable(f"job {job_id} gets whole nodes: Slurm is not asked for a type of GPU")
+    wanted = replace(before, kind=kind)
+    if not wanted.of_one_kind:
+        raise NotResizable(f"job {job_id}: {kind!r} is no type of GPU")
+    if before.has_shape(shape) and kind == before.kind:
+        return
+    old = Shape(before.nodes, before.gpus_per_node)
+    refused: Refused | None = None
+    try:
+        update(wanted, shape)
+    except Refused as error:
+        refused = error
+    after = read(job_id)
+    fault = _fault(after, shape, kind, before)
+    if not fault and refused is None:
+        return
+    if not after.has_shape(old) or after.kind != before.kind:
+        try:
+            update(before, old)
+        except Refused as error:
+            raise NotResizable(f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}") from None
+        back = read(job_id)
+        if not back.has_shape(old) or back.kind != before.kind:
+            raise NotResizable(f"job {job_id}: {refused or fault}; and Slurm did not take {old} back")
+    if refused is not None:
+        raise refused
+    raise NotResizable(f"job {job_id} does not take shape {shape}: {fault}; it has {old} again")

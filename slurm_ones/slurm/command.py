@@ -34,12 +34,24 @@ from slurm_ones.slurm.client import (
     SlurmMissing,
     UnknownJob,
     Unreachable,
+    reshape,
 )
 from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Snapshot, Task
-from slurm_ones.slurm.parse import BITSTR
-from slurm_ones.slurm.reshape import reshape
-from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations, parse_topology
-from slurm_ones.slurm.squeue import COMMAND, FORMAT, asked, json_fault, parse_jobs, parse_queue, separator
+from slurm_ones.slurm.parse import (
+    BITSTR,
+    COMMAND,
+    FORMAT,
+    asked,
+    json_fault,
+    nodes_of,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_queue,
+    parse_reservations,
+    parse_topology,
+    separator,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -258,6 +270,10 @@ class CommandClient:
         return Snapshot(now, jobs, nodes, partitions, reservations)
 
     def job(self, job_id: JobKey) -> Job:
+        return self._look(job_id)
+
+    def _look(self, job_id: JobKey) -> Job:
+        """The job by JSON, which shows what PySlurm does not: GPUs asked for per job, exact task counts."""
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
             job = found.get(job_id)
@@ -309,7 +325,7 @@ class CommandClient:
         self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind))
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        reshape(self.job, self.tasks, self.update_shape, job_id, shape, kind)
+        reshape(self._look, self.tasks, self.update_shape, job_id, shape, kind)
 
     @property
     def _now(self) -> str:
@@ -334,7 +350,7 @@ class CommandClient:
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.
-        job = self.job(job_id)
+        job = self._look(job_id)
         command = ["scancel", f"--signal={signal}", *(["--full"] if batch else [])]
         if not job.array_id:
             self.run([*command, str(job_id)])
@@ -378,7 +394,7 @@ class CommandClient:
             raise error_of(" ".join(argv[:3]), " ".join(line for line in told if "error" in line or "Unknown" in line))
 
     def reuse(self, task: Task) -> None:
-        job = self.job(task)
+        job = self._look(task)
         if job.pending:
             return
         # What was cancelled would come back to life, and what runs be killed.

@@ -8,9 +8,23 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from ones_db.shape import Shape
+from slurm_ones.slurm.fields import (
+    COUNT,
+    FLAG,
+    HOSTS,
+    ID,
+    NAMES,
+    SET_FLAG,
+    TASKS,
+    TEXT,
+    TIME,
+    TIME_LIMIT,
+    UID,
+    Field,
+)
 
 _ONE_KIND = re.compile(r"[A-Za-z0-9_.-]*")
 
@@ -65,83 +79,94 @@ ENDED = frozenset(
 
 @dataclass(frozen=True)
 class Job:
-    """One job of the queue. Text fields are the user's own and not to be trusted in terminals or SQL."""
+    """One job of the queue; each annotated field is read by its row, the others are derived (`parse.job_of`).
 
-    job_id: int
-    name: str
-    user: str
-    uid: int
-    account: str
-    partition: str
+    Text fields are the user's own and not to be trusted in terminals or SQL.
+    """
+
+    job_id: Annotated[int, Field(ID, "JobID", "job_id", "id")]
+    name: Annotated[str, Field(TEXT, "Name", "name", "name")]
+    user: Annotated[str, Field(TEXT, "UserName", "user_name", "user_name")]
+    uid: Annotated[int, Field(UID, "UserID", "user_id", "user_id")]
+    account: Annotated[str, Field(TEXT, "Account", "account", "account")]
+    partitions: Annotated[tuple[str, ...], Field(NAMES, "Partition", "partition", "partition")]
+    """Partition that it runs in, or all that it may start in."""
     state: JobState
     flags: frozenset[str]
     """Slurm's state flags besides the base state: COMPLETING, REQUEUED, REQUEUE_HOLD, CONFIGURING, …"""
-    reason: str
+    reason: Annotated[str, Field(TEXT, "Reason", "state_reason", "state_reason")]
     held: bool
     """Slurm will not start it: its priority is 0."""
     admin_held: bool
     """Held by an operator or root, so its owner cannot release it."""
-    restart: int
-    """How often Slurm has restarted it: 0 in the first run."""
-    requeue: bool
-    """Whether Slurm may requeue it."""
-    nodes: int
+    restart: Annotated[int, Field(COUNT, "RestartCnt", "restart_cnt", "requeue_count")]
+    """Times that Slurm has restarted it: 0 in the first run."""
+    requeue: Annotated[bool, Field(FLAG, "Requeue", "requeue", "is_requeueable")]
+    """Slurm may requeue it."""
+    nodes: Annotated[int, Field(COUNT, "NumNodes", "node_count", "num_nodes")]
     """Nodes it has, or asks for."""
-    max_nodes: int
+    max_nodes: Annotated[int, Field(COUNT, "MaxNodes", "max_nodes", "max_nodes")]
     """Most nodes it asks for; above `nodes` for a request such as `--nodes=1-4`."""
     gpus_per_node: int
-    """From `--gres` or `--gpus-per-node`, 0 where it asked for none."""
+    """From `--gres` or `--gpus-per-node`, 0 if it asked for none."""
     gpus_total: int
-    """GPUs allocated, or requested in another form (`--gpus`); 0 where Slurm knows of none."""
-    tasks: int
+    """GPUs allocated, or requested in another form (`--gpus`); 0 if Slurm knows of none."""
+    tasks: Annotated[int, Field(COUNT, "NumTasks", "tasks", "ntasks")]
     """Tasks that Slurm counts: one a node for a job without task counts."""
     task_counts: bool
     """Submitted with task counts, so that its user cannot resize it."""
-    node_list: tuple[str, ...]
-    submit_time: float
-    """Unix time in seconds, as all times; 0 where there is none."""
-    start_time: float
-    end_time: float
-    time_limit_s: float
-    """0 where there is none."""
-    work_dir: str
-    comment: str
+    node_list: Annotated[tuple[str, ...], Field(HOSTS, "NodeList", "nodes", "allocated_nodes")]
+    submit_time: Annotated[float, Field(TIME, "SubmitTime", "submit_time", "submit_time")]
+    """Unix time in seconds, as all times; 0 for none."""
+    start_time: Annotated[float, Field(TIME, "StartTime", "start_time", "start_time")]
+    end_time: Annotated[float, Field(TIME, "EndTime", "end_time", "end_time")]
+    time_limit_s: Annotated[float, Field(TIME_LIMIT, "TimeLimit", "time_limit", "time_limit")]
+    """0 for none."""
+    work_dir: Annotated[str, Field(TEXT, "WorkDir", "current_working_directory", "working_directory")]
+    comment: Annotated[str, Field(TEXT, "Comment", "comment", "comment")]
     priority: int = 0
     array: bool = False
     """Part of a job array or of a heterogeneous job."""
-    batch: bool = True
+    batch: Annotated[bool, Field(SET_FLAG, "BatchFlag", "batch_flag", "is_batch_job")] = True
     """Has a batch script; an interactive job has none and cannot be requeued."""
     exit_code: int = 0
-    eligible_time: float = 0.0
-    """Its earliest start, by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 where there is none."""
+    """As a shell gives it: 128 + the signal that ended it."""
+    eligible_time: Annotated[float, Field(TIME, "EligibleTime", "eligible_time", "eligible_time")] = 0.0
+    """Its earliest start, by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
     requeue_held: bool = False
-    """It stands in the hold that it was requeued into, and has not been let go since. A snapshot may miss that an
-    operator holds it as well; `SlurmClient.job` does not."""
-    array_id: int = 0
+    """In the hold that it was requeued into, and not released since. A snapshot may miss that an operator holds it as
+    well; `SlurmClient.job` does not."""
+    array_id: Annotated[int, Field(COUNT, "ArrayJobID", "array_job_id", "array_id")] = 0
     """Job id of its array, 0 for none."""
-    array_tasks: tuple[int, ...] = ()
+    array_tasks: Annotated[
+        tuple[int, ...], Field(TASKS, "ArrayTaskID", "array_task_string", "array_tasks_waiting")
+    ] = ()
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
-    throttle: int = 0
+    throttle: Annotated[int, Field(COUNT, "", "array_max_tasks", "array_tasks_parallel")] = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
     kind: str = ""
-    """Type of the GPUs that it asks for on each node, as in `--gres=gpu:TYPE:4`, empty where any will do; where it asks
-    for several, all of them with commas between."""
-    switches: int = field(default=0, compare=False)
-    """Most leaf switches that it asks for, 0 for no wish. `SlurmClient.details` alone shows it, and what follows, from
-    Slurm 23.02 on."""
-    switch_wait_s: float = field(default=0.0, compare=False)
-    """So long it waits for that at most."""
-    excluded: tuple[str, ...] = field(default=(), compare=False)
-    """Nodes that it is not to have. `SlurmClient.details` alone shows it, and the next."""
-    required: tuple[str, ...] = field(default=(), compare=False)
-    """Nodes that it is to have, others beside them or not."""
-    command: str = field(default="", compare=False)
-    """The path of its batch script. `SlurmClient.details` alone shows it, and the next two."""
-    submit_line: str = field(default="", compare=False)
-    """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. Old Slurms do not know
-    it."""
-    stdout: str = field(default="", compare=False)
-    """The path of its log, in which Slurm writes what it prints; empty where that is not known."""
+    """Type of the GPUs that it asks for on each node, as in `--gres=gpu:TYPE:4`, "" if any will do; of several types
+    all, with commas between."""
+    # `SlurmClient.details` alone shows those that follow, so they do not count in comparisons.
+    switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
+    """Most leaf switches that it asks for, 0 for no limit; Slurm 23.02 and later show it, and the next."""
+    switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
+    """Longest that it waits for that."""
+    excluded: Annotated[tuple[str, ...], Field(HOSTS, "", "excluded_nodes")] = field(default=(), compare=False)
+    """Nodes that it must not have."""
+    required: Annotated[tuple[str, ...], Field(HOSTS, "", "required_nodes")] = field(default=(), compare=False)
+    """Nodes that it must have, with others or without."""
+    command: Annotated[str, Field(TEXT, "", "command")] = field(default="", compare=False)
+    """Path of its batch script."""
+    submit_line: Annotated[str, Field(TEXT, "", "submit_line")] = field(default="", compare=False)
+    """What submitted it, words joined by spaces: sbatch, options, script, arguments. 22.05 does not show it."""
+    stdout: Annotated[str, Field(TEXT, "", "standard_output")] = field(default="", compare=False)
+    """Path of its log; "" if that is not known."""
+
+    @property
+    def partition(self) -> str:
+        """Partition that it runs in, or the first that it names."""
+        return self.partitions[0] if self.partitions else ""
 
     @property
     def key(self) -> JobKey:
@@ -150,8 +175,8 @@ class Job:
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
     def shares_partition(self, other: Job) -> bool:
-        """Whether both may be in one partition: a job that waits may name several."""
-        return not {*self.partition.split(",")}.isdisjoint(other.partition.split(","))
+        """Both may be in one partition."""
+        return not {*self.partitions}.isdisjoint(other.partitions)
 
     @property
     def pending(self) -> bool:
@@ -174,6 +199,16 @@ class Job:
     def completing(self) -> bool:
         """Its last run's processes are not all gone yet."""
         return "COMPLETING" in self.flags
+
+    @property
+    def never_starts(self) -> bool:
+        """Slurm took a shape that it will not start: beyond what the partition has, or one job may have."""
+        return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
+
+    def has_shape(self, shape: Shape) -> bool:
+        """Slurm holds exactly this shape for it while it waits; a job without GRES is its nodes."""
+        right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
+        return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
 
 @dataclass(frozen=True)

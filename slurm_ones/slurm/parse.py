@@ -1,111 +1,110 @@
-"""What Slurm says of a job, as one `Job`: the meaning of each field, whoever printed it, of releases 22.05 to 26.05.
+"""What Slurm shows, as data: jobs from squeue's columns, its JSON and PySlurm; nodes, partitions, reservations and the
+topology from scontrol's one-line records; the controller's settings.
 
-Three adapters hand the same values to `job_of`: squeue's fields and its JSON (`squeue`), and PySlurm (`pyslurm`).
+A job's fields are rows (`fields.Field`): those of `model.Job`, and those here of which its other fields are derived.
+`squeue --json` takes ten kilobytes and half a millisecond a job, the columns a few hundred bytes. A user's text cannot
+pass for a field: the separator is drawn for each call, and reaches squeue in its environment, which other users cannot
+read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
-from ones_wrapper.hostlist import expand
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.fields import (
+    ALLOCATED_GPUS,
+    COUNT,
+    DIGITS,
+    EXACT_TASKS,
+    GRES,
+    IS_TASK,
+    MOST_TASKS,
+    PRIORITY,
+    STATUS,
+    TASK,
+    TEXT,
+    TEXTS,
+    Field,
+    fields_of,
+    gpu_kind,
+    gpus,
+    hosts,
+    read,
+    seconds,
+    text_of,
+)
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation
 
-_GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
-"""Type and count. A type has a character at least that is no digit."""
-_ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
-_NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
-_TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
-DIGITS = re.compile(r"[0-9]{1,15}")
-
-_STANDS_FOR = {
-    "CONFIGURING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "REQUEUE_FED": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING,
-}
-"""The states of jobs of which a flag alone is shown. Of one that COMPLETES it is not known."""
-
-MOST = 2**53
-"""No number of Slurm's is larger; one that is counts as none."""
-LONGEST = 8_192
-"""Characters kept of a text that a user may choose."""
-MOST_TASKS = 10_000
-"""Tasks kept of an array, the lowest: a site may allow millions."""
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
 """In the environment of what lists tasks: Slurm cuts such a list after 64 characters otherwise."""
+FORMAT = "SQUEUE_FORMAT2"
+"""The variable that squeue takes its columns from."""
+COMMAND = ("squeue", "--noheader", "--states=all", "--array")
+"""Without `--array` squeue shows all waiting tasks of an array as one job, of the shape of the first, whatever shape
+each asks for and whether it is held."""
+REQUEUE_HELD = "requeued in held state"
+"""Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason if it has but one field."""
+
+FIELDS = fields_of(Job) | {
+    "states": Field(TEXTS, "State", "job_state", "state"),
+    "description": Field(TEXT, "", "state_description"),
+    "held_by_priority": Field(PRIORITY, "PriorityLong", "priority", "priority"),
+    "requested": Field(TEXT, "tres-alloc", "tres_req_str"),
+    "allocated_gpus": Field(ALLOCATED_GPUS, "tres-alloc", "gres_detail"),
+    "gres": Field(GRES, "tres-per-node", "tres_per_node", "gres_per_node"),
+    "gpus_per_job": Field(GRES, "tres-per-job", "tres_per_job"),
+    "tasks_per_node": Field(COUNT, "NTPerNode", "tasks_per_node", "ntasks_per_node"),
+    "exact_tasks": Field(EXACT_TASKS, "", "flags", "submit_line"),
+    "array_task": Field(TASK, "", "array_task_id", "array_task_id"),
+    "is_task": Field(IS_TASK, "ArrayTaskID", "array_job_id", "array_id"),
+    "heterogeneous": Field(COUNT, "HetJobID", "het_job_id", "heterogeneous_id"),
+    "status": Field(STATUS, "exit_code", "exit_code", "exit_code"),
+    "signal": Field(COUNT, "", "", "exit_code_signal"),
+}
+"""What is read of a job."""
+COLUMNS = tuple(dict.fromkeys(field.text for field in FIELDS.values() if field.text))
+"""What squeue is asked for."""
+_PLAIN = len(fields_of(Job))
+_TASKS = [*FIELDS].index("array_tasks")
+
+_NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
+_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
+_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
+_STANDS_FOR = {
+    **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), JobState.PENDING),
+}
+"""States of jobs of which a flag alone is shown. That of a job that COMPLETES is unknown."""
 
 
-def text_of(value: Any) -> str:
-    """A text of Slurm's, of bounded length, and such as every database and file system can be asked for: what
-    is no character, and NUL, become question marks. It is the user's own all the same, escapes and all."""
-    return _characters(str(value)[:LONGEST]) if value else ""
-
-
-def _characters(text: str) -> str:
-    return text if text.isascii() and "\0" not in text else text.encode(errors="replace").decode().replace("\0", "?")
-
-
-def number(value: Any, default: int = 0) -> int:
-    """A number as any release writes it: plain, or as {set, infinite, number}."""
-    if isinstance(value, Mapping):
-        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST <= value <= MOST:
-        return default
-    # 22.05 writes Slurm's NO_VAL and INFINITE as they are.
-    return default if value >= 0xFFFFFFF0 and value < 2**33 else int(value)
-
-
-def hosts(text: Any) -> tuple[str, ...]:
-    """Names in a host list, none where Slurm names none. Raises `Refused` for what is no list of hosts."""
-    if not isinstance(text, str) or text in ("", "(null)"):
-        return ()
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Raise `Refused` in place of ValueError."""
     try:
-        return tuple(expand(_characters(text)))
+        yield
     except ValueError as error:
-        raise Refused(f"Slurm's answer is not understood: {error}") from None
+        raise Refused(f"{what}: the answer is not understood: {error}") from None
 
 
-def gpus(text: Any) -> int:
-    """GPUs named in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
-    return sum(int(count) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
+# -- jobs -------------------------------------------------------------------------------------------------------------
 
 
-def gpu_kind(text: Any) -> str:
-    """The type of the GPUs in such a text, empty where it names none. Several stand with commas between, and GPUs of no
-    type beside others as an empty one."""
-    found = _GPUS.findall(text) if isinstance(text, str) else ()
-    return ",".join(sorted({kind for kind, count in found if int(count)}))
+@lru_cache(1024)
+def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
+    """Base state and flags among Slurm's state names.
 
-
-def allocated_gpus(text: str) -> int:
-    """GPUs in a text of allocated TRES, where those of each type may stand beside the sum."""
-    found = _ALL_GPUS.search(text)
-    return int(found[1]) if found else gpus(text)
-
-
-def seconds(text: str) -> float:
-    """A time limit such as 1-00:00:00 or 30:00 in seconds; 0 for none."""
-    days, _, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if len(parts) > 3 or not all(map(DIGITS.fullmatch, [*parts, days or "0"])):
-        return 0.0
-    parts = [*["0"] * (3 - len(parts)), *parts]
-    hours, minutes, rest_s = (int(part) for part in parts[-3:])
-    return 86400.0 * int(days or 0) + 3600.0 * hours + 60.0 * minutes + rest_s
-
-
-def state_of(names: Iterable[str], *, held: bool) -> tuple[JobState, frozenset[str]]:
-    """The base state and the flags among Slurm's state names.
-
-    Where one name alone is shown, a flag stands in place of the state: 22.05's JSON, squeue's fields and PySlurm. What
-    a job will be that completes is not known then, unless it is held: such a one is being requeued.
+    22.05's JSON, squeue's columns and PySlurm show one name alone, a flag in place of the state. The next state of a
+    job that completes is unknown then, unless it is held: such a one is being requeued.
     """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
@@ -121,137 +120,277 @@ def state_of(names: Iterable[str], *, held: bool) -> tuple[JobState, frozenset[s
     return base, frozenset(flags)
 
 
-def exit_status(status: int) -> tuple[int, int]:
-    """Exit code and signal in a wait status, which is what 22.05 prints."""
-    return status >> 8, status & 0x7F
+# Of thousands of jobs many ask for the same.
+_gpus, _gpu_kind = lru_cache(4096)(gpus), lru_cache(4096)(gpu_kind)
 
 
-def tasks_of(text: Any) -> tuple[int, ...]:
-    """Tasks in a text such as 3, 1-7%1, 1,3-5 or 0-12:4, ascending, of at most `MOST_TASKS`; without what is none."""
-    found: set[int] = set()
-    for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
-        if (match := _TASKS.fullmatch(piece)) is not None:
-            low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-            found.update(range(low, high + 1, step or 1)[:MOST_TASKS])
-            if len(found) > 8 * MOST_TASKS:
-                break
-    return tuple(sorted(found)[:MOST_TASKS])
+@lru_cache(4096)
+def _requested_nodes(tres: str) -> int | None:
+    found = _NODES.search(tres)
+    return int(found[1]) if found is not None else None
 
 
-REQUEUE_HELD = "requeued in held state"
-"""Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason where it has but one field."""
-
-
-def job_of(
-    *,
-    job_id: int,
-    name: Any,
-    user: Any,
-    uid: int,
-    account: Any,
-    partition: Any,
-    states: Iterable[str],
-    reason: str,
-    description: str = "",
-    priority: int | None,
-    restart: int,
-    requeue: bool,
-    nodes: int,
-    max_nodes: int,
-    tres: str = "",
-    gpus_per_node: int,
-    gpus_per_job: int = 0,
-    gpus_allocated: int = 0,
-    tasks: int,
-    tasks_per_node: int,
-    exact_tasks: bool = False,
-    node_list: Any,
-    submit_time: float,
-    start_time: float,
-    end_time: float,
-    eligible_time: float,
-    time_limit_s: float,
-    work_dir: Any,
-    comment: Any,
-    part: bool,
-    array_id: int = 0,
-    array_tasks: tuple[int, ...] = (),
-    throttle: int = 0,
-    kind: str = "",
-    batch: bool,
-    exit_code: tuple[int, int],
-    switches: int = 0,
-    switch_wait_s: float = 0.0,
-    excluded: Any = "",
-    required: Any = "",
-    command: Any = "",
-    submit_line: Any = "",
-    stdout: Any = "",
-) -> Job:
-    """A job from what one of the adapters read of it. Raises `Refused` for a list of nodes that is none.
-
-    Texts are as Slurm printed them, counts 0 where it named none. `states` are the base state and the flags, or the one
-    name that is shown in place of them. `reason` is the reason's name, or the words in its place where Slurm has but
-    one field for both; `description` holds those words where it has two. `priority` is None where it is not known.
-    `tres` is what a pending job asks for, and may be what another one has. `gpus_allocated` counts all nodes.
-    `exact_tasks`: submitted with a count of tasks, as far as that is shown. `part`: of an array or a heterogeneous job.
-    `array_id` counts where there are `array_tasks`: of tasks that were cancelled together nothing tells which they
-    were. `exit_code` is the code and the signal.
-    """
+def job_of(row: tuple[Any, ...]) -> Job:
+    """Job from the values of `FIELDS`, as read from one source."""
+    plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
+    states, words, priority, tres, allocated, gres, per_job, per_node, exact, task, is_task, het, status, signal = row[
+        _PLAIN:
+    ]
     held = priority == 0
     state, flags = state_of(states, held=held)
     pending = state is JobState.PENDING
-    if max_nodes in (0, nodes):
+    nodes, most, reason, tasks = plain["nodes"], plain["max_nodes"], plain["reason"], plain["tasks"]
+    if most in (0, nodes):
         # 22.05 goes on showing the nodes of a requeued job's last run, and for want of a maximum none or the same
         # number again; what it asks for now is in its TRES.
-        asked = _NODES.search(tres) if pending else None
-        nodes = max_nodes = int(asked[1]) if asked is not None else nodes
-    requeue_held = held and REQUEUE_HELD in (description if reason == "JobHeldUser" else reason).replace("_", " ")
-    code, signal = exit_code
+        asked = _requested_nodes(tres) if pending else None
+        nodes = most = nodes if asked is None else asked
+    requeue_held = held and REQUEUE_HELD in (words if reason == "JobHeldUser" else reason).replace("_", " ")
+    gpus_per_node = _gpus(gres)
+    array_tasks = plain["array_tasks"] or ((task,) if task >= 0 else ())
+    # Of tasks that were cancelled together nothing tells which they were.
+    array_id = plain["array_id"] if array_tasks else 0
+    code, killed = status
+    killed = killed or signal
+    plain |= {
+        "user": plain["user"] or (str(plain["uid"]) if plain["uid"] > 0 else ""),
+        "reason": "JobHeldUser" if requeue_held else reason,
+        "nodes": nodes,
+        "max_nodes": most if pending else nodes,
+        "array_id": array_id,
+        "array_tasks": array_tasks if array_id else (),
+        "throttle": plain["throttle"] if array_id else 0,
+    }
+    if pending:
+        plain |= {"node_list": (), "start_time": 0.0, "end_time": 0.0}
     return Job(
-        job_id=job_id,
-        name=text_of(name),
-        user=text_of(user),
-        uid=uid,
-        account=text_of(account),
-        partition=text_of(partition),
+        **plain,
         state=state,
         flags=flags,
-        reason="JobHeldUser" if requeue_held else text_of(reason),
         held=held,
         admin_held=reason == "JobHeldAdmin",
         requeue_held=requeue_held,
-        restart=restart,
-        requeue=requeue,
-        nodes=nodes,
-        max_nodes=max_nodes if pending else nodes,
         gpus_per_node=gpus_per_node,
-        gpus_total=(0 if pending else gpus_allocated or nodes * gpus_per_node) or gpus_per_job,
-        tasks=tasks,
-        # Without task counts Slurm counts one task a node (of the most, where an update was refused half-way).
-        task_counts=exact_tasks or tasks_per_node > 0 or tasks > max(nodes, max_nodes) > 0,
-        node_list=() if pending else hosts(node_list),
-        submit_time=submit_time,
-        start_time=0.0 if pending else start_time,
-        end_time=0.0 if pending else end_time,
-        eligible_time=eligible_time,
-        time_limit_s=time_limit_s,
-        work_dir=text_of(work_dir),
-        comment=text_of(comment),
+        kind=_gpu_kind(gres),
+        gpus_total=(0 if pending else allocated or nodes * gpus_per_node) or _gpus(per_job),
+        # Without task counts Slurm counts one task a node (of the most, if an update was refused half-way).
+        task_counts=exact or per_node > 0 or tasks > max(nodes, most) > 0,
         priority=priority or 0,
-        array=part,
-        array_id=array_id if array_tasks else 0,
-        array_tasks=array_tasks if array_id else (),
-        throttle=throttle if array_id and array_tasks else 0,
-        kind=text_of(kind),
-        batch=batch,
-        switches=switches,
-        switch_wait_s=switch_wait_s,
-        excluded=hosts(excluded),
-        required=hosts(required),
-        command=text_of(command),
-        submit_line=text_of(submit_line),
-        stdout=text_of(stdout),
-        # As a shell gives it.
-        exit_code=128 + signal if signal else code,
+        array=is_task or het > 0,
+        exit_code=128 + killed if killed else code,
     )
+
+
+def rows(source: str, count: int, column: Callable[[str], list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Rows for `job_of` of `count` jobs: `column` gives the values of a field, by its name in the source."""
+    columns = []
+    for field in FIELDS.values():
+        name = getattr(field, source)
+        columns.append(read(field, source, column(name)) if name else [field.reader.json(None)] * count)
+    return zip(*columns, strict=True)
+
+
+def separator() -> str:
+    """Separator of fields that nobody knew before. No digit comes first: that would be a width."""
+    return f"~{secrets.token_hex(12)}~"
+
+
+def asked(between: str) -> str:
+    """Value of `FORMAT`. With something after it a column is neither padded nor cut short."""
+    return ",".join(f"{name}:{between}" for name in COLUMNS)
+
+
+@understood("squeue")
+def parse_queue(text: str, between: str) -> dict[int, Job]:
+    """Jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of `COLUMNS`."""
+    values, width = text.split(between), len(COLUMNS)
+    if (len(values) - 1) % width or values[-1].strip("\n"):
+        raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {width} each")
+    columns = {name: values[first:-1:width] for first, name in enumerate(COLUMNS)}
+    jobs: dict[int, Job] = {}
+    more: dict[int, list[int]] = {}
+    for row in rows("text", len(values) // width, columns.__getitem__):
+        if row[0] not in jobs:
+            jobs[row[0]] = job_of(row)
+        else:
+            # Tasks that wait in one record are told apart by nothing else.
+            more.setdefault(row[0], []).extend(row[_TASKS])
+    for job_id, tasks in more.items():
+        job = jobs[job_id]
+        jobs[job_id] = replace(job, array_tasks=tuple(sorted({*job.array_tasks, *tasks})[:MOST_TASKS]))
+    return jobs
+
+
+def json_fault(data: Any) -> str:
+    """Errors that `squeue --json` reports, "" for none."""
+    errors = data.get("errors") if isinstance(data, Mapping) else None
+    found = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
+    return "; ".join(f"{error.get('description') or ''} ({error.get('error') or ''})" for error in found)
+
+
+@understood("squeue --json")
+def parse_jobs(data: Any) -> dict[int, Job]:
+    """Jobs from `squeue --json`. Raises `Refused` for a list of nodes that is none."""
+    listed = data.get("jobs") if isinstance(data, Mapping) else None
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    found = rows("json", len(entries), lambda name: [entry.get(name) for entry in entries])
+    jobs = [(entry, job_of(row)) for entry, row in zip(entries, found, strict=True)]
+    return {job.job_id: replace(job, stdout=_log(job, entry.get("stdout_expanded"))) for entry, job in jobs}
+
+
+def _log(job: Job, expanded: Any) -> str:
+    """Path of its log: with `%` for what Slurm fills in only if the release does not fill it in itself."""
+    path = text_of(expanded) or job.stdout
+    task = str(job.array_tasks[0]) if len(job.array_tasks) == 1 else ""
+    path = path.replace("%j", str(job.job_id)).replace("%A", str(job.array_id or job.job_id)).replace("%a", task)
+    return str(PurePosixPath(job.work_dir, path or f"slurm-{job.key}.out"))
+
+
+# -- nodes, partitions, reservations, topology, settings ---------------------------------------------------------------
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """One-line records of `scontrol -o`; of a key that stands twice the first counts."""
+    found = []
+    for line in text.replace("\0", "?").splitlines():
+        fields: dict[str, str] = {}
+        for key, value in _FIELD.findall(line):
+            fields.setdefault(key, value)
+        found.append(fields)
+    return found
+
+
+def usable(state: str) -> bool:
+    """A node in this state takes jobs: * is no answer, and +FLAG names the reason."""
+    return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
+
+
+def parse_nodes(text: str) -> dict[str, Node]:
+    """Nodes from `scontrol -o -d show nodes`."""
+    nodes = {}
+    for fields in records(text):
+        if name := fields.get("NodeName"):
+            state = fields.get("State", "UNKNOWN")
+            nodes[name] = Node(
+                name=name,
+                state=state,
+                usable=usable(state),
+                gpus=gpus(fields.get("Gres")),
+                gpus_used=gpus(fields.get("GresUsed")),
+                partitions=tuple(fields.get("Partitions", "").split(",")),
+                idle=fields.get("CPUAlloc", "0") == "0",
+                kind=gpu_kind(fields.get("Gres")),
+            )
+    return nodes
+
+
+@understood("scontrol")
+def parse_partitions(text: str) -> dict[str, Partition]:
+    """Partitions from `scontrol -o show partitions`."""
+    partitions = {}
+    for fields in records(text):
+        if name := fields.get("PartitionName"):
+            partitions[name] = Partition(
+                name=name,
+                up=fields.get("State", "UP") == "UP",
+                node_names=hosts(fields.get("Nodes")),
+                max_time_s=seconds(fields.get("MaxTime", "")),
+                max_nodes=int(fields["MaxNodes"]) if DIGITS.fullmatch(fields.get("MaxNodes", "")) else 0,
+                whole_nodes=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive") == "NODE",
+                default=fields.get("Default") == "YES",
+            )
+    return partitions
+
+
+@understood("scontrol")
+def parse_reservations(text: str) -> tuple[Reservation, ...]:
+    """Reservations from `scontrol -o show reservations`, with times as numbers (SLURM_TIME_FORMAT=%s)."""
+
+    def at(value: str) -> float:
+        return float(value) if DIGITS.fullmatch(value) else 0.0
+
+    return tuple(
+        Reservation(
+            name=fields["ReservationName"],
+            node_names=hosts(fields.get("Nodes")),
+            start_time=at(fields.get("StartTime", "")),
+            end_time=at(fields.get("EndTime", "")),
+        )
+        for fields in records(text)
+        if "ReservationName" in fields
+    )
+
+
+@understood("scontrol")
+def parse_topology(text: str) -> dict[str, str]:
+    """Leaf switch, or block, of each node from `scontrol -o show topology`; empty if there is none."""
+    found: dict[str, str] = {}
+    for fields in records(text):
+        leaf = fields.get("SwitchName") if fields.get("Level") == "0" else fields.get("BlockName")
+        # A block of blocks names those that it is made of.
+        if leaf and "AggregatedBlock" not in fields:
+            for name in hosts(fields.get("Nodes")):
+                found.setdefault(name, leaf)
+    return found
+
+
+def nodes_of(
+    nodes: Mapping[str, Node],
+    jobs: Mapping[int, Job],
+    reservations: Iterable[Reservation],
+    now: float,
+    leaves: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Node]:
+    """Nodes with their leaf switch and what jobs hold of them, those in an active reservation marked unusable.
+
+    Slurm's count of a node's GPUs in use depends on the release and on the question, so the jobs are counted as well
+    and the larger figure is believed.
+    """
+    used: Counter[str] = Counter()
+    busy: set[str] = set()
+    for job in jobs.values():
+        if job.pending or (job.ended and not job.completing):
+            continue
+        busy.update(job.node_list)
+        for name in job.node_list:
+            used[name] += job.gpus_per_node or -(-job.gpus_total // len(job.node_list))
+    reserved = {name for r in reservations if r.start_time <= now < (r.end_time or now + 1) for name in r.node_names}
+    return {
+        name: replace(
+            node,
+            gpus_used=min(node.gpus, max(node.gpus_used, used[name])),
+            idle=node.idle and name not in busy,
+            usable=node.usable and name not in reserved,
+            leaf=leaves.get(name, ""),
+        )
+        for name, node in nodes.items()
+    }
+
+
+def _setting(config: Mapping[str, str], name: str) -> str:
+    """Setting in lower case, however its name is written; "" if it is not shown."""
+    return next((value.strip().lower() for key, value in config.items() if key.lower() == name.lower()), "")
+
+
+def hides_gpus(config: Mapping[str, str]) -> bool | None:
+    """Device cgroups hide from a job the GPUs that other jobs have of its node, so that two blocks on one node may not
+    reach each other's; None if Slurm does not show it.
+
+    It shows cgroup.conf if a plugin uses cgroups; task/cgroup alone constrains devices.
+    """
+    plugins = _setting(config, "TaskPlugin")
+    if plugins and "cgroup" not in plugins:
+        return False
+    return {"yes": True, "no": False}.get(_setting(config, "ConstrainDevices"))
+
+
+def allows_arrays(config: Mapping[str, str]) -> bool:
+    """Job arrays of more than one task may be submitted, as they may if Slurm shows no limit."""
+    most = _setting(config, "MaxArraySize")
+    return not DIGITS.fullmatch(most) or int(most) > 1
+
+
+def started_at(config: Mapping[str, str]) -> float:
+    """When slurmctld started, by its own clock; 0 if Slurm does not show it."""
+    time = _setting(config, "BOOT_TIME")
+    return float(time) if DIGITS.fullmatch(time) else 0.0

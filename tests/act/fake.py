@@ -337,7 +337,7 @@ class FakeSlurm:
             user="me",
             uid=os.geteuid(),
             account="",
-            partition="gpu",
+            partitions=("gpu",),
             state=job.state,
             flags=frozenset({"COMPLETING"} if job.completing_until is not None else ()),
             reason=self._reason(job),

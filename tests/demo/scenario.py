@@ -14,7 +14,7 @@ from typing import Any
 from ones_wrapper.protocol import Bye, Epoch, Hello, Membership, ProtocolError, Report, decode_report
 from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.squeue import parse_jobs
+from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.sites import OPERATOR
 from tests.demo.jobs import JOBS, DemoJob, arguments

@@ -19,7 +19,7 @@ from ones_db import Store
 from ones_wrapper.protocol import directory_name
 from slurm_ones.observe.blocks import block_job
 from slurm_ones.slurm.model import Job, JobState
-from slurm_ones.slurm.squeue import parse_jobs
+from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, linux, paths
 from tests.cluster.sites import OPERATOR
 from tests.db.server import ADMIN, Server

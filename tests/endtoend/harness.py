@@ -27,7 +27,7 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.squeue import parse_jobs
+from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths
 from tests.endtoend.scripted import STAY
 

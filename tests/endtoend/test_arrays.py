@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slurm_ones.slurm.squeue import parse_jobs
+from slurm_ones.slurm.parse import parse_jobs
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_exactly_once import scripted
 

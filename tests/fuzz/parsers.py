@@ -311,15 +311,15 @@ RECORDS = [
 
 
 def queue(data: bytes) -> None:
-    from slurm_ones.slurm import squeue
+    from slurm_ones.slurm import parse
 
     try:
         said = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return
     try:
-        squeue.json_fault(said)
-        jobs = squeue.parse_jobs(said)
+        parse.json_fault(said)
+        jobs = parse.parse_jobs(said)
     except SlurmError as error:
         refused(error)
         return
@@ -340,17 +340,23 @@ def _jobs(jobs: dict[int, Job]) -> None:
 
 
 _BETWEEN = "~0123456789abcdef~"
-_FIELDS = (
-    "7", "train", "alice", "2001", "lab", "gpu", "RUNNING", "None", "4294901759", "1", "1", "2", "0", "gres/gpu:4",
-    "N/A", "cpu=8,node=2,gres/gpu=8", "2", "N/A", "n[1-2]", "1000", "1010", "1500", "1000", "1-00:00:00",
-    "/home/alice", "ones: gpus=1-16 batch=256", "N/A", "N/A", "1", "0:0",
-)  # fmt: skip
+_FIELDS = {
+    "JobID": "7", "Name": "train", "UserName": "alice", "UserID": "2001", "Account": "lab", "Partition": "gpu",
+    "State": "RUNNING", "Reason": "None", "PriorityLong": "4294901759", "RestartCnt": "1", "Requeue": "1",
+    "NumNodes": "2", "MaxNodes": "0", "tres-per-node": "gres/gpu:4", "tres-per-job": "N/A",
+    "tres-alloc": "cpu=8,node=2,gres/gpu=8", "NumTasks": "2", "NTPerNode": "N/A", "NodeList": "n[1-2]",
+    "SubmitTime": "1000", "StartTime": "1010", "EndTime": "1500", "EligibleTime": "1000", "TimeLimit": "1-00:00:00",
+    "WorkDir": "/home/alice", "Comment": "ones: gpus=1-16 batch=256", "ArrayJobID": "7", "ArrayTaskID": "N/A",
+    "HetJobID": "N/A", "BatchFlag": "1", "exit_code": "0:0",
+}  # fmt: skip
 
 
 def _queue_fields(rng: Rng) -> bytes:
+    from slurm_ones.slurm.parse import COLUMNS
+
     found = []
     for _ in range(rng.choice((1, 1, 2))):
-        job = [text.encode() for text in _FIELDS]
+        job = [_FIELDS[name].encode() for name in COLUMNS]
         for _ in range(rng.choice((0, 1, 2, 5))):
             job[rng.randrange(len(job))] = damaged(rng.choice(job), rng, job)
         found.append(b"".join(text + _BETWEEN.encode() for text in job))
@@ -359,7 +365,7 @@ def _queue_fields(rng: Rng) -> bytes:
 
 
 def queue_fields(data: bytes) -> None:
-    from slurm_ones.slurm.squeue import parse_queue
+    from slurm_ones.slurm.parse import parse_queue
 
     try:
         jobs = parse_queue(data.decode("utf-8", "replace"), _BETWEEN)
@@ -370,17 +376,17 @@ def queue_fields(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    from slurm_ones.slurm import scontrol
+    from slurm_ones.slurm import parse
 
     text = data.decode("utf-8", "replace")
     try:
-        nodes = scontrol.parse_nodes(text)
+        nodes = parse.parse_nodes(text)
         found: list[Any] = [
             *nodes.values(),
-            *scontrol.parse_partitions(text).values(),
-            *scontrol.parse_reservations(text),
+            *parse.parse_partitions(text).values(),
+            *parse.parse_reservations(text),
         ]
-        scontrol.nodes_of(nodes, {}, scontrol.parse_reservations(text), NOW)
+        parse.nodes_of(nodes, {}, parse.parse_reservations(text), NOW)
     except SlurmError as error:
         refused(error)
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from ones_db import ResizeRecord, Store, StoreError
 from ones_wrapper.protocol import directory_name
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.squeue import parse_jobs
+from slurm_ones.slurm.parse import parse_jobs
 from tests.endtoend.fault_site import ELASTIC, JobExpectation
 from tests.endtoend.harness import Harness
 from tests.guide.host import Host

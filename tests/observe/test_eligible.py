@@ -46,7 +46,7 @@ def test_nodes_are_counted_in_gpus() -> None:
 
 def test_whole_nodes_take_their_gpus_from_the_settings() -> None:
     """Slurm knows of none there."""
-    job = job_of(Shape(2, 0), partition="whole", comment="ones: nodes=1-2")
+    job = job_of(Shape(2, 0), partitions=("whole",), comment="ones: nodes=1-2")
     found = elastic(job, whole_node_gpus={"whole": 4})
     assert found is not None
     assert (found.refusal, found.shape, found.gpu_range, found.whole_nodes) == (None, Shape(2, 4), (4, 8), True)
@@ -54,7 +54,7 @@ def test_whole_nodes_take_their_gpus_from_the_settings() -> None:
 
 def test_a_waiting_job_of_several_partitions_is_judged_by_the_first() -> None:
     """Until Slurm has chosen one."""
-    found = elastic(job_of(Shape(1, 1), partition="gpu,whole"))
+    found = elastic(job_of(Shape(1, 1), partitions=("gpu", "whole")))
     assert found is not None
     assert found.refusal is None
 
@@ -69,9 +69,9 @@ def test_a_waiting_job_of_several_partitions_is_judged_by_the_first() -> None:
         ({"task_counts": True}, ("task counts", "leave out --ntasks")),
         ({"gpus_per_node": 0, "gpus_total": 2}, ("per job, not per node", "--nodes and --gres=gpu:N")),
         ({"kind": "a100,v100"}, ("GPUs of several types", "--gres=gpu:TYPE:N")),
-        ({"partition": "whole", "gpus_per_node": 0}, ("no GPUs in partition whole", "whole_node_gpus.whole")),
+        ({"partitions": ("whole",), "gpus_per_node": 0}, ("no GPUs in partition whole", "whole_node_gpus.whole")),
         ({"comment": "ones: gpus=1-4 resize=off"}, ("resize=off", "measured")),
-        ({"partition": "gone"}, ("no GPUs in partition gone", "whole_node_gpus.gone")),
+        ({"partitions": ("gone",)}, ("no GPUs in partition gone", "whole_node_gpus.gone")),
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(changes: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -530,7 +530,7 @@ def test_checkpoints_that_lead_elsewhere(site: Site, name: str) -> None:
 def test_names_stay_names(site: Site) -> None:
     """What a job calls itself is stored printable, and as one value: no SQL, no escapes, no second row."""
     name = "\x1b]0;owned\x07'; DROP TABLE jobs; --\n\u202e<script>\ud800\0"
-    site.queue.jobs[7] = replace(site.queue.jobs[7], name=name, account=name, partition="gpu", user=name)
+    site.queue.jobs[7] = replace(site.queue.jobs[7], name=name, account=name, partitions=("gpu",), user=name)
     (site.folder / REPORTS).write_bytes(encode_report(1, 900.0, Throughput(0, 1, 32, 32, 1.0, 32, 1.0)))
     site.look()
     (found,) = site.store.job_summaries([7])

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.slurm import squeue
+from slurm_ones.slurm import parse
 from slurm_ones.slurm.model import Job
 
 Facts = dict[str, Any]
@@ -175,11 +175,11 @@ def by_fields(f: Facts, *, old: bool) -> Job:
         "BatchFlag": int(f["batch"]),
         "exit_code": f["code"] << 8 | f["signal"] if old else f"{f['code']}:{f['signal']}",
     }
-    between = squeue.separator()
+    between = parse.separator()
     # A row for each task.
     rows = [{**shown, "ArrayTaskID": task} for task in (["N/A"] if f["array"] is None else f["array"].tasks)]
-    text = "".join("".join(f"{row[name]}{between}" for name in squeue.FIELDS) + "\n" for row in rows)
-    (job,) = squeue.parse_queue(text, between).values()
+    text = "".join("".join(f"{row[name]}{between}" for name in parse.COLUMNS) + "\n" for row in rows)
+    (job,) = parse.parse_queue(text, between).values()
     return job
 
 
@@ -232,7 +232,7 @@ def by_json(f: Facts, *, old: bool) -> Job:
         "batch_flag": f["batch"],
         "exit_code": f["code"] << 8 | f["signal"] if old else status,
     }
-    (job,) = squeue.parse_jobs(json.loads(json.dumps({"jobs": [entry]}))).values()
+    (job,) = parse.parse_jobs(json.loads(json.dumps({"jobs": [entry]}))).values()
     return job
 
 
@@ -273,8 +273,9 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
         exit_code=f["code"],
         exit_code_signal=f["signal"],
     )
-    read: Callable[[Any], Job] = pyslurm._job
-    return read(raw)
+    read: Callable[[Any], dict[int, Job]] = pyslurm.jobs_of
+    (job,) = read([raw]).values()
+    return job
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +304,7 @@ def test_the_same_job_whoever_shows_it(pyslurm_client: ModuleType, f: Facts) -> 
 def test_jobs_as_captured_are_the_same_by_fields(release: str) -> None:
     """Of jobs that ran on a real Slurm, what its JSON says is what the same facts say field by field."""
     for entry in json.loads((DATA / f"squeue-{release}.json").read_text())["jobs"]:
-        (job,) = squeue.parse_jobs({"jobs": [entry]}).values()
+        (job,) = parse.parse_jobs({"jobs": [entry]}).values()
         code, signal = (job.exit_code, 0) if job.exit_code <= 128 else (0, job.exit_code - 128)
         # The line of its submission is in the JSON alone; of 22.05 not even there.
         assert bool(job.submit_line) == (release != "22.05")
@@ -314,7 +315,7 @@ def test_jobs_as_captured_are_the_same_by_fields(release: str) -> None:
                 "user": job.user,
                 "uid": job.uid,
                 "account": job.account,
-                "partition": job.partition,
+                "partition": ",".join(job.partitions),
                 "state": job.state.value,
                 "reason": "requeue" if job.requeue_held else job.reason,
                 "priority": job.priority,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_ones.slurm.configured import allows_arrays, hides_gpus
+from slurm_ones.slurm.parse import allows_arrays, hides_gpus
 from tests.slurm.sites import Site
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
-from slurm_ones.slurm import command, parse, scontrol, squeue
+from slurm_ones.slurm import command, fields, parse
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot, Task, fewest_switches
 
 DATA = Path(__file__).parent / "data"
@@ -27,7 +27,7 @@ JSON = st.recursive(
 
 def captured(release: str) -> dict[str, Job]:
     """Three jobs as `squeue --json` of that release printed them, by name."""
-    jobs = squeue.parse_jobs(json.loads((DATA / f"squeue-{release}.json").read_text()))
+    jobs = parse.parse_jobs(json.loads((DATA / f"squeue-{release}.json").read_text()))
     return {job.name: job for job in jobs.values()}
 
 
@@ -68,7 +68,7 @@ def test_a_failed_job_as_captured(release: str) -> None:
 def test_an_array_as_captured(release: str) -> None:
     """Task 0 runs, task 3 waits at a shape of its own, and the others wait in one record; the throttle is in each."""
     data = json.loads((DATA / f"squeue-array-{release}.json").read_text())
-    tasks = {job.array_tasks: job for job in squeue.parse_jobs(data).values()}
+    tasks = {job.array_tasks: job for job in parse.parse_jobs(data).values()}
     assert tasks.keys() == {(0,), (1, 2, 4, 5, 6), (3,)}
     assert {(job.array, job.throttle, job.array_id) for job in tasks.values()} == {(True, 1, 27)}
     together, first, third = tasks[1, 2, 4, 5, 6], tasks[0,], tasks[3,]
@@ -82,17 +82,17 @@ def test_an_array_as_captured(release: str) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_nodes_partitions_and_reservations_as_captured(release: str) -> None:
     """GPUs in use, whole nodes, times in seconds."""
-    nodes = scontrol.parse_nodes(records(release, "NodeName"))
+    nodes = parse.parse_nodes(records(release, "NodeName"))
     assert {n.name: (n.gpus, n.gpus_used, n.idle, n.usable) for n in nodes.values() if n.name != "n3"} == {
         "n1": (4, 3, False, True),
         "w1": (0, 0, True, True),
     }
-    partitions = scontrol.parse_partitions(records(release, "PartitionName"))
+    partitions = parse.parse_partitions(records(release, "PartitionName"))
     assert {p.name: (p.whole_nodes, p.default, p.max_time_s, p.up) for p in partitions.values()} == {
         "gpu": (False, True, 86400.0, True),
         "whole": (True, False, 86400.0, True),
     }
-    (maint,) = scontrol.parse_reservations(records(release, "ReservationName"))
+    (maint,) = parse.parse_reservations(records(release, "ReservationName"))
     assert (maint.name, maint.node_names, maint.end_time - maint.start_time) == ("maint", ("n3", "n4"), 600.0)
 
 
@@ -103,13 +103,13 @@ def test_leaf_switches_and_blocks() -> None:
 SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
 SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
 """
-    assert scontrol.parse_topology(tree) == {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
+    assert parse.parse_topology(tree) == {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
     blocks = """BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2
 BlockName=b2 BlockIndex=1 Nodes=n[3-4] BlockSize=2
 AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-4] BlockSize=4
 """
-    assert scontrol.parse_topology(blocks) == {"n1": "b1", "n2": "b1", "n3": "b2", "n4": "b2"}
-    assert scontrol.parse_topology("") == {}
+    assert parse.parse_topology(blocks) == {"n1": "b1", "n2": "b1", "n3": "b2", "n4": "b2"}
+    assert parse.parse_topology("") == {}
 
 
 def test_fewest_switches_of_a_shape() -> None:
@@ -132,22 +132,22 @@ def test_fewest_switches_of_a_shape() -> None:
 
 def test_a_reserved_node_is_unusable_while_the_reservation_lasts() -> None:
     """Active means between its start and its end."""
-    (maint,) = scontrol.parse_reservations(records("26.05", "ReservationName"))
-    nodes = scontrol.parse_nodes(records("26.05", "NodeName"))
+    (maint,) = parse.parse_reservations(records("26.05", "ReservationName"))
+    nodes = parse.parse_nodes(records("26.05", "NodeName"))
     nodes["n3"] = replace(nodes["n3"], usable=True)
 
     def usable(now: float) -> bool:
-        return scontrol.nodes_of(nodes, {}, [maint], now)["n3"].usable
+        return parse.nodes_of(nodes, {}, [maint], now)["n3"].usable
 
     assert [usable(maint.start_time + at) for at in (-1, 0, 599, 600)] == [True, False, False, True]
 
 
 def test_the_larger_count_of_used_gpus_is_believed() -> None:
     """Slurm's own figure of a node and the sum over its jobs may differ; free GPUs must be free by both."""
-    nodes = scontrol.parse_nodes(records("26.05", "NodeName"))
+    nodes = parse.parse_nodes(records("26.05", "NodeName"))
     runs = captured("26.05")["runs"]
     elsewhere = {"n1": replace(nodes["n1"], gpus_used=0), "n2": replace(nodes["n1"], name="n2", gpus_used=4)}
-    found = scontrol.nodes_of(elsewhere, {runs.job_id: runs}, (), 0.0)
+    found = parse.nodes_of(elsewhere, {runs.job_id: runs}, (), 0.0)
     assert {name: node.gpus_used for name, node in found.items()} == {"n1": 3, "n2": 4}
 
 
@@ -174,7 +174,7 @@ def test_the_larger_count_of_used_gpus_is_believed() -> None:
 )
 def test_numbers_in_every_form(value: Any, number: int) -> None:
     """Plain, as {set, infinite, number}, and Slurm's NO_VAL and INFINITE; priorities near 2**32 are numbers."""
-    assert parse.number(value, -1) == number
+    assert fields.number(value, -1) == number
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_numbers_in_every_form(value: Any, number: int) -> None:
 )
 def test_gpus_in_every_form(text: str | None, gpus: int) -> None:
     """GRES and TRES, with types, sockets and indices."""
-    assert parse.gpus(text) == gpus
+    assert fields.gpus(text) == gpus
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,14 @@ def test_gpus_in_every_form(text: str | None, gpus: int) -> None:
 )
 def test_states(names: list[str], held: bool, state: JobState, flags: set[str]) -> None:
     """A held job that completes is being requeued; names nobody knows are flags, not errors."""
-    assert parse.state_of(names, held=held) == (state, frozenset(flags))
+    assert parse.state_of(tuple(names), held=held) == (state, frozenset(flags))
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])
 def test_what_is_not_the_end_of_a_job(state: str) -> None:
     """Such a job comes back."""
     entry = {"job_id": 1, "job_state": [state, "FAILED"] if state != "PREEMPTED" else [state]}
-    job = squeue.parse_jobs({"jobs": [entry]})[1]
+    job = parse.parse_jobs({"jobs": [entry]})[1]
     assert not job.ended or state == "RESIZING"
 
 
@@ -256,30 +256,30 @@ def test_what_is_not_the_end_of_a_job(state: str) -> None:
 )
 def test_node_states(state: str, usable: bool) -> None:
     """No shape may be planned on a node that takes no jobs."""
-    assert scontrol.usable(state) is usable
+    assert parse.usable(state) is usable
 
 
 def test_a_silent_controller_is_no_empty_queue() -> None:
     """22.05 ends with status 0 and no jobs: only the errors tell."""
     error = {"description": "Failed while looking for jobs", "error_number": -1, "error": "Unspecified error"}
-    assert "Failed while looking for jobs" in squeue.json_fault({"errors": [error], "jobs": []})
-    assert squeue.json_fault({"errors": [], "jobs": []}) == ""
-    assert squeue.json_fault(None) == ""
+    assert "Failed while looking for jobs" in parse.json_fault({"errors": [error], "jobs": []})
+    assert parse.json_fault({"errors": [], "jobs": []}) == ""
+    assert parse.json_fault(None) == ""
 
 
 @given(st.dictionaries(st.sampled_from(sorted(json.loads((DATA / "squeue-26.05.json").read_text())["jobs"][0])), JSON))
 def test_no_job_stops_a_tick(entry: dict[str, Any]) -> None:
     """Whatever a release writes into a field, the snapshot is read."""
-    for job in squeue.parse_jobs({"jobs": [entry, "nonsense"]}).values():
+    for job in parse.parse_jobs({"jobs": [entry, "nonsense"]}).values():
         assert isinstance(job, Job)
 
 
 @given(st.text())
 def test_no_record_stops_a_tick(text: str) -> None:
     """Nor does any text that Slurm prints."""
-    scontrol.parse_nodes(text)
-    scontrol.parse_partitions(text)
-    scontrol.parse_reservations(text)
+    parse.parse_nodes(text)
+    parse.parse_partitions(text)
+    parse.parse_reservations(text)
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
@@ -304,4 +304,4 @@ def test_a_shape_reads_back(nodes: int, gpus: int) -> None:
 )
 def test_types_of_gpus(text: str | None, count: int, kind: str) -> None:
     """The types are told from counts, though one may begin with a digit; several are all told."""
-    assert (parse.gpus(text), parse.gpu_kind(text)) == (count, kind)
+    assert (fields.gpus(text), fields.gpu_kind(text)) == (count, kind)

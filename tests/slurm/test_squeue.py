@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.fields import LONGEST, MOST_TASKS, tasks_of
 from slurm_ones.slurm.model import Job, JobState, Task
-from slurm_ones.slurm.parse import LONGEST, MOST_TASKS, tasks_of
-from slurm_ones.slurm.squeue import FIELDS, asked, parse_queue, separator
+from slurm_ones.slurm.parse import COLUMNS, asked, parse_queue, separator
 
 # As 26.05 prints a job of `--nodes=1-2 --gres=gpu:2` that runs.
 RUNNING = {
@@ -51,7 +51,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 
 
 def printed(between: str, *jobs: dict[str, str]) -> str:
-    return "".join("".join(job[name] + between for name in FIELDS) + "\n" for job in jobs)
+    return "".join("".join(job[name] + between for name in COLUMNS) + "\n" for job in jobs)
 
 
 def read(**changes: str) -> Job:
@@ -180,4 +180,4 @@ def test_nobody_can_know_what_stands_between_fields() -> None:
     between = separator()
     assert len(between) > 20
     assert not between[0].isdigit()
-    assert asked(between).count(between) == len(FIELDS)
+    assert asked(between).count(between) == len(COLUMNS)

@@ -9,7 +9,6 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import GIVES_TYPES, NotResizable, Refused
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.reshape import never_starts
 from tests.cluster.sites import GRES_TYPED, OLD_TYPED
 from tests.conftest import start
 from tests.slurm.sites import Site
@@ -80,13 +79,13 @@ def test_another_type(typed: Site, form: str) -> None:
     assert asked(typed.owner.job(job_id)) == asked(typed.owner.snapshot().jobs[job_id]) == (1, 2, "2080ti")
     typed.owner.release(job_id)
     if typed.is_old:
-        typed.wait(job_id, never_starts, "refused to start it")
+        typed.wait(job_id, lambda job: job.never_starts, "refused to start it")
         return
     assert typed.wait(job_id, lambda job: job.running, "RUNNING").node_list == ("t1",)
     job_id = typed.held("--nodes=1", form)
     typed.owner.reshape(job_id, Shape(1, 1), kind="h100")
     typed.owner.release(job_id)
-    typed.wait(job_id, never_starts, "refused a type that no node has")
+    typed.wait(job_id, lambda job: job.never_starts, "refused a type that no node has")
 
 
 def test_the_types_of_nodes(typed: Site) -> None:

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable, reshape
 from slurm_ones.slurm.model import Job, JobKey, JobState, Task
-from slurm_ones.slurm.reshape import has_shape, reshape
 from tests.slurm.make import job_of
 
 SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))
@@ -60,7 +59,7 @@ def test_a_whole_update_is_believed(old: Shape, new: Shape) -> None:
     """One update, or none when the job has the shape already."""
     slurm = FakeSlurm(job_of(old))
     slurm.reshape(new)
-    assert has_shape(slurm.job, new)
+    assert slurm.job.has_shape(new)
     assert slurm.updates == ([] if old == new else [new])
 
 
@@ -72,9 +71,9 @@ def test_a_part_of_an_update_is_undone(old: Shape, new: Shape, part: str, refuse
     try:
         slurm.reshape(new)
     except NotResizable:
-        assert has_shape(slurm.job, old)
+        assert slurm.job.has_shape(old)
     else:
-        assert has_shape(slurm.job, new)
+        assert slurm.job.has_shape(new)
 
 
 @pytest.mark.parametrize("lost", ["", "v100"])

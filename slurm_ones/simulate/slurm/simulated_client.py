@@ -15,9 +15,8 @@ from typing import NoReturn
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
-from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable, reshape
 from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
-from slurm_ones.slurm.reshape import reshape
 
 MAX_ARRAY_SIZE = 1001
 """Slurm's default: no task has this number or a higher one."""

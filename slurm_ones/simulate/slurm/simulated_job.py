@@ -210,7 +210,7 @@ class SimulatedJob:
             user=request.user,
             uid=request.uid,
             account="",
-            partition=self.partition,
+            partitions=(self.partition,),
             state=self.state,
             flags=frozenset({"COMPLETING"} if self.ending else ()),
             reason=self._reason(),

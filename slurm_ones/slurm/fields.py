@@ -1,0 +1,203 @@
+"""Fields of Slurm as rows: what each source calls a field, and how it writes the values, releases 22.05 to 26.05."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, get_type_hints
+
+from ones_wrapper.hostlist import expand
+
+_GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
+"""Type and count. A type has at least one character that is no digit."""
+_ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
+_TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_ID = re.compile(r"\s*[0-9]{1,15}")
+DIGITS = re.compile(r"[0-9]{1,15}")
+MOST = 2**53
+"""Largest number believed; a larger one counts as none."""
+LONGEST = 8_192
+"""Characters kept of a text that a user may choose."""
+MOST_TASKS = 10_000
+"""Tasks kept of an array, the lowest: a site may allow millions."""
+
+
+def text_of(value: Any) -> str:
+    """Text of bounded length that every database and file system takes: NUL and what is no character become question
+    marks. It is the user's own all the same, escapes and all."""
+    return _characters(str(value)[:LONGEST]) if value else ""
+
+
+def _characters(text: str) -> str:
+    return text if text.isascii() and "\0" not in text else text.encode(errors="replace").decode().replace("\0", "?")
+
+
+def number(value: Any, default: int = 0) -> int:
+    """Number as JSON of any release writes it: plain, or as {set, infinite, number}."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST <= value <= MOST:
+        return default
+    # 22.05 writes Slurm's NO_VAL and INFINITE as they are.
+    return default if value >= 0xFFFFFFF0 and value < 2**33 else int(value)
+
+
+def hosts(text: Any) -> tuple[str, ...]:
+    """Names in a host list, none if Slurm names none. Raises ValueError for what is no list of hosts."""
+    return tuple(expand(_characters(text))) if isinstance(text, str) and text not in ("", "(null)", "N/A") else ()
+
+
+def gpus(text: Any) -> int:
+    """GPUs named in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
+    return sum(int(count) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
+
+
+def gpu_kind(text: Any) -> str:
+    """Type of the GPUs in such a text, "" if it names none; several with commas between, untyped ones among others as
+    an empty one."""
+    found = _GPUS.findall(text) if isinstance(text, str) else ()
+    return ",".join(sorted({kind for kind, count in found if int(count)}))
+
+
+def seconds(text: str) -> float:
+    """Time limit such as 1-00:00:00 or 30:00 in seconds; 0 for none."""
+    days, _, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(map(DIGITS.fullmatch, [*parts, days or "0"])):
+        return 0.0
+    hours, minutes, rest_s = map(int, [*["0"] * (3 - len(parts)), *parts])
+    return 86400.0 * int(days or 0) + 3600.0 * hours + 60.0 * minutes + rest_s
+
+
+def tasks_of(text: Any) -> tuple[int, ...]:
+    """Tasks in a text such as 3, 1-7%1, 1,3-5 or 0-12:4, ascending, at most `MOST_TASKS`; without what is none."""
+    found: set[int] = set()
+    for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
+        if (match := _TASKS.fullmatch(piece)) is not None:
+            low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+            found.update(range(low, high + 1, step or 1)[:MOST_TASKS])
+            if len(found) > 8 * MOST_TASKS:
+                break
+    return tuple(sorted(found)[:MOST_TASKS])
+
+
+class Reader(NamedTuple):
+    """How each source writes one type of value; `json` reads None as "not shown"."""
+
+    text: Callable[[str], Any]
+    json: Callable[[Any], Any]
+    pyslurm: Callable[[Any], Any]
+
+
+class Field(NamedTuple):
+    """A field of Slurm, and its name in each source; "" if a source does not show it."""
+
+    reader: Reader
+    text: str = ""
+    """Column of squeue's --Format."""
+    json: str = ""
+    """Key of `squeue --json`."""
+    pyslurm: str = ""
+    """Attribute of `pyslurm.Job`."""
+
+
+def fields_of(record: type) -> dict[str, Field]:
+    """Fields that annotate the attributes of a class, by attribute."""
+    hints = get_type_hints(record, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def _printed(text: str) -> str:
+    return "" if text == "(null)" else text_of(text)
+
+
+def _count(text: str) -> int:
+    """Count as squeue prints it; 0 for none, or no limit."""
+    if not (len(text) < 16 and text.isascii() and text.isdigit()):
+        return 0
+    count = int(text)
+    return 0 if 0xFFFFFFF0 <= count < 2**33 else count
+
+
+def _whole(value: Any) -> int:
+    """Count as PySlurm gives it: a number, None, or a word such as UNLIMITED."""
+    return value if isinstance(value, int) else 0
+
+
+def _id(text: str) -> int:
+    if _ID.fullmatch(text) is None:
+        raise ValueError(f"{text!r:.40} is no id")
+    return int(text)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(name for name in text_of(value).split(",") if name)
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """Texts of a list, or the one in place of it."""
+    return tuple(map(text_of, value)) if isinstance(value, list) else (text_of(value),) if value else ()
+
+
+def _status(value: Any) -> tuple[int, int]:
+    """Exit code and signal; 22.05 shows a wait status in place of both."""
+    if isinstance(value, Mapping):
+        signal = value.get("signal")
+        killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0
+        return number(value.get("return_code")), killed
+    return number(value) >> 8, number(value) & 0x7F
+
+
+def _printed_status(text: str) -> tuple[int, int]:
+    code, colon, signal = text.partition(":")
+    return (_count(code), _count(signal)) if colon else _status(_count(code))
+
+
+def _allocated(tres: str) -> int:
+    """GPUs in allocated TRES, in which those of each type may follow the sum."""
+    found = _ALL_GPUS.search(tres)
+    return int(found[1]) if found else gpus(tres)
+
+
+def _exact(submit_line: Any) -> bool:
+    """Derived from the options: PySlurm does not show the flag of an exact task count."""
+    options = str(submit_line or "").split()
+    return any(option.startswith(("--ntasks", "-n")) for option in options[:-1])
+
+
+TEXT = Reader(_printed, text_of, text_of)
+TEXTS = Reader(texts, texts, texts)
+COUNT = Reader(_count, number, _whole)
+ID = Reader(_id, number, int)
+UID = Reader(_id, lambda value: number(value, -1), int)
+TIME = Reader(lambda text: float(_count(text)), lambda value: float(number(value)), lambda value: float(value or 0))
+"""Unix time in seconds, 0 for none."""
+TIME_LIMIT = Reader(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
+FLAG = Reader("1".__eq__, lambda value: value is True or number(value) != 0, bool)
+SET_FLAG = Reader("1".__eq__, lambda value: value is None or bool(value), bool)
+"""A flag that is set unless it is shown not to be."""
+NAMES = Reader(_names, _names, _names)
+HOSTS = Reader(hosts, hosts, hosts)
+TASKS = Reader(tasks_of, tasks_of, tasks_of)
+TASK = Reader(_count, lambda value: number(value, -1), _whole)
+"""One task of an array. Of task 0 PySlurm has no number."""
+IS_TASK = Reader("N/A".__ne__, lambda value: number(value) != 0, bool)
+PRIORITY = Reader(
+    lambda text: 0 if text == "0" else _count(text) or None,
+    lambda value: None if (priority := number(value, -1)) < 0 else priority,
+    lambda value: value,
+)
+"""None if it is not known; 0 for a job that is held."""
+GRES = Reader(text_of, text_of, text_of)
+ALLOCATED_GPUS = Reader(_allocated, lambda value: sum(map(gpus, texts(value))), _whole)
+EXACT_TASKS = Reader(bool, lambda value: "EXACT_TASK_COUNT_REQUESTED" in texts(value), _exact)
+STATUS = Reader(_printed_status, _status, lambda code: (_whole(code), 0))
+
+
+def read(field: Field, source: str, values: list[Any]) -> list[Any]:
+    """Values of one field of many records; of text and PySlurm equal ones are read once."""
+    reader = getattr(field.reader, source)
+    if source == "json":  # numbers are objects there, and 1 is not True
+        return [reader(value) for value in values]
+    known = {value: reader(value) for value in {*values}}
+    return [known[value] for value in values]
