@@ -111,20 +111,26 @@ function ones.merged(comment, words)
             return nil
         end
     end
-    local new, keys = {}, {}
-    for word in words:gmatch("[^%s,]+") do
-        new[#new + 1] = word
+    local new, keys = words_of("ones:" .. words), {}
+    for _, word in ipairs(new) do
         keys[word:match("^[^=]*")] = true
     end
     -- A size in GPUs takes the place of one in nodes, and the other way round.
     keys.gpus, keys.nodes = keys.gpus or keys.nodes, keys.gpus or keys.nodes
-    local kept = {}
     for _, word in ipairs(old) do
         if not keys[word:match("^[^=]*")] then
-            kept[#kept + 1] = word
+            new[#new + 1] = word
         end
     end
-    return "ones: " .. table.concat(new, " ") .. (#kept > 0 and " " .. table.concat(kept, " ") or "")
+    -- Types of GPU last: a word without "=" that comes to stand after them would be read as one of them.
+    local others, kinds = {}, {}
+    for _, word in ipairs(new) do
+        table.insert(word:find("^kinds=") and kinds or others, word)
+    end
+    for _, word in ipairs(kinds) do
+        others[#others + 1] = word
+    end
+    return "ones: " .. table.concat(others, " ")
 end
 
 -- Whether a batch script starts ones-run in blocks.

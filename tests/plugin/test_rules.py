@@ -148,6 +148,7 @@ def test_comments_that_are_no_business_of_ours(lua: Lua, comment: str) -> None:
     assert lua.run(f"return ones.fault({literal(comment)})") is None
 
 
+@example("gpus=1-16", "ones:kinds=1 gpus=1 gpus:1")
 @given(st.sampled_from(("gpus=1-16", "nodes=1-4", "gpus=2-8:2 batch=32-64", "deadline=6h gpus=4")), comments)
 def test_options_become_the_comment(lua: Lua, given_words: str, comment: str) -> None:
     """The words of options are in it, once each, and it is understood where the comment before was."""
