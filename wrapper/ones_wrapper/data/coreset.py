@@ -15,6 +15,7 @@ most `MOST` of them.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ FeaturesOf = Callable[[Ints], Floats]
 
 MOST = 2**26
 """Most distances that GreeDi's second round holds (512 MiB); beyond, a random part of the class speaks for it."""
+
+
+NORM_BITS = 25
+"""Bits of the longest row of features in quanta: squares of distances, up to 2^52, are exact in float64."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,27 @@ def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torc
 
 
 def distances(one: Floats, other: Floats) -> Floats:
-    """Euclidean distances of rows, [rows of one, rows of other]."""
+    """Euclidean distances of rows as whole numbers of a quantum, [rows of one, rows of other].
+
+    Features are rounded to whole numbers of the quantum first, so all sums of their products are exact, as are sums of
+    the distances over all rows: equal features have equal distances, and a greedy chooses alike, on any processor.
+    """
+    one, other = in_quanta(one, other)
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2.0 * (one @ other.T)
-    found: Floats = np.sqrt(np.maximum(squares, 0.0))
+    found: Floats = np.rint(np.sqrt(squares))
     return found
+
+
+def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
+    """Return rows of features, measured from the middle of their range, as whole numbers of a quantum of both: a power
+    of two, the longest row having `NORM_BITS` bits."""
+    rows = np.concatenate([one, other])
+    rows = rows - (rows.min(0, initial=math.inf) / 2 + rows.max(0, initial=-math.inf) / 2)
+    # A bound of the longest row, then its length: neither is rounded in a way that depends on the processor.
+    bits = math.frexp(np.abs(rows).max(initial=0.0))[1] + math.frexp(math.sqrt(rows.shape[1]))[1]
+    longest = math.sqrt((np.rint(np.ldexp(rows, NORM_BITS - bits)) ** 2).sum(1).max(initial=0.0))
+    whole = np.rint(np.ldexp(rows, 2 * NORM_BITS - bits - math.frexp(longest)[1]))
+    return whole[: len(one)], whole[len(one) :]
 
 
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
@@ -110,7 +132,7 @@ def lazy_greedy(distance: Floats, count: int) -> list[int]:
 
 
 def cost(distance: Floats, chosen: Sequence[int]) -> float:
-    """Σ_i min_{j∈chosen} d_ij: what CRAIG minimises."""
+    """Return Σ_i min_{j∈chosen} d_ij, which CRAIG minimises."""
     return float(distance[:, list(chosen)].min(1).sum())
 
 
