@@ -25,7 +25,7 @@ from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.connect import connect
+from slurm_ones.slurm.connect import check_client, connect
 from slurm_ones.text import plain
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
     if own:
         changes["scope"] = "own"
     settings = settings.model_copy(update=changes)
-    # A standby, or a reload, must not find a bad policy, or a secret that others may read, only when it is needed.
+    # A standby, or a reload, must not find a bad policy or client, or a secret that others may read, only when needed.
     policy_of(settings)
+    check_client(settings)
     _ = settings.database_url
     return settings
 

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable
 from importlib import import_module
 
-from slurm_ones.config import Settings
-from slurm_ones.slurm.client import Refused, SlurmClient, SlurmMissing
+from slurm_ones.config import ConfigError, Settings
+from slurm_ones.slurm.client import SlurmClient, SlurmMissing
 from slurm_ones.slurm.command import CommandClient
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,11 @@ def why_not_pyslurm() -> str:
 def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) -> SlurmClient:
     """The client that the settings ask for. `keepalive` is called before each thing that Slurm is asked.
 
-    Raises `SlurmMissing`, or `Refused` when PySlurm or a client of another's was demanded in vain.
+    Raises `SlurmMissing`, and `ConfigError` as `check_client` does.
     """
+    check_client(settings)
     if ":" in settings.client:
-        return _client_of(settings.client)(timeout_s=settings.timeout_s, keepalive=keepalive)
+        return _class_of(settings.client)(timeout_s=settings.timeout_s, keepalive=keepalive)
     if shutil.which("scontrol") is None:
         raise SlurmMissing(
             "scontrol is not on the PATH: there is no Slurm on this machine; run the companion on a login or service "
@@ -42,16 +43,26 @@ def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) ->
             from slurm_ones.slurm.pyslurm import PySlurmClient
 
             return PySlurmClient(timeout_s=settings.timeout_s, keepalive=keepalive)
-        if settings.client == "pyslurm":
-            raise Refused(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
         log.info("using the command line: %s", why)
     return CommandClient(timeout_s=settings.timeout_s, keepalive=keepalive)
 
 
-def _client_of(name: str) -> Callable[..., SlurmClient]:
+def check_client(settings: Settings) -> None:
+    """Raise `ConfigError` if the settings ask for a client that is not here, or for something that is no client."""
+    if ":" in settings.client:
+        _class_of(settings.client)
+    elif settings.client == "pyslurm" and (why := why_not_pyslurm()):
+        raise ConfigError(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
+
+
+def _class_of(name: str) -> Callable[..., SlurmClient]:
     module, _, attribute = name.partition(":")
     try:
         found: Callable[..., SlurmClient] = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise Refused(f"client {name!r} cannot be imported: {error}") from None
+        raise ConfigError(f"client {name!r} cannot be imported: {error}") from None
+    lacking = [method for method in vars(SlurmClient) if not method.startswith("_") and not hasattr(found, method)]
+    if not isinstance(found, type) or lacking:
+        why = f"it lacks {', '.join(lacking)}" if isinstance(found, type) else "it is no class"
+        raise ConfigError(f"client {name!r} is no Slurm client (slurm_ones.slurm.client.SlurmClient): {why}")
     return found

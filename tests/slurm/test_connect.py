@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from slurm_ones.config import Settings
-from slurm_ones.slurm.client import Refused
+from slurm_ones.config import ConfigError, Settings
+from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import connect
 
 
-class Mine:
-    """As much of a client as `connect` sees."""
+class Mine(CommandClient):
+    """A site's own client."""
 
     name = "mine"
 
@@ -31,10 +31,18 @@ def test_a_client_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (made.timeout_s, called) == (7, [1])
 
 
-@pytest.mark.parametrize(("name", "says"), [("no.such:Client", "No module named 'no'"), (f"{__name__}:No", "'No'")])
-def test_a_client_that_is_not_there(name: str, says: str) -> None:
-    """One sentence with what is wrong."""
-    with pytest.raises(Refused, match=says):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no.such:Client", "No module named 'no'"),
+        (f"{__name__}:No", "'No'"),
+        ("os:system", "no Slurm client .*: it is no class"),
+        ("pathlib:Path", "no Slurm client .*: it lacks version, config, snapshot"),
+    ],
+)
+def test_a_client_that_is_none(name: str, says: str) -> None:
+    """One sentence with what is wrong, as for every other setting."""
+    with pytest.raises(ConfigError, match=says):
         connect(Settings(client=name))
 
 
