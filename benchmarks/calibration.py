@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.generated import parser_of
 from benchmarks.progress_calibration import Calibration
-from slurm_ones.decide import make_policy
 from slurm_ones.learn.progress import ENOUGH, LEVELS
 from slurm_ones.learn.throughput import MeasuredThroughput
+from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bounds_off import Off, without
 from ones_db import EpochPoint, JobHistory, JobRecord, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.decide import make_policy
 from slurm_ones.learn import knowledge, progress, throughput
 from slurm_ones.learn.knowledge import Learner
+from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.testing.rounds import cluster, job
 

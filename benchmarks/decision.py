@@ -26,12 +26,12 @@ import numpy as np
 
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape
-from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.learn.hierarchy import Heard, Kin, Tree
 from slurm_ones.learn.layout import Layout
 from slurm_ones.learn.step_time import CAUTIOUS, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
+from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
 from slurm_ones.schedule.shapes import shape_of, valid_counts
 from slurm_ones.simulate.engines.idealized import idealized_cluster

@@ -179,9 +179,9 @@ class Parts:
 def watched() -> Parts:
     """The parts of a tick."""
     from slurm_ones.act.actor import Actor
-    from slurm_ones.decide.ones.ones import Ones
     from slurm_ones.learn.knowledge import Learner
     from slurm_ones.observe.observer import Observer
+    from slurm_ones.ones.ones import Ones
 
     parts = Parts()
     parts.watch(Store, [name for name, value in vars(Store).items() if callable(value) and name[0] != "_"], "store")

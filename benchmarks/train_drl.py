@@ -21,9 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from slurm_ones.decide.drl.drl import Drl, Game
-from slurm_ones.decide.drl.perceptron import SHAPES, SIZE, Network
-from slurm_ones.decide.drl.steps import ASKED_LEFT, CONTEXT, FEATURES, Steps
+from slurm_ones.rivals.drl import ASKED_LEFT, CONTEXT, FEATURES, SHAPES, SIZE, Drl, Game, Network, Steps
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.workloads.generate import generate

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from slurm_ones.decide import make_policy
+from slurm_ones.policies import make_policy
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.profiles import BadInput, read_profiles

@@ -23,12 +23,12 @@ from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.observe.report_reader import read_spec
+from slurm_ones.policies import make_policy
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from slurm_ones.cli import app
 from slurm_ones.config import LimitSettings, ResizeSettings, RetentionSettings, Settings
-from slurm_ones.decide import POLICIES
+from slurm_ones.policies import POLICIES
 
 TOP = Path(__file__).parents[1]
 DOCS = TOP / "docs"

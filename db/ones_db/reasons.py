@@ -109,7 +109,7 @@ SENTENCES: dict[str, str] = {
     "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, and so many are not free",
     "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which it cannot have on these nodes or by its "
     "comment",
-    # What a policy gives and why (decide/)
+    # What a policy gives and why (ones/, rivals/)
     "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
     "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
     "no_room": "there is no room now for {gpus:GPU|GPUs}",
@@ -154,7 +154,7 @@ SENTENCES: dict[str, str] = {
     "nearly_best_total_alone": "of all its sizes weighed, this one is within {percent:.2g} % of the best",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
-    # Whether its deadline is promised (decide/)
+    # Whether its deadline is promised (ones/, rivals/elasticflow)
     "deadline_promised": "it is expected to be met on {gpus:GPU|GPUs} at most, beside what was promised before",
     "deadline_passed": "it has passed",
     "deadline_too_soon": "even alone it would have done {percent:.0f} % of its work by then, some time kept in reserve",

@@ -107,7 +107,7 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 def parse_policy(text: str) -> PolicySpec:
     """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
     `BadInput`."""
-    from slurm_ones.decide import POLICIES
+    from slurm_ones.policies import POLICIES
     from slurm_ones.simulate.study.plan import PolicySpec
 
     name, _, options = text.partition(":")

@@ -18,8 +18,8 @@ from ones_wrapper.protocol import Checkpoint
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.act.leftovers import SURE_S
 from slurm_ones.companion import Companion, Tick
-from slurm_ones.decide import make_policy
 from slurm_ones.observe.report_reader import FUTURE_S
+from slurm_ones.policies import make_policy
 from slurm_ones.rules.gate import Round
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon

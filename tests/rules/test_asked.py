@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.decide import POLICIES, make_policy
+from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.views import Bounds, decide_within

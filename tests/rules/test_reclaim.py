@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.decide import POLICIES, make_policy
+from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.rules.reclaim import Reclaimed, annotate, make_room
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
 from slurm_ones.rules.views import Bounds, decide_within

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from slurm_ones.cli import app as command_line
-from slurm_ones.decide import make_policy
+from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate.bound.bound import FINE_MOMENTS, FINE_PARTS, MOMENTS, SAFE, Bound, bound_of, weights_of
 from slurm_ones.simulate.bound.curves import Curve, KindCurve, Pool, curve, pools_of

@@ -7,8 +7,8 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
-from slurm_ones.decide.ones.ones import Ones
-from slurm_ones.decide.ones.places import Leaves, exchange_shares
+from slurm_ones.ones.ones import Ones
+from slurm_ones.ones.sizes import Leaves, exchange_shares
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import idealized_cluster
 from slurm_ones.simulate.engines.idealized_placement import place_freely

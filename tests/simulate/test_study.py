@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_ones.decide import POLICIES
+from slurm_ones.policies import POLICIES
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.show.page import StudyText, write_study

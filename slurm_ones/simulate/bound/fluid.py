@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, vstack
 
-from slurm_ones.decide.ones.worth import worth_of_progress
+from slurm_ones.ones.worth import worth_of_progress
 from slurm_ones.schedule.policy import Floats, Ints
 from slurm_ones.simulate.bound.curves import KindCurve, hull
 from slurm_ones.simulate.bound.work import KindWork

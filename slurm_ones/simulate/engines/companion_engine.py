@@ -18,7 +18,7 @@ import numpy as np
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
-from slurm_ones.decide import make_policy
+from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.invariants import InvariantViolated, violations

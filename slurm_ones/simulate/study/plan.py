@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from slurm_ones.decide import make_policy
+from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import Part

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_ones.decide import make_policy
+from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.bound.bound import Bound
 from slurm_ones.simulate.engines.idealized import run_idealized

@@ -1,0 +1,269 @@
+"""Candidates of the search: the greedy ones that seed it, the steps of a generation, and what finds room on the nodes.
+
+A candidate says for each job which size it gets, as a column of the tables; a population is (K, J). Slots of one node
+are alike and Slurm chooses the nodes, so the gene is the job's size and not a slot's job, as in ONES (§3.2). No step
+exceeds the GPUs or gives a job a size that it may not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slurm_ones.ones.worth import Choices
+from slurm_ones.schedule.ledger import count_nodes, free_by_node, take_parts
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.shapes import shape_of
+
+HALVINGS = 40
+STEPS = 12
+"""Most jobs that go a step back in a candidate that finds no room, and that then take what is left."""
+FILLS = 64
+"""Most jobs that get more of what is left."""
+
+
+def greedy(choices: Choices) -> Ints:
+    """Columns (J,) of high worth that need no more GPUs than there are: the Lagrangian's solution, filled up.
+
+    Starts from each job's least where even that is too much: then the least worthy jobs go down to it or wait.
+    """
+    return fill(choices, _at_price(choices, clearing_price(choices)))
+
+
+def dual_bound(choices: Choices, price: float) -> float:
+    """Worth that no candidate exceeds: by weak duality, all choose freely and pay the price for each GPU, and what all
+    GPUs cost is given back. It is least at the clearing price."""
+    return float((choices.worth - price * choices.sizes).max(axis=1).sum()) + price * choices.gpus
+
+
+def clearing_price(choices: Choices) -> float:
+    """Price of a GPU, in worth, at which the GPUs just suffice for what every job would choose by itself; 0 where they
+    suffice for nothing paid."""
+    low, high = 0.0, 1.0
+    if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
+        return low
+    while _gpus(choices, _at_price(choices, high)) > choices.gpus and high < 1e12:
+        low, high = high, high * 16.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if _gpus(choices, _at_price(choices, middle)) > choices.gpus:
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-9 * high:
+            break
+    return high
+
+
+def _at_price(choices: Choices, price: float) -> Ints:
+    best: Ints = (choices.worth - price * choices.sizes).argmax(axis=1)
+    return best
+
+
+def _gpus(choices: Choices, columns: Ints) -> int:
+    return int(choices.sizes[columns].sum())
+
+
+def fill(choices: Choices, columns: Ints) -> Ints:
+    """Columns (J,) with what is left of the GPUs given to whom it helps most per GPU, one after the other."""
+    columns = columns.copy()
+    rows = np.arange(len(columns))
+    left = choices.gpus - _gpus(choices, columns)
+    if left <= 0 or not len(columns):
+        return columns
+    more, rate = _growth(choices, rows, columns)
+    for _ in range(FILLS):
+        rate[more > left] = -np.inf
+        best = int(rate.argmax())
+        if not np.isfinite(rate.flat[best]):
+            break
+        j, columns[j] = divmod(best, len(choices.sizes))
+        left -= int(more[j, columns[j]])
+        more[j : j + 1], rate[j : j + 1] = _growth(choices, rows[j : j + 1], columns[j : j + 1])
+    return columns
+
+
+def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
+    """(R, U) GPUs more than those jobs have in `columns` (R,), and the worth each of them brings; -inf where none."""
+    more = choices.sizes - choices.sizes[columns][:, None]
+    held = choices.worth[rows, columns]
+    gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return more, np.where((more > 0) & (gain > 0), gain / more, -np.inf)
+
+
+def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
+    """Each candidate (K, J) with some jobs one size up or down; each job with `chance`, about four jobs at most."""
+    count, jobs = parents.shape
+    rate = min(chance, 4.0 / max(jobs, 1))
+    rows = np.arange(jobs)
+    moved = np.where(rng.random((count, jobs)) < 0.5, choices.up[rows, parents], choices.down[rows, parents])
+    return np.where(rng.random((count, jobs)) < rate, moved, parents)
+
+
+def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Generator) -> Ints:
+    """Candidates (K, J) that need no more GPUs than there are.
+
+    Where one needs more, jobs in random order go back to what the feasible solution `least` (J,) gives them, if that is
+    less, until it fits.
+    """
+    excess = choices.sizes[candidates] - choices.sizes[least]
+    over = choices.sizes[candidates].sum(axis=1) - choices.gpus
+    if not (over > 0).any():
+        return candidates
+    order = rng.permuted(np.tile(np.arange(candidates.shape[1]), (len(candidates), 1)), axis=1)
+    give = np.take_along_axis(np.maximum(excess, 0), order, axis=1)
+    given = np.cumsum(give, axis=1)
+    needed = (given - give < over[:, None]) & (give > 0)
+    back = np.zeros(candidates.shape, dtype=np.bool_)
+    np.put_along_axis(back, order, needed, axis=1)
+    return np.where(back, least, candidates)
+
+
+def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
+    """Candidates (K, J) after local search: in each round one job grows by a size where GPUs are left for it, or else
+    where another gives up a size, if that gains."""
+    candidates = candidates.copy()
+    if not candidates.size:
+        return candidates
+    rows, every = np.arange(candidates.shape[1]), np.arange(len(candidates))
+    tables = choices.more, choices.less, choices.gain, choices.loss
+    more, less, gain, loss = now = [table[rows, candidates] for table in tables]
+    left = choices.gpus - choices.sizes[candidates].sum(axis=1)
+    for _ in range(rounds):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            growth = np.where((more <= left[:, None]) & (gain > 0), gain / more, -np.inf)
+        grows = growth.argmax(axis=1)
+        free = np.isfinite(growth[every, grows])
+        giver = (loss / np.maximum(less, 1)).argmin(axis=1)
+        freed = left + less[every, giver]
+        traded = np.where(more <= freed[:, None], gain, -np.inf)
+        traded[every, giver] = -np.inf
+        taker = traded.argmax(axis=1)
+        trade = ~free & (traded[every, taker] > loss[every, giver] + 1e-12)
+        if not (free | trade).any():
+            break
+        up = np.where(free, grows, taker)
+        at = [(every[free | trade], up[free | trade], choices.up), (every[trade], giver[trade], choices.down)]
+        for k, j, step in at:
+            candidates[k, j] = step[j, candidates[k, j]]
+            for table, shown in zip(tables, now, strict=True):
+                shown[k, j] = table[j, candidates[k, j]]
+        left = choices.gpus - choices.sizes[candidates].sum(axis=1)
+    return candidates
+
+
+class Nodes:
+    """Whether candidates find room on the nodes, a whole population at once.
+
+    Jobs that keep their size stay where they are, and those that can change there do so (`placement.stays_on`). The
+    others are placed by best fit, the largest first; what joins takes GPUs that are left, on any nodes.
+    """
+
+    def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], fixed: Sequence[JobView], sizes: Ints) -> None:
+        """`jobs` (J) may change, `fixed` may not; `sizes` (U,) are those that candidates give."""
+        self._free = free_by_node(cluster, fixed)
+        self._per_node, self._uniform = cluster.gpus_per_node, cluster.uniform
+        self.gpus = int(self._free.sum())
+        """GPUs that the jobs which may change can share."""
+        self._parts = np.zeros((len(sizes), self._per_node + 1), dtype=np.int64)
+        for u, shape in enumerate(shape_of(cluster, int(n)) for n in sizes):
+            if shape is not None and shape.gpus_per_node <= self._per_node:
+                self._parts[u, shape.gpus_per_node] = shape.nodes
+        self._anew, self._joining, self._held = _stays(cluster, jobs, sizes)
+
+    def unplaced(self, candidates: Ints) -> Floats:
+        """(K,) GPUs of each candidate (K, J) that find no room."""
+        anew, joining = self.missing(candidates)
+        return anew + joining
+
+    def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
+        """(K,) the same of those that are placed anew, and of those that join."""
+        count, columns = len(candidates), len(self._parts)
+        if not self._uniform or not candidates.size:
+            return np.zeros(count), np.zeros(count)
+        rows = np.arange(candidates.shape[1])
+        job, node, gpus, low, high = self._held.T
+        held = candidates[:, job]
+        nodes = count_nodes(self._free, node, gpus, (held >= low) & (held <= high), self._per_node)
+        moving = np.where(self._anew[rows, candidates], candidates, 0)
+        moving = (np.arange(count)[:, None] * columns + moving).ravel()
+        parts = np.bincount(moving, minlength=count * columns).reshape(count, columns) @ self._parts
+        missing = np.zeros(count)
+        for size in range(self._per_node, 0, -1):
+            missing += take_parts(nodes, size, parts[:, size]) * size
+        left = nodes @ np.arange(self._per_node + 1)
+        joining = self._joining[rows, candidates].sum(axis=1)
+        return missing, np.maximum(joining - left, 0).astype(np.float64)
+
+    def fitted(self, choices: Choices, candidates: Ints) -> Ints:
+        """Candidates (K, J) that find room, or are nearer to it: of the jobs for which there is none the one that loses
+        least per GPU goes a step towards what it has, again and again; then others take what is left."""
+        candidates = candidates.copy()
+        rows = np.arange(candidates.shape[1])
+        lowered = np.zeros(len(candidates), dtype=np.bool_)
+        for _ in range(STEPS):
+            anew, joining = self.missing(candidates)
+            short = np.flatnonzero(anew + joining > 0)
+            if not len(short):
+                break
+            some = candidates[short]
+            to = np.where(some > choices.current, choices.down[rows, some], choices.current)
+            freed = choices.sizes[some] - choices.sizes[to]
+            movable = np.where(anew[short, None] > 0, self._anew[rows, some], self._joining[rows, some] > 0)
+            movable &= (some != choices.current) & (choices.sizes[some].sum(axis=1)[:, None] - freed <= self.gpus)
+            with np.errstate(invalid="ignore"):
+                lost = (choices.worth[rows, some] - choices.worth[rows, to]) / np.maximum(np.abs(freed), 1)
+            lost = np.where(movable, lost, np.inf)
+            job = lost.argmin(axis=1)
+            can = np.isfinite(lost[np.arange(len(short)), job])
+            candidates[short[can], job[can]] = to[np.arange(len(short)), job][can]
+            lowered[short[can]] = True
+        candidates[lowered] = self._filled(choices, candidates[lowered])
+        return candidates
+
+    def _filled(self, choices: Choices, candidates: Ints) -> Ints:
+        """Candidates (K, J) with jobs a step larger for which there is room, those first that gain most per GPU."""
+        candidates, rows, every = candidates.copy(), np.arange(candidates.shape[1]), np.arange(len(candidates))
+        without = self.unplaced(candidates)
+        tried = np.zeros(candidates.shape, dtype=np.bool_)
+        for _ in range(STEPS if candidates.size else 0):
+            more, gain = choices.more[rows, candidates], choices.gain[rows, candidates]
+            left = self.gpus - choices.sizes[candidates].sum(axis=1)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                rate = np.where((more <= left[:, None]) & (gain > 0) & ~tried, gain / more, -np.inf)
+            job = rate.argmax(axis=1)
+            can = np.isfinite(rate[every, job])
+            if not can.any():
+                break
+            larger = candidates.copy()
+            larger[every[can], job[can]] = choices.up[job, candidates[every, job]][can]
+            fits = can & (self.unplaced(larger) <= without)
+            candidates[fits] = larger[fits]
+            tried[every, job] |= ~fits
+        return candidates
+
+
+def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
+    """Of jobs at sizes (J, U) whether they are placed anew there, and how many GPUs join on any nodes; and (E, 5) job,
+    node and GPUs of what they keep, with the first and the last column at which they do."""
+    anew = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
+    joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)
+    index = {node.name: n for n, node in enumerate(cluster.nodes)}
+    held = []
+    for j, job in enumerate(jobs):
+        own = job.shape.gpus if job.shape is not None else 0
+        at = int(np.searchsorted(sizes, own))
+        if not own or at >= len(sizes) or sizes[at] != own:
+            continue
+        last = len(sizes) - 1 if job.joins else at
+        anew[j, at : last + 1] = False
+        joining[j, at : last + 1] = sizes[at : last + 1] - own
+        kept = [(at, last, job.nodes)]
+        for u in range(1, at):
+            if (nodes := (job.smaller or {}).get(int(sizes[u]))) is not None:
+                anew[j, u] = False
+                kept.append((u, u, nodes))
+        held += [(j, index[name], gpus, *columns) for *columns, on in kept for name, gpus in on.items() if gpus]
+    return anew, joining, np.array(held, dtype=np.int64).reshape(-1, 5)

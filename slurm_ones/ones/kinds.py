@@ -1,0 +1,328 @@
+"""GPUs of several kinds: the kind of each job first, then the search within each kind as on a cluster of its own.
+
+The worth of a unit of progress (worth.py) needs one price. So GPUs count as equivalents: one of a kind as much as what
+it costs where all jobs want GPUs (`assign`) says, relative to the first kind; at first as much as it is faster in the
+middle of the jobs. That is exact as long as the prices of the kinds keep their ratio.
+
+A job changes its kind only where that repays what any change costs it. What it gets there is decided with the others on
+that kind; if that is nothing, or not worth it, it stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from ones_db.reasons import Reason, reason
+from slurm_ones.ones.assign import assign
+from slurm_ones.ones.candidates import Nodes
+from slurm_ones.ones.terms import Priced, Situation
+from slurm_ones.ones.worth import Choices
+from slurm_ones.schedule.kinds import (
+    KindTables,
+    accepts,
+    free_of_kind,
+    kinds_held,
+    relative_speeds,
+    side_by_side,
+    slowest,
+    view_on,
+)
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
+from slurm_ones.schedule.shapes import shape_of
+
+ROUNDS = 3
+"""Times that the kinds are decided within, before all who would change theirs stay."""
+DEAREST = 30.0
+"""A GPU counts as no more than so many of the first kind, and no less than one in so many."""
+WEIGHED = 3
+"""Choices of each job that a schedule names."""
+
+
+class Search(Protocol):
+    """The search over GPUs of one kind, as this module needs it."""
+
+    def situation(
+        self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
+    ) -> tuple[Situation, Bools]:
+        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
+
+    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
+        """What a unit of each job's progress is worth."""
+
+    def choices(self, at: Priced, may: Bools) -> Choices:
+        """What each column is worth."""
+
+    def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
+        """Know of these jobs alone: the most GPUs of each, and when one last came or went."""
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the jobs that may change get as far as their kinds are concerned."""
+
+    jobs: Sequence[JobView]
+    tables: KindTables
+    choices: Choices
+    columns: Ints
+    """(J,) columns of the tables; 0 for waiting."""
+    prices: Floats
+    """(K,)"""
+
+
+class ByKind:
+    """The search over several kinds. It remembers a search within each kind, and what GPUs of each kind are worth."""
+
+    def __init__(self, search: Search, make: Callable[[], Search]) -> None:
+        """`search` says what GPUs of all kinds are worth, and one from `make` searches within each kind."""
+        self._search = search
+        self._make = make
+        self._within: dict[str, Search] = {}
+        self._equivalents: dict[str, float] = {}
+        self._most: Mapping[int, int] = {}
+        self._since = 0.0
+
+    def decide(
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        now: float,
+        rng: np.random.Generator,
+        most: Mapping[int, int],
+        since: float,
+    ) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`; `jobs` in order of submission, with the `most` GPUs that each has
+        had, and when one last came or went."""
+        self._most, self._since = most, since
+        fixed = fixed_jobs(cluster, jobs)
+        held = {job.job_id: kinds_held(cluster, job) for job in jobs}
+        mobile = [job for job in jobs if job.job_id not in fixed]
+        wanted = self._wanted(cluster, mobile, [job for job in jobs if job.job_id in fixed], held, now, rng)
+        columns = wanted.columns.copy()
+        for attempt in range(ROUNDS + 1):
+            kinds = self._kinds_of(cluster, wanted, columns)
+            kinds |= {job.job_id: (*held[job.job_id], *cluster.kinds)[0] for job in jobs if job.job_id in fixed}
+            # Those that keep GPUs of several kinds, or of none here, take part in no search.
+            spread = {
+                job.job_id
+                for j, job in enumerate(mobile)
+                if len(held[job.job_id]) > 1 and columns[j] == wanted.tables.tables.current[j]
+            }
+            spread |= {
+                job.job_id
+                for job in jobs
+                if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1
+            }
+            found = {
+                kind: self._within_kind(cluster, kind, jobs, kinds, held, spread, wanted, columns, now, rng)
+                for kind in cluster.kinds
+            }
+            back = self._back(cluster, wanted, columns, held, kinds, found)
+            if not back:
+                break
+            if attempt == ROUNDS - 1:
+                back = list(range(len(mobile)))
+            columns[back] = wanted.tables.tables.current[back]
+        return self._joined(cluster, jobs, fixed, wanted, held, kinds, spread, found)
+
+    def _wanted(
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        fixed: Sequence[JobView],
+        held: Mapping[int, Sequence[str]],
+        now: float,
+        rng: np.random.Generator,
+    ) -> _Wanted:
+        """The kind and the GPUs of each job at which all of them are worth most, places on nodes aside."""
+        found = []
+        for kind in cluster.kinds:
+            views = []
+            for job in jobs:
+                mine = held[job.job_id]
+                view = view_on(job, kind, runs=bool(mine) and slowest(job, mine) == kind)
+                views.append(view if accepts(job, kind) else replace(view, limits=replace(view.limits, gpus=())))
+            # Where on the nodes is seen to within the kind.
+            views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None) for view in views]
+            found.append(self._search.situation(cluster.of_kind(kind), views, [], now))
+        # Of giving up GPUs alone the search within a kind knows what it costs.
+        tables = side_by_side([replace(job, shrink_s=None) for job in jobs], [at.tables for at, _ in found])
+        waits = np.logical_and.reduce([mine[:, 0] for _, mine in found])
+        may = np.concatenate([waits[:, None], *(mine[:, 1:] for _, mine in found)], axis=1)
+        there = free_of_kind(cluster, fixed)
+        self._equivalents = self._known(cluster, tables)
+        each = np.array([self._equivalents[kind] for kind in cluster.kinds])
+        costs = np.where(tables.kind >= 0, each[tables.kind], 0.0) * tables.tables.sizes
+        nodes = Nodes(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
+        nodes.gpus = round(float(each @ there))
+        at = replace(found[0][0], cluster=cluster, tables=replace(tables.tables, sizes=costs), nodes=nodes)
+        choices = self._search.choices(self._search.priced(at, rng), may)
+        columns, prices = assign(choices.worth, tables.tables.sizes, tables.kind, there, tables.tables.current)
+        self._learn(cluster, prices)
+        return _Wanted(jobs, tables, choices, columns, prices)
+
+    def _known(self, cluster: ClusterView, tables: KindTables) -> dict[str, float]:
+        if self._equivalents.keys() >= set(cluster.kinds):
+            return self._equivalents
+        return dict(zip(cluster.kinds, relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
+
+    def _learn(self, cluster: ClusterView, prices: Floats) -> None:
+        """Go half the way to the ratios of the prices, where GPUs of all kinds are wanted."""
+        if (prices <= 0).any():
+            return
+        ratio = np.clip(prices / prices[0], 1.0 / DEAREST, DEAREST)
+        for kind, new in zip(cluster.kinds, ratio.tolist(), strict=True):
+            self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
+
+    def _kinds_of(self, cluster: ClusterView, wanted: _Wanted, columns: Ints) -> dict[int, str]:
+        """The kind on which each job is decided about: for one that waits, the one that it would gain most by."""
+        cost = np.where(wanted.tables.kind >= 0, wanted.prices[wanted.tables.kind], 0.0) * wanted.tables.tables.sizes
+        net = wanted.choices.worth - cost
+        best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
+        at = np.where(columns > 0, columns, best)
+        return {
+            job.job_id: cluster.kinds[max(int(wanted.tables.kind[u]), 0)]
+            for job, u in zip(wanted.jobs, at.tolist(), strict=True)
+        }
+
+    def _within_kind(
+        self,
+        cluster: ClusterView,
+        kind: str,
+        jobs: Sequence[JobView],
+        kinds: Mapping[int, str],
+        held: Mapping[int, Sequence[str]],
+        spread: set[int],
+        wanted: _Wanted,
+        columns: Ints,
+        now: float,
+        rng: np.random.Generator,
+    ) -> Schedule:
+        """What the jobs of one kind get there. Those that come from another are shown as waiting."""
+        row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
+        mine = []
+        for job in jobs:
+            if job.job_id in spread or kinds[job.job_id] != kind:
+                continue
+            view = view_on(job, kind, runs=tuple(held[job.job_id]) == (kind,))
+            if not accepts(job, kind):  # one that runs there all the same stays as it is, if it does not leave
+                stays = (view.shape.gpus,) if view.shape is not None else ()
+                view = replace(view, limits=replace(view.limits, gpus=stays))
+            if job.shape is not None and view.shape is None:
+                gpus = int(wanted.tables.tables.sizes[columns[row[job.job_id]]])
+                view = replace(view, requested=max(job.requested, gpus))
+            mine.append(view)
+        part = cluster.of_kind(kind)
+        taken: dict[str, int] = {}
+        for job in jobs:
+            if job.job_id in spread:
+                taken |= {name: taken.get(name, 0) + gpus for name, gpus in job.nodes.items()}
+        nodes = tuple(replace(node, gpus=max(node.gpus - taken.get(node.name, 0), 0)) for node in part.nodes)
+        if kind not in self._within:
+            self._within[kind] = self._make()
+        within = self._within[kind]
+        within.take_over(mine, self._most, self._since)
+        return within.decide(replace(part, nodes=nodes, node_gpus=part.gpus_per_node), mine, now, rng)
+
+    def _back(
+        self,
+        cluster: ClusterView,
+        wanted: _Wanted,
+        columns: Ints,
+        held: Mapping[int, Sequence[str]],
+        kinds: Mapping[int, str],
+        found: Mapping[str, Schedule],
+    ) -> list[int]:
+        """The running jobs that would change their kind and get nothing there, or less than makes it worth it."""
+        tables, worth, back = wanted.tables, wanted.choices.worth, []
+        for j, job in enumerate(wanted.jobs):
+            kind, now = kinds[job.job_id], int(tables.tables.current[j])
+            if job.shape is None or columns[j] == now or tuple(held[job.job_id]) == (kind,):
+                continue
+            got = found[kind].allocations.get(job.job_id)
+            if got is None:
+                back.append(j)
+                continue
+            at = (tables.kind == cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
+            less = got.shape.gpus < tables.tables.sizes[columns[j]]
+            if less and float(np.where(at, worth[j], -np.inf).max()) <= worth[j, now]:
+                back.append(j)
+        return back
+
+    def _joined(
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        fixed: Mapping[int, Reason],
+        wanted: _Wanted,
+        held: Mapping[int, Sequence[str]],
+        kinds: Mapping[int, str],
+        spread: set[int],
+        found: Mapping[str, Schedule],
+    ) -> Schedule:
+        allocations: dict[int, Allocation] = {}
+        reasons: dict[int, Reason] = {}
+        for kind, schedule in found.items():
+            allocations |= {id_: replace(got, kind=kind) for id_, got in schedule.allocations.items()}
+            reasons |= schedule.reasons
+        for job in jobs:
+            if job.job_id in spread and job.shape is not None:
+                allocations[job.job_id] = Allocation(job.shape, job.batch)
+                reasons[job.job_id] = fixed.get(job.job_id) or reason(
+                    "several_kinds", kinds=", ".join(held[job.job_id])
+                )
+        reasons |= self._changes(cluster, wanted, held, kinds, allocations, spread)
+        allocations = {job.job_id: allocations[job.job_id] for job in jobs if job.job_id in allocations}
+        reasons = {job.job_id: reasons[job.job_id] for job in jobs}
+        parked = frozenset().union(*(schedule.parked for schedule in found.values()))
+        score = sum(schedule.score for schedule in found.values())
+        return Schedule(allocations, reasons, score, parked, self._weighed(cluster, wanted))
+
+    def _changes(
+        self,
+        cluster: ClusterView,
+        wanted: _Wanted,
+        held: Mapping[int, Sequence[str]],
+        kinds: Mapping[int, str],
+        allocations: Mapping[int, Allocation],
+        spread: set[int],
+    ) -> dict[int, Reason]:
+        """Why those who change their kind do."""
+        tables, found = wanted.tables, {}
+        for j, job in enumerate(wanted.jobs):
+            kind, got = kinds[job.job_id], allocations.get(job.job_id)
+            if job.shape is None or got is None or job.job_id in spread or tuple(held[job.job_id]) == (kind,):
+                continue
+            at = (tables.kind == cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
+            speed = float(np.where(at, tables.tables.goodput[j], 0.0).max())
+            factor = speed / max(float(tables.tables.goodput[j, tables.tables.current[j]]), 1e-300)
+            before = ", ".join(held[job.job_id])
+            faster = reason("faster_kind", kind=kind, before=before, factor=factor)
+            found[job.job_id] = faster if factor > 1 else reason("leaves_kind", kind=kind, before=before, factor=factor)
+        return found
+
+    def _weighed(self, cluster: ClusterView, wanted: _Wanted) -> dict[int, tuple[Weighed, ...]]:
+        """The choices of most worth of each job, best first."""
+        tables, worth = wanted.tables.tables, wanted.choices.worth
+        shapes = [None] + [
+            shape_of(cluster.of_kind(cluster.kinds[k]), int(size))
+            for k, size in zip(wanted.tables.kind[1:].tolist(), tables.sizes[1:].tolist(), strict=True)
+        ]
+        found = {}
+        for j, job in enumerate(wanted.jobs):
+            best = [u for u in np.argsort(-worth[j], kind="stable")[:WEIGHED].tolist() if np.isfinite(worth[j, u])]
+            named = []
+            for u in best:
+                shape = job.shape if u == tables.current[j] and u else shapes[u]
+                kind = cluster.kinds[int(wanted.tables.kind[u])] if u else ""
+                got = Allocation(shape, int(tables.batch[j, u]), kind) if shape is not None else None
+                named.append(Weighed(got, float(worth[j, u])))
+            found[job.job_id] = tuple(named)
+        return found

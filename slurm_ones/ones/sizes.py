@@ -1,0 +1,305 @@
+"""Rules of the objective about a job's size: how large it becomes at once, what a change costs, what switches cost.
+
+**How large at once.** A first size beyond what was asked for may turn out too large, with a chance of about the
+relative deviation σ of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds, once the guard
+against figures that waver lets it (`rules.dwell`: four pauses later). So trying costs σ · 5p of the time H for which a
+size is expected to last, and the size is worth 1 − σ · 5p / H of what it would be. Known curves are used in full, cheap
+pauses leave most sizes open, and doubtful ones at a dear pause must promise much more. A speed that is no more than a
+guess is no promise.
+
+**What a change costs.** In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight
+of its waiting and λ the price of a GPU, and at the size n that is best for it w + λn is the worth v g(n) of training
+there. So a pause costs the worth of the new size, and a change from n to m that lasts L seconds, p of them a pause,
+brings v g(m) (L − p) − v g(n) L.
+
+**Leaf switches.** What of a step is gradient exchange follows from a job's model: its step on several nodes, less that
+of one GPU with the same local batch. If a size needs more than one leaf switch, that takes `taper` times longer, and a
+larger batch may be the best, in which it is a smaller share. How many jobs meet on a link is not known before they are
+placed; a candidate whose jobs across leaf switches use E ends of links, of L leaf switches, has about E / L of them on
+each. Slurm chooses the nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ones_db.reasons import Reason, reason
+from slurm_ones.ones.terms import Penalty, Priced, Situation, Term
+from slurm_ones.ones.worth import Choices
+from slurm_ones.schedule.job_figures import within
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
+from slurm_ones.schedule.tables import SLOWEST, Tables, ask_together, speeds_of_one
+
+LARGEST_S = 1e15
+UNKNOWN = 0.95
+"""Relative deviation from which on a speed is no more than a guess."""
+PAUSES = 5.0
+"""What a first size that was too large costs, in pauses: one, and the wait of four before it."""
+
+
+@dataclass(frozen=True)
+class Reach(Term):
+    """A job gets at most `leap` times the most GPUs it has had. One that has not run gets what it asked for, or with
+    `first_size` as much more as its speed is known and giving up GPUs again is cheap."""
+
+    leap: float
+    first_size: bool
+    horizon_s: float
+    """Seconds that a size is expected to last."""
+
+    def reachable(self, job: JobView, most: Mapping[int, int]) -> JobView:
+        """The job with the sizes that it may have at most, its smallest at least: so that none else is asked about."""
+        if job.deadline is not None:
+            return job  # what it needs to end in time is weighed against others, by what is known of its speed
+        had = most[job.job_id]
+        bound = self.leap * had if had else max(job.requested, 1)
+        if not had and self.first_size:
+            bound *= self.leap
+        counts = job.limits.gpus
+        if not counts or counts[-1] <= bound:
+            return job
+        near = tuple(n for n in counts if n <= max(bound, counts[0]))
+        return replace(job, limits=replace(job.limits, gpus=near))
+
+    def mask(self, at: Situation, allowed: Bools) -> Bools:
+        """Without sizes beyond what a job that has not run asked for whose speed is no more than a guess."""
+        new, beyond = self._beyond(at)
+        if not new:
+            return allowed
+        allowed = allowed.copy()
+        allowed[new] &= ~beyond | (at.tables.uncertainty[new] < UNKNOWN)
+        return allowed
+
+    def worth(self, at: Priced, worth: Floats) -> Floats:
+        """Less what trying a first size costs."""
+        new, beyond = self._beyond(at)
+        if not new:
+            return worth
+        pause = np.array([shrink_s(at.tables.jobs[j]) for j in new])[:, None]
+        lost = np.minimum(at.tables.uncertainty[new] * PAUSES * pause / self.horizon_s, 1.0)
+        worth = worth.copy()
+        worth[new] *= np.where(beyond, 1.0 - lost, 1.0)
+        return worth
+
+    def _beyond(self, at: Situation) -> tuple[list[int], Bools]:
+        """The rows (R) of jobs that have not run, and which columns (R, U) are beyond what they asked for."""
+        jobs = at.tables.jobs
+        new = [j for j, job in enumerate(jobs) if not at.most[job.job_id]]
+        asked = np.array([max(jobs[j].requested, 1, min(jobs[j].limits.gpus, default=0)) for j in new])
+        return new, at.tables.sizes > asked[:, None]
+
+
+def shrink_s(job: JobView) -> float:
+    """Seconds that giving up GPUs interrupts the job."""
+    return within(job.resize_s if job.shrink_s is None else job.shrink_s, 0.0, LARGEST_S)
+
+
+CHEAP = 0.01
+"""Share of the time a change lasts up to which giving up GPUs again costs next to nothing."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a change of each job's size to each column costs it, in seconds (J, U)."""
+
+    ready_s: Floats
+    """That GPUs which it gains are held before, while it trains on as it was."""
+    pause_s: Floats
+    """That training then stands still."""
+    lasts_s: Floats
+    """That the change is expected to last, both of these in it."""
+
+
+@dataclass(frozen=True)
+class Changes(Term):
+    """Changes must repay their interruption within `horizon_s`, a share of the job's time to come, and `tenure`."""
+
+    horizon_s: float
+    horizon_share: float
+    tenure: float
+
+    def worth(self, at: Priced, worth: Floats) -> Floats:
+        return less_costs(worth, at.tables.current, self.costs(at))
+
+    def costs(self, at: Priced) -> Costs:
+        """What changes cost, and how long they last: no job's longer than to its own end at the size in question."""
+        jobs, current = at.tables.jobs, at.tables.current
+        grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
+        shrink = np.array([shrink_s(job) for job in jobs])
+        prepare = np.array([within(job.prepare_s, 0.0, LARGEST_S) for job in jobs])
+        ready, pause = seconds_of(len(at.tables.sizes), current, grow, shrink, prepare)
+        # Where no job came or went for long, none is expected for as long again.
+        horizon = max(self.horizon_s, at.quiet_s)
+        tenure = np.array([_tenure(job) for job in jobs])
+        # Who has run for a short while may be changed again soon; where that costs next to nothing, it is no reason.
+        tenure = np.where(shrink <= CHEAP * self.horizon_s, np.maximum(tenure, self.horizon_s), tenure)
+        old = at.speed[np.arange(len(jobs)), current][:, None]
+        left = np.maximum(at.remaining[:, None] - old * ready, 0.0)
+        with np.errstate(divide="ignore"):
+            ends = ready + pause + left * np.where(at.speed > 0, 1.0 / at.speed, 0.0)
+        lasts = np.minimum(np.minimum(horizon, self.horizon_share * ends), self.tenure * tenure[:, None])
+        return Costs(ready, pause, lasts)
+
+
+def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
+    """(J, U) seconds until GPUs which a change gains are ready, and that training then stands still, for `sizes`
+    columns and what each job has (J,); from seconds (J,) of what each job gains and gives up."""
+    grows = np.arange(sizes) > current[:, None]
+    return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
+
+
+def less_costs(worth: Floats, current: Ints, costs: Costs) -> Floats:
+    """(J, U) what each size is worth on average while it lasts, from the worth (J, U) of training there.
+
+    A job that grows trains at its old size until the new GPUs are ready, stands still for the pause, and trains at the
+    new size for the rest of the time that the change lasts. So the pause costs training, and the preparation costs what
+    others would have made of the new GPUs, since these count as the job's from now on; the rest is not delayed by it.
+    A change counts at least until it begins: one that would be undone before is worth less than to stay.
+    Waiting jobs pay nothing: whatever their size, they start.
+    """
+    held = current[:, None]
+    begins = costs.ready_s + costs.pause_s
+    lasts = np.maximum(np.maximum(costs.lasts_s, begins), 1e-9)
+    old = worth[np.arange(len(worth)), current][:, None]
+    changed = worth * (1.0 - begins / lasts) + old * costs.ready_s / lasts
+    result: Floats = np.where((held > 0) & (np.arange(worth.shape[1]) != held), changed, worth)
+    return result
+
+
+def _tenure(job: JobView) -> float:
+    """Seconds that the job has kept its sizes on average, also as the last one may end now."""
+    return within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)
+
+
+class Leaves(Term):
+    """Leaf switches in the objective."""
+
+    def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
+        """The jobs as fast as they are across leaf switches, where a size needs several."""
+        if not _known(cluster):
+            return list(jobs)
+        below = max(below_each(cluster).values())
+        return [replace(job, model=Tapered(job.model, below, cluster.taper)) for job in jobs]
+
+    def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
+        cluster, needed = at.cluster, leaves_needed(at.cluster, at.tables.sizes)
+        if not _known(cluster) or not (needed > 1).any():
+            return None
+        ends = np.where(needed > 1, needed / len({node.leaf for node in cluster.nodes}), 0.0)
+        lost = np.where(needed > 1, exchange_shares(at.tables), 0.0)
+        value = np.where(np.isfinite(choices.worth), np.maximum(choices.worth, 0.0), 0.0)
+        rows = np.arange(len(value))
+
+        def meeting(candidates: Ints) -> Floats:
+            meets = np.maximum(ends[candidates].sum(axis=1) - 1.0, 0.0)
+            if not meets.any():
+                return np.zeros(len(candidates))
+            each = lost[rows, candidates] * meets[:, None]
+            found: Floats = (value[rows, candidates] * each / (1.0 + each)).sum(axis=1)
+            return found
+
+        return meeting
+
+    def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
+        """Of jobs that the next larger size would bring across leaf switches, where that size would be worth its GPUs
+        if it did not: more than nothing where they are free, else more than anybody's last GPUs bring at least."""
+        if not _known(at.cluster):
+            return {}
+        sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
+        across = np.where(needed > 1, 1.0 - exchange_shares(at.tables) * (taper - 1.0) / taper, 1.0)
+        rows = np.arange(len(columns))
+        held, free = at.speed[rows, columns], at.nodes.gpus - int(sizes[columns].sum())
+        last = []
+        for j in np.flatnonzero(columns).tolist():
+            before = _next(at.tables.allowed[j, : columns[j]][::-1])
+            u = columns[j] - 1 - before if before is not None else 0
+            less = at.speed[j, u] if u else 0.0
+            last.append(at.unit[j] * (held[j] - less) / (sizes[columns[j]] - sizes[u]))
+        found = {}
+        for j in np.flatnonzero(columns).tolist():
+            above = _next(at.tables.allowed[j, columns[j] + 1 :])
+            if above is None or needed[v := columns[j] + 1 + above] <= needed[columns[j]]:
+                continue
+            more = int(sizes[v] - sizes[columns[j]])
+            price = 0.0 if more <= free else min(last)
+            slower, faster = at.speed[j, v], at.speed[j, v] / across[j, v]
+            if at.unit[j] * (slower - held[j]) / more <= price < at.unit[j] * (faster - held[j]) / more:
+                found[at.tables.jobs[j].job_id] = reason(
+                    "within_switches",
+                    gpus=int(sizes[columns[j]]),
+                    switches=int(needed[columns[j]]),
+                    more=int(sizes[v]),
+                    taper=at.cluster.taper,
+                )
+        return found
+
+
+class Tapered:
+    """A model of throughput where gradients take `taper` times as long on more GPUs than are `below` a leaf switch."""
+
+    def __init__(self, model: ThroughputModel, below: int, taper: float) -> None:
+        self._model, self._below, self._taper = model, below, taper
+
+    @classmethod
+    def together(cls, models: Sequence[Tapered]) -> Tapered:
+        """Models of jobs of one cluster, asked at once."""
+        return cls(ask_together([one._model for one in models]), models[0]._below, models[0]._taper)
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        speed = np.asarray(self._model.throughput(nodes, gpus, batches), dtype=np.float64)
+        far = (gpus > self._below) & (nodes > 1)
+        if not far.any():
+            return speed
+        local, one = np.maximum(batches // np.maximum(gpus, 1), 1), np.ones_like(gpus)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = batches / speed
+            exchange = np.maximum(step - local / self._model.throughput(one, one, local), 0.0)
+            return np.where(far, batches / (step + (self._taper - 1.0) * exchange), speed)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.uncertainty(nodes, gpus, batches)
+
+
+def _known(cluster: ClusterView) -> bool:
+    """Whether the network is tapered and nodes differ by their places alone: kinds of GPUs are decided one by one."""
+    return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
+
+
+def _next(there: Bools) -> int | None:
+    """The first place that is true."""
+    found = np.flatnonzero(there)
+    return int(found[0]) if len(found) else None
+
+
+def exchange_shares(tables: Tables) -> Floats:
+    """(J, U) part of a step that is gradient exchange, at sizes of several nodes; 0 at others."""
+    several = tables.allowed & (tables.nodes > 1)
+    columns = np.flatnonzero(several.any(axis=0))
+    shares = np.zeros(tables.speed.shape)
+    if not len(columns):
+        return shares
+    batch, gpus = tables.batch[:, columns], tables.sizes[columns]
+    local = np.maximum(batch // gpus, 1)
+    alone = local / speeds_of_one(tables.jobs, local)
+    step = batch / np.maximum(tables.speed[:, columns], SLOWEST)
+    shares[:, columns] = np.clip(1.0 - alone / np.maximum(step, 1e-12), 0.0, 1.0)
+    return np.where(several, shares, 0.0)
+
+
+def below_each(cluster: ClusterView) -> Counter[str]:
+    """GPUs below each leaf switch."""
+    found: Counter[str] = Counter()
+    for node in cluster.nodes:
+        found[node.leaf] += node.gpus
+    return found
+
+
+def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
+    """(U,) fewest leaf switches that so many GPUs are below."""
+    most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
+    found: Ints = np.searchsorted(most, sizes) + 1
+    return np.minimum(found, len(most))

@@ -1,0 +1,136 @@
+"""What may enter the objective of `ones`: the protocol of its rules, and the small rules.
+
+The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of five
+places, and leaves the others as they are:
+
+1. `mask`: columns that a job may have;
+2. `speed`: how fast a job counts as there (caution, a factor of a kind of GPU);
+3. `weight`: what a second of a job's waiting counts;
+4. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline);
+5. `penalty`: what a whole candidate loses (GPUs without room, contention, packing). It chooses among the candidates;
+   greedy seeds and local search go by the worth of single jobs.
+
+A rule is made from its own options once, may remember from decision to decision, and names the jobs for which it
+decided (`reasons`). One that is switched off is not in the list and costs nothing. J jobs, U columns, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ones_db.reasons import Reason
+from slurm_ones.ones.candidates import Nodes
+from slurm_ones.ones.worth import Choices, fair_weights
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Promise
+from slurm_ones.schedule.tables import Tables
+
+Penalty = Callable[[Ints], Floats]
+"""What candidates (K, J) of columns lose, (K,) in seconds of waiting per second, 0 or more."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is to be decided on."""
+
+    cluster: ClusterView
+    running: Sequence[JobView]
+    """Jobs that run and may not change."""
+    tables: Tables
+    """Of the jobs that may change or start."""
+    nodes: Nodes
+    """Room for their candidates."""
+    most: Mapping[int, int]
+    """The most GPUs that each job has had, by job id; 0 before its first run."""
+    now: float
+    quiet_s: float
+    """Seconds since a job came or went."""
+
+
+@dataclass(frozen=True)
+class Outlook(Situation):
+    """And what is expected of each job."""
+
+    speed: Floats
+    """(J, U) progress/s in samples of the base batch, as it counts here; 0 where the job may not be."""
+    remaining: Floats
+    """(J,) progress to come."""
+    done: Floats
+    """(J,) progress made."""
+    age_s: Floats
+    """(J,) since its submission."""
+
+
+@dataclass(frozen=True)
+class Priced(Outlook):
+    """And what its progress is worth."""
+
+    weight: Floats
+    """(J,) what a second of its waiting counts."""
+    unit: Floats
+    """(J,) worth of a unit of its progress in weighted seconds."""
+    ends: Floats
+    """(J,) predicted seconds to its end."""
+
+
+class Term:
+    """A rule of the objective. This one changes nothing: a rule overrides the places where it enters."""
+
+    def mask(self, at: Situation, allowed: Bools) -> Bools:
+        """(J, U) of the columns `allowed` (J, U) those that jobs may have. What a job holds now stays allowed."""
+        return allowed
+
+    def speed(self, at: Situation, speed: Floats) -> Floats:
+        """(J, U) how fast jobs count as, from the `speed` (J, U) that they have without this rule."""
+        return speed
+
+    def weight(self, at: Outlook, weight: Floats) -> Floats:
+        """(J,) what a second of waiting counts, from the `weight` (J,) without this rule."""
+        return weight
+
+    def worth(self, at: Priced, worth: Floats) -> Floats:
+        """(J, U) what each column is worth, from the `worth` (J, U) without this rule; column 0 is waiting."""
+        return worth
+
+    def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
+        """What whole candidates lose; None for nothing. No gain outweighs `dear` for each GPU."""
+        return None
+
+    def promises(self) -> Mapping[int, Promise]:
+        """Whether deadlines are promised, by job id, as far as this decision settled it."""
+        return {}
+
+    def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
+        """By job id, why the jobs get their `columns` (J,), where this rule decided it."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Caution(Term):
+    """A doubtful size counts as slower by `deviations` standard deviations of its predicted speed."""
+
+    deviations: float
+
+    def speed(self, at: Situation, speed: Floats) -> Floats:
+        return speed * np.clip(1.0 - self.deviations * at.tables.uncertainty, 0.05, 1.0)
+
+
+@dataclass(frozen=True)
+class Fairness(Term):
+    """A job whose predicted JCT exceeds `bound` times that alone on its share weighs more."""
+
+    bound: float
+
+    def weight(self, at: Outlook, weight: Floats) -> Floats:
+        return weight * fair_weights(
+            at.speed, at.tables.sizes, at.done, at.remaining, at.age_s, at.nodes.gpus, self.bound
+        )
+
+
+class Room(Term):
+    """GPUs that find no room on the nodes count as lost, and more than they could bring."""
+
+    def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
+        return lambda candidates: dear * at.nodes.unplaced(candidates)

@@ -1,0 +1,294 @@
+"""A small scheduler trained by policy gradient: what ONES was compared with (ONES §4 names it DRL).
+
+Neither its weights nor its code were published, so this one is built after the two that began the line: DeepRM (Mao et
+al., HotNets 2016, §3: from nothing, one action after another until the void action ends the round; REINFORCE with the
+mean of several rollouts of one workload as baseline; reward minus the jobs in the system) and DL2 (Peng et al., arXiv
+1909.06040, §4: jobs that grow by steps at the size of their users' batch, all decided anew in each interval).
+
+`Drl` takes one step after another; `build_steps` says what a job's next step looks like, as figures, and `Network`
+weighs them. drl.npz was trained by `python -m benchmarks.train_drl`; `load` tells the exact command, and how it went.
+docs/decisions/0010-policy-gradient-rival.md has the figures.
+
+Where it differs from both:
+
+1. One network scores every job's step alone, with figures of the whole queue among its inputs, where theirs have a
+   fixed number of places for jobs. So it is linear in the jobs and takes queues of any length.
+2. A step doubles the GPUs, or goes to the size that the user asked for: the sizes that Slurm can be asked for.
+3. The void action ends the growing alone: a job that has nothing still gets its first step where there is room.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from ones_db.reasons import reason
+from slurm_ones.schedule.build import build_schedule, free_after_fixed
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
+
+FEATURES = 21
+ASKED_LEFT = 11
+"""Of them the one that says how long the job would still take at the size asked for."""
+CONTEXT = 4
+"""Figures that the void action is weighed by."""
+LOG_SECONDS = 12.0
+"""ln of a hundred days and a half: a time becomes ln(1 + t) over this."""
+LOG_SIZE = 6.0
+"""A ratio of GPUs becomes its log2 over this."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What can be given."""
+
+    tables: Tables
+    sizes: Ints
+    """(J, S) GPUs after each step; 0 where the job has no further one."""
+    extra: Ints
+    """(J, S) of them those that the step adds."""
+    features: Floats
+    """(J, S, F), each about within -1 and 1, finite whatever the jobs say."""
+    load: float
+    """Jobs per GPU, as a ratio above."""
+
+    def context(self, free: float) -> Floats:
+        """(C,) inputs of the void action when this share of the GPUs is left."""
+        return np.array([1.0, free, free * free, self.load])
+
+
+def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: float) -> Steps:
+    """Steps of the given jobs, which are to share `gpus` GPUs."""
+    tables = build_tables(cluster, [_stepwise(cluster, job) for job in jobs], "requested")
+    requested = np.array([max(job.requested, 1) for job in jobs], dtype=np.int64)
+    column = _columns(tables)
+    sizes = tables.sizes[column]
+    before = np.concatenate([np.zeros((len(jobs), 1), dtype=np.int64), sizes[:, :-1]], axis=1)
+    extra = np.where(sizes > 0, sizes - before, 0)
+    load = float(_ratio(np.array(float(len(jobs))), np.array(float(max(gpus, 1)))))
+    features = _features(tables, column, before, requested, gpus, load, now)
+    return Steps(tables, sizes, extra, features * (sizes > 0)[:, :, None], load)
+
+
+def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
+    """The job with those sizes alone that steps lead to: the largest up to each power of two, the one it asked for and
+    the one it has."""
+    sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
+    steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
+    for power in range(cluster.gpus.bit_length() + 1):
+        up_to = bisect_right(sizes, 2**power)
+        steps.update(sizes[up_to - 1 : up_to])
+    return replace(job, limits=replace(job.limits, gpus=tuple(sorted(steps))))
+
+
+def _columns(tables: Tables) -> Ints:
+    """(J, S) columns of the tables that each job can have, ascending; 0 beyond the last."""
+    most = int(tables.allowed.sum(axis=1).max(initial=0))
+    order = np.argsort(~tables.allowed, axis=1, kind="stable")[:, :most]
+    found: Ints = np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)
+    return found
+
+
+def _features(
+    tables: Tables, column: Ints, before: Ints, requested: Ints, gpus: int, load: float, now: float
+) -> Floats:
+    rows = np.arange(len(tables.jobs))[:, None]
+    size, cluster = tables.sizes[column].astype(np.float64), float(max(gpus, 1))
+    speed = np.maximum(tables.speed[rows, column], 1e-9)
+    current = tables.sizes[tables.current].astype(np.float64)[:, None]
+    runs = current > 0
+
+    # Speed-ups: over the first step, per GPU, of the whole and of what this step adds.
+    slower = np.concatenate([np.zeros_like(speed[:, :1]), speed[:, :-1]], axis=1)
+    single = speed[:, :1] / np.maximum(size[:, :1], 1.0)
+    useful = _finite(speed / np.maximum(size, 1.0) / single, 2.0)
+    marginal = _finite((speed - slower) / np.maximum(size - before, 1.0) / single, 2.0)
+
+    jobs = tables.jobs
+    samples = np.array([max(j.dataset, 1) * _finite(np.float64(j.progress.beta), 1e9) for j in jobs])[:, None]
+    left = samples / np.maximum(tables.goodput[rows, column], 1e-9)
+    asked = np.abs(size - requested[:, None]).argmin(axis=1) if size.shape[1] else np.zeros(len(jobs), dtype=np.int64)
+    asked_left = left[rows[:, 0], asked][:, None] if size.shape[1] else samples
+    age = np.array([now - j.submitted for j in jobs])[:, None]
+    served = np.array([j.running_s for j in jobs])[:, None]
+    done = np.array([j.progress.mean if j.progress.alpha + j.progress.beta > 0 else 0.0 for j in jobs])[:, None]
+
+    share = cluster / max(len(jobs), 1)
+    demand = _ratio(np.minimum(requested, cluster).sum()[None], np.array([cluster]))
+    of_each_step = [
+        np.log2(np.maximum(size, 1.0)) / LOG_SIZE,
+        size / cluster,
+        _ratio(size, requested[:, None]),
+        _ratio(size, np.full_like(size, share)),
+        runs & (size == current),
+        np.where(runs & (size > current), _ratio(size, np.maximum(current, 1.0)), 0.0),
+        np.where(runs & (size < current), _ratio(size, np.maximum(current, 1.0)), 0.0),
+        before == 0,
+        useful,
+        marginal,
+        _seconds(left),
+        _seconds(asked_left),
+        _rank(asked_left),
+        _rank(asked_left * np.minimum(requested, cluster)[:, None]),
+        runs,
+        _seconds(age),
+        _rank(age),
+        _seconds(served),
+        _finite(done, 1.0),
+        load,
+        demand,
+    ]
+    wide = [np.broadcast_to(np.asarray(value, dtype=np.float64), size.shape) for value in of_each_step]
+    return np.stack(wide, axis=2)
+
+
+def _finite(value: Floats, most: float) -> Floats:
+    found: Floats = np.clip(np.nan_to_num(value, nan=0.0, posinf=most, neginf=0.0), 0.0, most)
+    return found
+
+
+def _seconds(value: Floats) -> Floats:
+    found: Floats = np.log1p(_finite(value, 1e9)) / LOG_SECONDS
+    return found
+
+
+def _ratio(value: Floats | Ints, other: Floats | Ints) -> Floats:
+    found: Floats = np.clip(np.log2(np.maximum(value, 1e-3) / np.maximum(other, 1e-3)) / LOG_SIZE, -2.0, 2.0)
+    return found
+
+
+def _rank(value: Floats) -> Floats:
+    """Place of each job in ascending order, from 0 to 1."""
+    flat = np.nan_to_num(value[:, 0], nan=0.0, posinf=1e300, neginf=-1e300)
+    place = np.empty(len(flat))
+    place[np.argsort(flat, kind="stable")] = np.arange(len(flat))
+    return place[:, None] / max(len(flat) - 1, 1)
+
+
+HIDDEN = (32, 16)
+SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
+"""Of the parameters, one after another: weights and bias of each layer, the last without bias; then the void's."""
+SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Scores from features; the parameters are one flat vector, as an optimizer wants them."""
+
+    flat: Floats
+    """(SIZE,)"""
+
+    def parameters(self) -> list[Floats]:
+        """The vector in its shapes."""
+        cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(self.flat, cuts), SHAPES, strict=True)]
+
+    def scores(self, features: Floats) -> Floats:
+        """(…) from (…, F)."""
+        found: Floats = self.layers(features)[-1]
+        return found
+
+    def void(self, context: Floats) -> float:
+        """Score of the void action from (C,)."""
+        return float(self.flat[-CONTEXT:] @ context)
+
+    def layers(self, features: Floats) -> tuple[Floats, Floats, Floats]:
+        """Both hidden layers (…, H) and the scores (…), from (…, F)."""
+        first, bias, second, bias2, last, _ = self.parameters()
+        one = np.tanh(features @ first + bias)
+        two = np.tanh(one @ second + bias2)
+        return one, two, (two @ last)[..., 0]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network and where it comes from."""
+
+    network: Network
+    command: str
+    """What trained it."""
+    seed: int
+    curve: Floats
+    """(E, 3) of the training: processor seconds, updates, mean JCT over that of equal shares on the workloads of the
+    validation."""
+
+
+@cache
+def load() -> Trained:
+    """The weights that come with the package."""
+    with resources.as_file(resources.files("slurm_ones.rivals") / "drl.npz") as path, np.load(path) as file:
+        network = Network(np.asarray(file["flat"], dtype=np.float64))
+        return Trained(network, str(file["command"]), int(file["seed"]), np.asarray(file["curve"], dtype=np.float64))
+
+
+def best_steps(network: Network, steps: Steps, gpus: int, total: int) -> Ints:
+    """(J,) steps that each job takes when the best-scored action is taken each time, of `gpus` GPUs of `total`.
+
+    Each step costs as much as a heap's operation: the scores are had before, all at once.
+    """
+    scores = network.scores(steps.features).tolist()
+    extra = steps.extra.tolist()
+    taken = np.zeros(len(scores), dtype=np.int64)
+    heap = [(-of_job[0], j, 0) for j, of_job in enumerate(scores) if of_job and extra[j][0] > 0]
+    heapq.heapify(heap)
+    free, growing = gpus, True
+    while heap and free > 0:
+        score, j, step = heapq.heappop(heap)
+        growing = growing and -score >= network.void(steps.context(free / max(total, 1)))
+        if (step > 0 and not growing) or extra[j][step] > free:
+            continue
+        free -= extra[j][step]
+        taken[j] = step + 1
+        if step + 1 < len(extra[j]) and extra[j][step + 1] > 0:
+            heapq.heappush(heap, (-scores[j][step + 1], j, step + 1))
+    return taken
+
+
+def gpus_after(steps: Steps, taken: Ints) -> Ints:
+    """(J,) GPUs after the steps taken; 0 after none."""
+    if not steps.sizes.shape[1]:
+        return np.zeros(len(taken), dtype=np.int64)
+    last = np.maximum(taken - 1, 0)
+    found: Ints = np.where(taken > 0, steps.sizes[np.arange(len(taken)), last], 0)
+    return found
+
+
+class Drl:
+    """Policy gradient, trained in the simulator (see the package). `network` is another one than the trained one."""
+
+    name = "drl"
+
+    def __init__(self, network: Network | None = None) -> None:
+        self.network = network or load().network
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        game = Game(cluster, jobs, now)
+        return game.schedule(best_steps(self.network, game.steps, game.gpus, game.total))
+
+
+class Game:
+    """One round: the steps that there are, and the schedule that those taken make."""
+
+    def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> None:
+        self.cluster = cluster
+        self.jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
+        self.fixed = fixed_jobs(cluster, jobs)
+        self.mobile = [job for job in self.jobs if job.job_id not in self.fixed]
+        self.gpus = int(free_after_fixed(cluster, jobs, self.fixed).sum())
+        """GPUs that they share."""
+        self.total = max(cluster.gpus, 1)
+        self.steps: Steps = build_steps(cluster, self.mobile, self.gpus, now)
+
+    def schedule(self, taken: Ints) -> Schedule:
+        """The schedule of the steps taken (J,), made placeable; whoever is left out is parked."""
+        counts = gpus_after(self.steps, taken)
+        wanted = {job.job_id: int(n) for job, n in zip(self.mobile, counts, strict=True)}
+        return build_schedule(self.cluster, self.jobs, self.fixed, self.steps.tables, wanted, reason("network"))

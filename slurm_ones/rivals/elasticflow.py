@@ -1,0 +1,147 @@
+"""ElasticFlow: jobs are admitted where all deadlines can be met; they get the fewest GPUs for that, then what is left.
+
+Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Its
+abstract, others' accounts of §4 and its authors' released scheduler were read, not the paper itself. Taken from there:
+
+- Admission: in order of deadlines each job is filled in with its minimum satisfactory share (`schedule.timeline`). A
+  new job is admitted if it and all jobs admitted before it end in time.
+- Allocation: every admitted job gets its share. GPUs that are left go, one size at a time, to the job whose GPU-seconds
+  grow least for each of them, jobs without any GPU first, while there is any whom they make faster.
+- Sizes are powers of two of the GPUs of a node, and whole nodes by powers of two; the global batch is its user's.
+- Running jobs may be stopped.
+
+Derived, because this is Slurm: a job that is not admitted is dropped there. Here it runs with what is left, as jobs
+without a deadline do, which the released code treats alike. What a job still has to do and how fast it is are what the
+caller knows, without doubts. Its buddy allocation migrates jobs so that there is always room; here jobs that keep their
+size keep their nodes, so that fragments may be in the way. Jobs that are admitted stay so (`JobView.promised`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ones_db.reasons import reason
+from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.schedule.job_figures import to_come, within
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import ClusterView, JobView, Promise, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.schedule.timeline import Curve, Filled, Timeline, admitted, filled
+
+WHY = reason("least_gpu_time")
+NEVER = 1e12
+"""Seconds that stand for no deadline."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings."""
+
+    slot_s: float = 60.0
+    """Seconds from one decision to the next, for which GPUs that are left are lent; its authors' value."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slot_s < float("inf"):
+            raise ValueError(f"slot_s: {self.slot_s!r} must be a number above 0")
+
+
+class ElasticFlow:
+    """ElasticFlow (ASPLOS 2023). It keeps no memory: whom it admitted, the views say."""
+
+    name = "elasticflow"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        fixed = fixed_jobs(cluster, jobs)
+        mobile = mobile_jobs(jobs, fixed)
+        tables = build_tables(cluster, [_limited(cluster, job) for job in mobile], "requested")
+        free = int(free_after_fixed(cluster, jobs, fixed).sum())
+        curves = [_curve(tables, j, now) for j in range(len(mobile))]
+        moments = [self.options.slot_s, *(curve.due_s for curve in curves if 0 < curve.due_s < NEVER)]
+        timeline = Timeline.of(free, moments, now, cluster.reserved)
+        promised = [j for j, job in enumerate(mobile) if job.promised and job.deadline is not None]
+        promises: dict[int, Promise] = {}
+        for j, job in enumerate(mobile):
+            if job.deadline is None or job.promised is not None:
+                continue
+            promises[job.job_id] = _admission(timeline, [curves[p] for p in promised], curves[j])
+            if promises[job.job_id].given:
+                promised.append(j)
+        wanted = self._wanted(timeline, curves, promised, mobile)
+        made = build_schedule(cluster, jobs, fixed, tables, wanted, WHY)
+        return replace(made, promises=promises)
+
+    def _wanted(
+        self, timeline: Timeline, curves: Sequence[Curve], promised: Sequence[int], mobile: Sequence[JobView]
+    ) -> Mapping[int, int]:
+        """GPUs for each job now, those first whom they were promised."""
+        shares = dict(zip(promised, filled(timeline, [curves[j] for j in promised]), strict=True))
+        gpus = {j: int(shares[j].gpus[0]) if j in shares else 0 for j in range(len(mobile))}
+        left = int(timeline.free[0]) - sum(gpus.values())
+        idle = timeline
+        for share in shares.values():
+            idle = idle.taken(share)
+        cost = {j: _marginal(idle, curves[j], gpus[j], shares.get(j)) for j in gpus}
+        while True:
+            fits = [j for j in gpus if (size := _next(curves[j], gpus[j])) and size - gpus[j] <= left]
+            if not fits:
+                break
+            best = min(fits, key=lambda j: (gpus[j] > 0, cost[j], j))
+            size = _next(curves[best], gpus[best])
+            left -= size - gpus[best]
+            gpus[best] = size
+            cost[best] = _marginal(idle, curves[best], size, shares.get(best))
+        order = sorted(gpus, key=lambda j: (j not in shares, curves[j].due_s, j))
+        return {mobile[j].job_id: gpus[j] for j in order}
+
+
+def _limited(cluster: ClusterView, job: JobView) -> JobView:
+    """With powers of two of the GPUs of a node and powers of two of nodes, as far as it takes any."""
+    each = max(cluster.gpus_per_node, 1)
+    sizes = tuple(n for n in job.limits.gpus if (_power(n) and n < each) or (n % each == 0 and _power(n // each)))
+    return replace(job, limits=replace(job.limits, gpus=sizes or job.limits.gpus))
+
+
+def _power(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+def _curve(tables: Tables, j: int, now: float) -> Curve:
+    job = tables.jobs[j]
+    due = NEVER if job.deadline is None else within(job.deadline - now, 0.0, NEVER)
+    return Curve.of(tables.sizes, tables.goodput[j], to_come(job), due, within(job.resize_s, 0.0, NEVER))
+
+
+def _admission(timeline: Timeline, promised: Sequence[Curve], new: Curve) -> Promise:
+    found, broken = admitted(timeline, promised, new)
+    if not found.met:
+        return Promise(False, reason("deadline_no_room", percent=100 * found.share))
+    if broken is not None:
+        return Promise(False, reason("deadline_breaks"))
+    return Promise(True, reason("deadline_promised", gpus=int(found.gpus.max(initial=0))))
+
+
+def _next(curve: Curve, gpus: int) -> int:
+    """The next size that is faster; 0 where there is none."""
+    above = np.searchsorted(curve.sizes, gpus, side="right")
+    return int(curve.sizes[above]) if above < len(curve.sizes) else 0
+
+
+def _marginal(idle: Timeline, curve: Curve, gpus: int, share: Filled | None) -> float:
+    """GPU-seconds more for each GPU more that the job gets now; 0 where it can have none."""
+    size = _next(curve, gpus)
+    if not size:
+        return 0.0
+    if share is None or not share.met:
+        rate: dict[int, float] = dict(zip(curve.sizes.tolist(), curve.rate.tolist(), strict=True))
+        held = gpus / rate[gpus] if gpus else 0.0
+        return curve.work * (size / rate[size] - held) / (size - gpus)
+    mine = replace(idle, free=idle.free + share.gpus)
+    return float(mine.fill(curve, size).gpu_s - mine.fill(curve, gpus).gpu_s) / (size - gpus)

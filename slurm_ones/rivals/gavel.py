@@ -1,0 +1,143 @@
+"""Gavel: rigid jobs share GPUs of several kinds over time, each as its speeds there say.
+
+Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020. Read of it
+were the abstract, the talk's outline and summaries of its public code, not the text. Taken from there:
+
+- An allocation X: the share of its time that job j has its GPUs of kind k. A job's effective throughput is
+  Σ_k X_jk T_jk; no job has more than all its time, no kind more GPUs than there are.
+- `max_min` makes the least effective throughput largest, each relative to what the job has on an equal share of every
+  kind. `max_sum` makes the sum of these largest.
+- Rounds: what a job is owed on a kind, X_jk over the share of rounds that it has had there, is its priority; jobs get
+  their GPUs in that order.
+
+Where we differ: jobs start at what their users ask for, at their own batch, and T_jk is their goodput there. What equal
+allocations leave over, the sum decides. There is no sharing of one GPU by two jobs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from scipy.optimize import linprog
+
+from ones_db.reasons import reason
+from slurm_ones.schedule.build import mobile_jobs
+from slurm_ones.schedule.by_kind import build_by_kind, views_on
+from slurm_ones.schedule.kinds import free_of_kind
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import asked, predict
+
+Objective = Literal["max_min", "max_sum"]
+LEFT_OVER = 1e-3
+"""What the sum counts beside the least, so that nothing is left unused."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings."""
+
+    objective: Objective = "max_min"
+    """What is made largest: the least of the jobs' relative throughputs, or their sum."""
+
+    def __post_init__(self) -> None:
+        if self.objective not in get_args(Objective):
+            raise ValueError(f"objective: {self.objective!r} is none of {', '.join(get_args(Objective))}")
+
+
+class Gavel:
+    """Gavel (OSDI 2020). It remembers how many rounds each job has had on each kind."""
+
+    name = "gavel"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._had: dict[int, dict[str, float]] = {}
+        self._rounds: dict[int, int] = {}
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        fixed = fixed_jobs(cluster, jobs)
+        mobile = mobile_jobs(jobs, fixed)
+        self._had = {job.job_id: self._had.get(job.job_id, {}) for job in jobs}
+        self._rounds = {job.job_id: self._rounds.get(job.job_id, 0) for job in jobs}
+        gpus, speeds = _speeds(cluster, mobile)
+        there = (
+            free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
+            if cluster.nodes
+            else np.zeros(0, dtype=np.int64)
+        )
+        shares = allocate(gpus, speeds, there, self.options.objective)
+        wanted = self._round(cluster, mobile, gpus, speeds, shares, there)
+        why = reason("turn", first="the job that is owed most time on a kind of GPU")
+        schedule = build_by_kind(cluster, jobs, fixed, wanted, "requested", why)
+        for id_ in self._rounds:
+            self._rounds[id_] += 1
+        for id_, got in schedule.allocations.items():
+            self._had[id_][got.kind] = self._had[id_].get(got.kind, 0.0) + 1.0
+        return schedule
+
+    def _round(
+        self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
+    ) -> dict[int, tuple[str, int]]:
+        """Who gets which kind in this round, by what each is owed there."""
+        owed = defaultdict(float)
+        for j, job in enumerate(jobs):
+            for k, kind in enumerate(cluster.kinds):
+                if speeds[j, k] > 0 and gpus[j, k]:
+                    had = self._had[job.job_id].get(kind, 0.0) / max(self._rounds[job.job_id], 1)
+                    owed[j, k] = shares[j, k] / max(had, 1e-3)
+        left, found = there.copy(), dict[int, tuple[str, int]]()
+        # Of equals those go first that stay where they are, and then the faster kind.
+        for j, k in sorted(owed, key=lambda at: (-owed[at], -speeds[at])):
+            if jobs[j].job_id not in found and gpus[j, k] <= left[k]:
+                found[jobs[j].job_id] = cluster.kinds[k], int(gpus[j, k])
+                left[k] -= gpus[j, k]
+        return found
+
+
+def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats]:
+    """(J, K) GPUs that each job asks for, as far as each kind has them, and its goodput on those; 0 for none."""
+    gpus = np.zeros((len(jobs), len(cluster.kinds)), dtype=np.int64)
+    speeds = np.zeros(gpus.shape)
+    for k, kind in enumerate(cluster.kinds):
+        part = cluster.of_kind(kind)
+        for j, view in enumerate(views_on(cluster, jobs, kind)):
+            got = asked(part, view)
+            if got is not None and got.shape.gpus <= part.gpus:
+                nodes, count = np.array([got.shape.nodes]), np.array([got.shape.gpus])
+                gpus[j, k] = got.shape.gpus
+                speeds[j, k] = predict(view, nodes, count, np.array([[got.batch]]))[1][0, 0]
+    return gpus, speeds
+
+
+def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> Floats:
+    """X (J, K): the share of its time that each job has its `gpus` (J, K), at `speeds` (J, K), of each kind, of which
+    there are `there` (K,)."""
+    jobs, kinds = gpus.shape
+    if not jobs or not kinds:
+        return np.zeros((jobs, kinds))
+    equal = np.maximum(speeds.sum(axis=1, keepdims=True) / kinds, 1e-300)
+    relative = np.where(speeds.sum(axis=1, keepdims=True) > 0, speeds / equal, 0.0)
+    size = jobs * kinds
+    own = np.kron(np.eye(jobs), np.ones(kinds))
+    of_kind = (np.eye(kinds)[None] * gpus[:, None, :]).transpose(1, 0, 2).reshape(kinds, size)
+    limits, most = [np.column_stack([own, np.zeros(jobs)])], [np.ones(jobs)]
+    limits.append(np.column_stack([of_kind, np.zeros(kinds)]))
+    most.append(np.asarray(there, dtype=np.float64))
+    weight = np.append(-relative.ravel(), 0.0)
+    can = relative.max(axis=1) > 0
+    if objective == "max_min" and can.any():
+        rows = -np.kron(np.eye(jobs), np.ones(kinds)) * relative.ravel()
+        limits.append(np.column_stack([rows, np.ones(jobs)])[can])
+        most.append(np.zeros(int(can.sum())))
+        weight = np.append(LEFT_OVER * weight[:-1] / size, -1.0)
+    possible = [(0.0, 1.0 if speed > 0 else 0.0) for speed in speeds.ravel()]
+    found = linprog(weight, np.concatenate(limits), np.concatenate(most), bounds=[*possible, (0.0, None)])
+    result: Floats = found.x[:-1].reshape(jobs, kinds) if found.x is not None else np.zeros((jobs, kinds))
+    return result

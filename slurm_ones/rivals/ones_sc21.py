@@ -1,0 +1,520 @@
+"""ONES as published: an online evolutionary search over the GPUs and the batch of every job (SC21, arXiv 2108.03645).
+
+The baseline, which must not be improved. ones_sc21.py is the policy, its limits and its reasons; space.py is what one
+decision searches over, what a candidate is and what it costs; generation.py has the steps of a generation. What differs
+from the paper is what a real Slurm forces, and no more:
+
+1. A size is one that Slurm can be asked for, part of a node or whole nodes (`schedule.shapes`), and a candidate counts
+   only if it can be placed: unchanged jobs stay on their nodes, as Slurm does not move them. Where shapes
+   need not be uniform any count will do, as in the paper.
+2. A new job's first limit is the paper's 1 GPU, or its smallest size where it takes no single one.
+3. Jobs that must keep their shape take no part: their GPUs are not in the space (`space`).
+4. While the best candidate may not be deployed, nobody who runs is changed, but idle GPUs go to waiting jobs by the
+   paper's order of filling: Slurm would start them there anyhow.
+5. The samples that a job has used are known as its progress, samples of its base batch (`JobView.samples`).
+
+Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed candidate leaves out are parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ones_db.reasons import Reason, reason
+from slurm_ones.schedule.build import fits_nowhere, free_after_fixed, mobile_jobs
+from slurm_ones.schedule.evolution import check_options, uniform_crossover
+from slurm_ones.schedule.job_figures import within
+from slurm_ones.schedule.ledger import count_nodes, held_gpus, parts_that_fit, take_parts
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.tables import Tables, build_tables
+
+LARGEST = 1e15
+"""Samples that no job exceeds."""
+LEAST_PROGRESS = 1e-3
+"""ρ is not believed to be smaller: a draw near 0 would decide a whole generation."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The jobs that may change or start, first come first, and what each can be given."""
+
+    cluster: ClusterView
+    tables: Tables
+    """Their sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds."""
+    fixed: Mapping[int, Reason]
+    """Why each other job keeps its place or its wait, by job id."""
+    waiting_fixed: int
+
+    free: Ints
+    """(N,) GPUs of each node that fixed jobs leave."""
+    held: Ints
+    """(E, 3) job, node and GPUs of what the jobs hold now."""
+    slots: Ints
+    """(GPUs,) job that holds each GPU now, in node order; J where it is idle."""
+    ordinal: Ints
+    """(GPUs,) how many GPUs that job holds before this one."""
+    current: Ints
+    """(J,) GPUs held now; 0 for a waiting job."""
+    smallest: Ints
+    """(J,) smallest size, the current one counted; 0 where no size of the job exists on this cluster."""
+    below: Ints
+    """(J, U) the job's largest size up to each size; 0 where it has none."""
+    column: Ints
+    """(GPUs + 1,) column of the largest size up to each count."""
+
+    samples: Floats
+    """(J,) samples used so far."""
+    alpha: Floats
+    beta: Floats
+    """(J,) parameters of ρ."""
+
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        return self.tables.jobs
+
+    @property
+    def running(self) -> Bools:
+        """(J,)"""
+        return self.current > 0
+
+    def largest(self, bound: Ints) -> Ints:
+        """Each job's largest size up to `bound` (…, J); 0 where there is none."""
+        found: Ints = self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
+        return found
+
+    def speed(self, counts: Ints) -> Floats:
+        """(…, J) samples/s at sizes (…, J); 0 at size 0."""
+        found: Floats = self.tables.speed[np.arange(len(self.jobs)), self.column[counts]]
+        return found
+
+    def allocation(self, j: int, gpus: int) -> Allocation:
+        """What job j gets at a size: the current size keeps the current shape."""
+        job = self.jobs[j]
+        kept = job.shape if gpus == self.current[j] else None
+        shape = kept or shape_of(self.cluster, gpus)
+        assert shape is not None, f"job {job.job_id}: {gpus} GPUs have no shape here"
+        return Allocation(shape, int(self.tables.batch[j, self.column[gpus]]))
+
+
+def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Reason]) -> Space:
+    """The space of one decision; jobs named in `fixed` take no part."""
+    mobile = mobile_jobs(jobs, fixed)
+    tables = build_tables(cluster, mobile, "scaled")
+    free, held = free_after_fixed(cluster, jobs, fixed), held_gpus(cluster, mobile)
+    on_node = np.zeros((len(mobile), len(free)), dtype=np.int64)
+    on_node[held[:, 0], held[:, 1]] = held[:, 2]
+    slots = _slots(on_node, free)
+    columns = np.arange(len(tables.sizes))
+    best = np.maximum.accumulate(np.where(tables.allowed, columns, 0), axis=1)
+    return Space(
+        cluster=cluster,
+        tables=tables,
+        fixed=fixed,
+        waiting_fixed=sum(job.job_id in fixed and job.shape is None for job in jobs),
+        free=free,
+        held=held,
+        slots=slots,
+        ordinal=_ordinal(slots, len(mobile)),
+        current=on_node.sum(axis=1),
+        smallest=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0, size 0, where there is none
+        below=tables.sizes[best],
+        column=np.searchsorted(tables.sizes, np.arange(int(tables.sizes[-1]) + 1), side="right") - 1,
+        samples=np.array([within(job.samples, 0.0, LARGEST) for job in mobile]),
+        alpha=np.array([within(job.progress.alpha, 0.01, LARGEST) for job in mobile]),
+        beta=np.array([within(job.progress.beta, 0.01, LARGEST) for job in mobile]),
+    )
+
+
+def _slots(on_node: Ints, free: Ints) -> Ints:
+    """The job of each GPU: each node's in job order, idle ones last."""
+    jobs, nodes = on_node.shape
+    lengths = np.concatenate([on_node.T, (free - on_node.sum(axis=0))[:, None]], axis=1)
+    return np.repeat(np.tile(np.arange(jobs + 1), nodes), lengths.ravel())
+
+
+def _ordinal(slots: Ints, jobs: int) -> Ints:
+    """How often each GPU's job comes before it."""
+    order = np.argsort(slots, kind="stable")
+    first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
+    ordinal = np.empty(len(slots), dtype=np.int64)
+    ordinal[order] = np.arange(len(slots)) - first[slots[order]]
+    return ordinal
+
+
+def genes(space: Space, counts: Ints) -> Ints:
+    """(K, GPUs) from (K, J), with as few occupied GPUs changed as possible: a job keeps those it holds now as far as it
+    keeps its count, and its others lie together on those that are left."""
+    candidates, jobs = counts.shape
+    bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
+    kept = space.ordinal < bound[:, space.slots]
+    more = np.maximum(counts - space.current, 0)
+    idle = len(space.slots) - counts.sum(axis=1, keepdims=True)
+    values = np.tile(np.arange(jobs + 1), candidates)
+    result = np.where(kept, space.slots, jobs)
+    result[~kept] = np.repeat(values, np.concatenate([more, idle], axis=1).ravel())
+    return result
+
+
+def gpus_of_jobs(space: Space, population: Ints) -> Ints:
+    """(K, J) GPUs that each candidate gives each job."""
+    candidates, wide = len(population), len(space.jobs) + 1
+    flat = population + wide * np.arange(candidates)[:, None]
+    result: Ints = np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
+    return result
+
+
+def sample_progress(space: Space, rng: np.random.Generator) -> Floats:
+    """(J,) one draw of ρ for each job."""
+    return np.clip(np.nan_to_num(rng.beta(space.alpha, space.beta), nan=0.5), LEAST_PROGRESS, 1.0)
+
+
+def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
+    """(K,) GPU-seconds to come of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
+
+    Y are the samples used, X the samples/s. A job left out costs nothing, nor does one that has not begun: the score
+    prefers empty schedules, and only filling hides that.
+    """
+    speed = space.tables.speed
+    per_sample = np.divide(space.tables.sizes, speed, out=np.zeros_like(speed), where=speed > 0)
+    work = space.samples * (1.0 / rho - 1.0)
+    result: Floats = (work * per_sample[np.arange(len(work)), space.column[counts]]).sum(axis=1)
+    return result
+
+
+def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
+    """Counts (K, J) that can be placed and the free nodes (K, P + 1) then, from wanted ones.
+
+    Unchanged jobs are in place; the others are placed largest first on the fullest nodes they fit on, and shrink where
+    there is no room, possibly to 0. A running job that was to grow and cannot stays as it is.
+    """
+    counts, free, cannot_grow = _place(space, wanted)
+    wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
+    while rows.any():
+        # Its GPUs went to others: they must do without them. After the second time nobody grows there.
+        grows = space.running & (wanted[rows] > space.current)
+        wanted[rows] = np.where(cannot_grow[rows] | (grows & (again > 0)), space.current, wanted[rows])
+        counts[rows], free[rows], failed = _place(space, wanted[rows])
+        cannot_grow[rows] = failed
+        rows, again = cannot_grow.any(axis=1), again + 1
+    return counts, free
+
+
+def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
+    """As `place_counts`, where jobs that were to grow may shrink; they are the third (K, J)."""
+    per_node = space.cluster.gpus_per_node
+    same = wanted == space.current
+    job, node, gpus = space.held.T
+    free = count_nodes(space.free, node, gpus, same[:, job], per_node)
+    counts = np.where(same, wanted, 0)
+    moving = np.where(same, 0, wanted)
+    grows = ~same & space.running & (wanted > space.current)
+    _whole_nodes(space, moving, counts, free, per_node)
+    for size in range(min(per_node - 1, int(moving.max(initial=0))), 0, -1):
+        these = moving == size
+        total = these.sum(axis=1)
+        if not total.any():
+            continue
+        fits = np.minimum(total, parts_that_fit(free, size))
+        placed = these & (np.cumsum(these, axis=1) <= fits[:, None])
+        counts[placed] = size
+        take_parts(free, size, fits)
+        short = these & ~placed
+        if short.any():
+            moving[short] = np.broadcast_to(space.largest(np.full(len(space.jobs), size - 1)), moving.shape)[short]
+    return counts, free, grows & (counts <= space.current)
+
+
+def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node: int) -> None:
+    """Place jobs of one node or more, largest first; those that do not fit shrink, in `moving`, below a node if need
+    be."""
+    large = (moving >= per_node) & (per_node > 0)
+    while large.any():
+        order = np.argsort(np.where(large, -moving, 1), axis=1, kind="stable")
+        size = np.take_along_axis(np.where(large, moving, 0), order, axis=1)
+        placed = (size > 0) & (np.cumsum(size, axis=1) <= free[:, per_node, None] * per_node)
+        done = np.zeros_like(large)
+        np.put_along_axis(done, order, placed, axis=1)
+        counts[done] = moving[done]
+        taken = np.where(done, moving, 0).sum(axis=1) // per_node
+        free[:, per_node] -= taken
+        free[:, 0] += taken
+        moving[done] = 0
+        large &= ~done
+        left = np.maximum(free[:, per_node] * per_node, per_node - 1)[:, None]
+        moving[large] = space.largest(np.minimum(moving, left))[large]
+        large &= moving >= per_node
+
+
+def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints) -> Ints:
+    """Counts (K, J) with what is left on the free nodes offered to those who have nothing, in `order` (J,), each up to
+    its `limit` (J,). A running job's old size is not among the offers: its GPUs went to others."""
+    counts, free, per_node = counts.copy(), free.copy(), space.cluster.gpus_per_node
+    blocks = np.arange(per_node + 1)
+    while True:
+        most = np.maximum(np.where(free > 0, blocks, 0).max(axis=1, initial=0), free[:, -1] * per_node)
+        size = space.largest(np.minimum(limit, most[:, None]))
+        size = np.where(space.running & (size == space.current), space.largest(size - 1), size)
+        size = np.where(counts == 0, size, 0)
+        rows = np.flatnonzero(size.any(axis=1))
+        if not len(rows):
+            return counts
+        job = order[(size[rows][:, order] > 0).argmax(axis=1)]
+        counts[rows, job] = size[rows, job]
+        for given in np.unique(counts[rows, job]):
+            these = rows[counts[rows, job] == given]
+            nodes, gpus = max(given // per_node, 1), min(given, per_node)
+            left = free[these]
+            take_parts(left, gpus, np.full(len(these), nodes))
+            free[these] = left
+
+
+def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
+    """Counts (K, J) of an older population for today's jobs: cut to the limits (J,) and to valid sizes, and then, the
+    last jobs first, to the GPUs that there are.
+
+    Finished jobs are dropped before, by the caller's mapping of job ids.
+    """
+    counts = space.largest(np.minimum(remembered, limit))
+    fits = np.cumsum(counts, axis=1) <= len(space.slots)
+    return np.where(fits, counts, 0)
+
+
+def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Generator) -> Ints:
+    """Uniform mutation: each job that is `removable` (J,) leaves all its GPUs with this chance."""
+    jobs = len(removable)
+    gone = np.zeros((len(parents), jobs + 1), dtype=np.bool_)  # the last column is the idle GPUs'
+    gone[:, :jobs] = (rng.random((len(parents), jobs)) < chance) & removable
+    return np.where(np.take_along_axis(gone, parents, axis=1), jobs, parents)
+
+
+def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints:
+    """Counts (K, J) from wanted ones: idle GPUs filled, everything placed, and what is left over filled again."""
+    counts = fill(space, space.largest(np.minimum(wanted, limit)), limit, order)
+    if not space.cluster.uniform:
+        return counts
+    counts, free = place_counts(space, counts)
+    return offer_rest(space, counts, free, limit, order)
+
+
+def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
+    """Counts (K, J) with idle GPUs given to the jobs in `order` (J,), each up to its `limit` (J,) (ONES §3.2).
+
+    All at once: each job gets what those before it leave. GPUs that make no whole size are offered again.
+    """
+    counts = counts.copy()
+    while True:
+        free = (len(space.slots) - counts.sum(axis=1))[:, None]
+        wish = np.maximum(space.largest(np.minimum(limit, counts + free)) - counts, 0)
+        if not wish.any():
+            return counts
+        before = np.zeros_like(wish)
+        before[:, order] = np.cumsum(wish[:, order], axis=1) - wish[:, order]
+        given = np.clip(free - before, 0, wish)
+        counts = np.maximum(counts, space.largest(counts + given))
+
+
+def fill_order(space: Space, rho: Floats) -> Ints:
+    """Who is offered idle GPUs first: new jobs first come first served, then started jobs by remaining time.
+
+    Remaining time at the current size, or at the smallest for a stopped job, with the progress `rho` (J,) of this
+    generation.
+    """
+    new = (space.samples <= 0) & ~space.running
+    speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)
+    remaining = space.samples * (1.0 / rho - 1.0) / speed
+    return np.lexsort((np.arange(len(speed)), np.where(new, 0.0, remaining), ~new))
+
+
+class SizeLimits:
+    """R, the most GPUs that a job may have now (ONES §3.3), remembered between decisions by job id: jobs earn larger
+    sizes by running at the ones they have.
+
+    Where sizes are those that Slurm can be asked for, a new job's first limit is its smallest one if that is not the
+    paper's 1 GPU, and doubling goes at least to the next one.
+    """
+
+    def __init__(self, epochs_before_doubling: int, cap_over_request: float) -> None:
+        self.epochs_before_doubling = epochs_before_doubling
+        self.cap_over_request = cap_over_request
+        self._remembered: dict[int, int] = {}
+
+    def update(self, space: Space, jobs: Sequence[JobView]) -> Ints:
+        """(J,) today's limit of each job of the space; `jobs` are all jobs, the fixed ones included."""
+        total = space.cluster.gpus
+        limit = np.array([self._limit(space, j, total) for j in range(len(space.jobs))], dtype=np.int64)
+        self._scale_down(space, limit, jobs, total)
+        present = {job.job_id for job in jobs}
+        self._remembered = {i: n for i, n in self._remembered.items() if i in present}
+        self._remembered.update(zip((job.job_id for job in space.jobs), limit.tolist(), strict=True))
+        return limit
+
+    def passed_over(self, space: Space, left_out: Collection[int]) -> None:
+        """Halve the limit of each stopped job (run before, waiting now) that a schedule leaves out."""
+        for j, job in enumerate(space.jobs):
+            if job.job_id in left_out and stopped(job):
+                self._remembered[job.job_id] = max(self._remembered[job.job_id] // 2, int(space.smallest[j]))
+
+    def _limit(self, space: Space, j: int, total: int) -> int:
+        job, current, start = space.jobs[j], int(space.current[j]), int(space.smallest[j])
+        cap = int(min(total, max(self.cap_over_request * job.requested, start)))
+        limit = max(self._remembered.get(job.job_id, 0), current, start)
+        if current and current >= limit and job.epochs_since_change >= self.epochs_before_doubling:
+            larger = space.tables.sizes[space.tables.allowed[j] & (space.tables.sizes > current)]
+            limit = max(2 * current, int(larger[0]) if len(larger) else 0)
+        return max(min(limit, cap), current if current else start)
+
+    @staticmethod
+    def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
+        """Cut the largest job to int(2n/(T/median + 1)): it must hold half the cluster or more, and have run longer
+        than the median."""
+        if not space.running.any():
+            return
+        j = int(np.argmax(space.current))
+        gpus, ran = int(space.current[j]), space.jobs[j].running_s
+        median = float(np.median([job.running_s for job in jobs if job.shape is not None]))
+        if 2 * gpus >= total and ran > median > 0.0:
+            limit[j] = max(int(2 * gpus / (ran / median + 1.0)), int(space.smallest[j]))
+
+
+def stopped(job: JobView) -> bool:
+    """Whether the job has run and waits again."""
+    return job.shape is None and (job.samples > 0 or job.running_s > 0)
+
+
+LEAST = {"population": 2, "cap_over_request": 1}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of the search; the defaults are the paper's."""
+
+    population: int = 16
+    """Candidates kept (K)."""
+    generations: int = 30
+    """Per decision; the population lives on, so the paper's endless run is many decisions."""
+    mutation: float = 0.3
+    """Chance of each job to be removed in a mutation."""
+    epochs_before_removal: int = 2
+    """Epochs a job has done before a mutation may remove it."""
+    epochs_before_doubling: int = 2
+    """Epochs at its limit after which a job's limit doubles."""
+    cap_over_request: float = 4.0
+    """A job never gets more than this multiple of the GPUs it asked for."""
+    min_epochs_since_change: int = 1
+    """A schedule is deployed when every job it changes has done so many epochs since its last change."""
+
+    def __post_init__(self) -> None:
+        check_options(self, LEAST)
+
+
+class OnesSc21:
+    """ONES as published. It remembers its population and the jobs' limits, both by job id."""
+
+    name = "ones-sc21"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._limits = SizeLimits(self.options.epochs_before_doubling, self.options.cap_over_request)
+        self._known: dict[int, int] = {}
+        self._population = np.zeros((self.options.population, 0), dtype=np.int64)
+        """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        space = build(cluster, jobs, fixed_jobs(cluster, jobs))
+        limit = self._limits.update(space, jobs)
+        best, cost = self._search(space, limit, rng)
+        settled = self.options.min_epochs_since_change
+        chosen = deploy(space, limit, best, settled)
+
+        allocations = {
+            job.job_id: Allocation(job.shape, job.batch)
+            for job in jobs
+            if job.job_id in space.fixed and job.shape is not None
+        }
+        for j, job in enumerate(space.jobs):
+            if chosen[j]:
+                allocations[job.job_id] = space.allocation(j, int(chosen[j]))
+        parked = frozenset(job.job_id for j, job in enumerate(space.jobs) if not chosen[j] and space.smallest[j])
+        self._limits.passed_over(space, parked)
+        return Schedule(allocations, explain(space, jobs, chosen, best, settled), cost, parked)
+
+    def _search(self, space: Space, limit: Ints, rng: np.random.Generator) -> tuple[Ints, float]:
+        """Counts (J,) of the best candidate after all generations, and its score."""
+        options = self.options
+        done = [job.epochs >= options.epochs_before_removal for job in space.jobs]
+        removable = np.array(done, dtype=np.bool_)
+        rho = sample_progress(space, rng)
+        counts = refresh(space, self._recalled(space), limit)
+        counts = fill_and_place(space, counts, limit, fill_order(space, rho))
+        costs = remaining_utilisation(space, counts, rho)
+        for _ in range(options.generations if space.jobs else 0):
+            rho = sample_progress(space, rng)
+            parents = genes(space, counts)
+            children = uniform_crossover(parents, rng)
+            mutants = mutate(parents, removable, options.mutation, rng)
+            young = gpus_of_jobs(space, np.concatenate([children, mutants]))
+            young = fill_and_place(space, young, limit, fill_order(space, rho))
+            counts = np.concatenate([counts, young])
+            costs = remaining_utilisation(space, counts, rho)
+            keep = np.argsort(costs, kind="stable")[: options.population]
+            counts, costs = counts[keep], costs[keep]
+        self._population = counts
+        self._known = {job.job_id: j for j, job in enumerate(space.jobs)}
+        best = int(np.argmin(costs))
+        return counts[best], float(costs[best])
+
+    def _recalled(self, space: Space) -> Ints:
+        """The remembered population as counts (K, J) of today's jobs; the first is the current allocation."""
+        recalled = np.tile(space.current, (self.options.population, 1))
+        for j, job in enumerate(space.jobs):
+            if job.job_id in self._known:
+                recalled[1:, j] = self._population[1:, self._known[job.job_id]]
+        return recalled
+
+
+def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
+    """The best candidate's counts (J,), when every job that they change has run long enough since its last change.
+
+    Until then running jobs keep what they have, and those who wait start on what is idle, up to their limits (J,).
+    """
+    settled = np.array([job.epochs_since_change >= min_epochs for job in space.jobs], dtype=np.bool_)
+    if (settled | ~space.running | (best == space.current)).all():
+        return best
+    rho = np.clip(space.alpha / (space.alpha + space.beta), LEAST_PROGRESS, 1.0)
+    held = np.where(space.running, space.current, limit)
+    kept: Ints = fill_and_place(space, space.current[None], held, fill_order(space, rho))[0]
+    return kept
+
+
+def explain(space: Space, jobs: Sequence[JobView], chosen: Ints, best: Ints, min_epochs: int) -> dict[int, Reason]:
+    """The reason of each job, by job id.
+
+    `chosen` and `best` (J,) are the sizes in force and those of the best candidate. Where they differ, a job that the
+    best one changes has had its size for less than `min_epochs`.
+    """
+    reasons = {job.job_id: space.fixed[job.job_id] for job in jobs if job.job_id in space.fixed}
+    left_out = [j for j in range(len(space.jobs)) if not space.current[j] and not chosen[j]]
+    waiting = len(left_out) + space.waiting_fixed
+    for j, job in enumerate(space.jobs):
+        before, after = int(space.current[j]), int(chosen[j])
+        if not space.smallest[j]:
+            found = fits_nowhere(job)
+        elif not before and not after:
+            found = reason("in_queue", gpus=int(space.smallest[j]), place=left_out.index(j) + 1, waiting=waiting)
+        elif before == after and best[j] != before:
+            found = reason("changed_lately", gpus=int(best[j]), epochs=min_epochs)
+        elif not after:
+            found = reason("stopped")
+        elif not before and after == space.smallest[j]:
+            found = reason("smallest_size")
+        else:
+            found = reason("least_remaining", speed=float(space.tables.speed[j, space.column[after]]))
+        reasons[job.job_id] = found
+    return reasons

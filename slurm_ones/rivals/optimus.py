@@ -1,0 +1,250 @@
+"""Optimus: GPUs one by one to the job whose remaining time they shorten most (Peng et al., EuroSys 2018, §3-4.1).
+
+Every job gets one worker in order of arrival; then each further GPU goes where the predicted completion time falls
+most, until none falls any more or no GPUs are left. The remaining epochs come from the loss curve (§3.1, `losscurve`)
+once enough losses were reported, before that from the progress model; the speed at each size from the caller's
+throughput model in place of the paper's parameter-server one (§3.2). Each job keeps the batch it asked for.
+
+Jobs are re-allocated every `interval_s`, ten minutes as its authors did (§6), since each change is a restart. In
+between running jobs stay and waiting ones start on their smallest size where GPUs are free. Pollux's study (OSDI
+2021, §5) re-allocates every minute and tells the true remaining steps: `interval_s=0, told=True`. Not taken: the
+placement of parameter servers (§4.2). On Slurm a step is from one valid size to the next, weighed per GPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ones_db.reasons import Reason, reason
+from slurm_ones.schedule.build import fits_nowhere, free_after_fixed
+from slurm_ones.schedule.job_figures import LONGEST, to_come
+from slurm_ones.schedule.placement import fixed_jobs, place
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
+
+Losses = tuple[tuple[float, float], ...]
+"""(epochs done, loss) in order."""
+
+ENOUGH = 5
+"""Reported losses below which nothing is fitted."""
+MOST = 64
+"""Losses that enter a fit, spread evenly over those reported."""
+FLOORS = 24
+"""Values tried for the loss that is left in the end."""
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Loss after k epochs: 1/(slope · k + offset) + floor, as a fraction of the largest loss reported."""
+
+    slope: float
+    offset: float
+    floor: float
+
+    def loss(self, epochs: Floats) -> Floats:
+        """Loss after these epochs."""
+        result: Floats = 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
+        return result
+
+    def converged(self, drop: float) -> float:
+        """Epochs after which an epoch lowers the loss by less than `drop`."""
+        if self.slope <= 0.0:
+            return 0.0
+        # slope / (slope · k + offset)² is what the epoch around k brings.
+        return max((math.sqrt(self.slope / drop) - self.offset) / self.slope, 0.0)
+
+
+def fit(losses: Losses) -> LossCurve | None:
+    """The curve through them; None where too few of them make sense.
+
+    Nonnegative least squares for each of several floors, the best of them kept. Each loss is first replaced by the
+    median of itself and its neighbours, against outliers.
+    """
+    points = np.array([p for p in losses if all(map(math.isfinite, p)) and p[0] >= 0 and 0 < p[1] < 1e12])
+    if len(points) < ENOUGH:
+        return None
+    if len(points) > MOST:
+        points = points[np.linspace(0, len(points) - 1, MOST).round().astype(int)]
+    epochs, loss = points[:, 0], points[:, 1] / points[:, 1].max()
+    loss = np.concatenate([loss[:1], np.median([loss[:-2], loss[1:-1], loss[2:]], axis=0), loss[-1:]])
+    floors = loss.min() * np.linspace(0.0, 0.99, FLOORS)[:, None]
+    above = loss[None] - floors
+    slope, offset = _nonnegative(epochs[None], 1.0 / above, above**4)
+    error = ((1.0 / np.maximum(slope * epochs + offset, 1e-12) + floors - loss) ** 2).sum(axis=1)
+    best = int(np.argmin(error))
+    return LossCurve(float(slope[best, 0]), float(offset[best, 0]), float(floors[best, 0]))
+
+
+def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """(F, 1) a and b ≥ 0 that minimise Σ weight · (a·x + b − y)² in each row of y, which is positive.
+
+    An error in 1/l counts as what it is in l: weights are the fourth power of l.
+    """
+    w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
+    wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)
+    det = w * wxx - wx * wx
+    safe = np.where(det > 1e-12 * w * wxx, det, 1.0)
+    inside = det > 1e-12 * w * wxx
+    a = np.where(inside, (w * wxy - wx * wy) / safe, 0.0)
+    b = np.where(inside, (wxx * wy - wx * wxy) / safe, wy / w)
+    # Of two unknowns, one that would be negative is zero and the other alone fits.
+    b = np.where(a < 0, wy / w, b)
+    a = np.where(b < 0, wxy / np.maximum(wxx, 1e-300), np.maximum(a, 0.0))
+    return a[:, None], np.maximum(b, 0.0)[:, None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be set."""
+
+    interval_s: float = 600.0
+    """Seconds between two re-allocations."""
+    converged: float = 0.01
+    """A job is taken to end when an epoch lowers its loss by less than this fraction of the largest."""
+    told: bool = False
+    """Believe the true remaining time where a simulator tells it."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
+            raise ValueError(f"interval_s must be a number of seconds from 0 on, not {self.interval_s}")
+        if not 0 < self.converged < 1:
+            raise ValueError(f"converged must be between 0 and 1, not {self.converged}")
+
+
+class Optimus:
+    """Greedy by marginal gain."""
+
+    name = "optimus"
+
+    options_type = Options
+
+    def __init__(self, options: Options = Options()) -> None:
+        self.options = options
+        self._last = -math.inf
+        self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}
+        """The last fit to each job's losses, good until it reports another."""
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        fixed = fixed_jobs(cluster, jobs)
+        self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
+        between = self._last <= now < self._last + self.options.interval_s
+        if between:
+            unchanged = reason("between_changes", seconds=self.options.interval_s)
+            fixed = {job.job_id: unchanged for job in jobs if job.shape is not None} | fixed
+        else:
+            self._last = now
+        queue = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
+        moving = [job for job in queue if job.job_id not in fixed]
+        table = build_tables(cluster, moving, "requested")
+        free = int(free_after_fixed(cluster, jobs, fixed).sum())
+        columns = _greedy(table, np.inf if between else self._seconds(table), free)
+        wanted = {j.job_id: int(table.sizes[u]) for j, u in zip(moving, columns, strict=True) if u}
+        wanted |= {job.job_id: job.shape.gpus for job in jobs if job.job_id in fixed and job.shape is not None}
+        return _schedule(cluster, queue, fixed, table, wanted)
+
+    def _seconds(self, table: Tables) -> Floats:
+        """(J, U) seconds to the end at each size, infinite at those not allowed."""
+        work = np.array([self._work(job, table, j) for j, job in enumerate(table.jobs)])
+        result: Floats = np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
+        return result
+
+    def _work(self, job: JobView, table: Tables, j: int) -> float:
+        """Progress still to come, in samples of the base batch: whole epochs, so that plans change when one ends."""
+        epoch = max(job.dataset, 1)
+        at = np.flatnonzero(table.allowed[j])
+        if self.options.told and not math.isnan(job.true_remaining_s) and len(at):
+            asked = at[max(int(np.searchsorted(table.sizes[at], job.requested, side="right")) - 1, 0)]
+            work = min(max(job.true_remaining_s, 0.0), LONGEST) * float(table.goodput[j, asked])
+        elif (curve := self._curve(job)) is not None:
+            work = (curve.converged(self.options.converged) - max(epochs for epochs, _ in job.losses)) * epoch
+        else:
+            work = to_come(job)
+        return max(math.ceil(min(work / epoch, 1e9) - 1e-9), 1) * epoch
+
+    def _curve(self, job: JobView) -> LossCurve | None:
+        known = self._fits.get(job.job_id)
+        if known is None or known[0] != job.losses:
+            known = (job.losses, fit(job.losses))
+        self._fits[job.job_id] = known
+        return known[1]
+
+
+def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
+    """Column of each job's size, 0 for those left out: smallest first, then by marginal gain per GPU.
+
+    `table.jobs` in order of arrival. Infinite `seconds` leave everybody at the smallest size.
+    """
+    sizes = table.sizes.tolist()
+    chains = [np.flatnonzero(row).tolist() for row in table.allowed]
+    place = [-1] * len(chains)
+    for j, chain in enumerate(chains):
+        if chain and sizes[chain[0]] <= gpus:
+            place[j] = 0
+            gpus -= sizes[chain[0]]
+    if isinstance(seconds, np.ndarray):
+        gains = [_gains(row[chain], table.sizes[chain]) for row, chain in zip(seconds, chains, strict=True)]
+        heap = [(-gains[j][0], j) for j, at in enumerate(place) if at == 0 and gains[j]]
+        heapq.heapify(heap)
+        while heap and gpus > 0 and heap[0][0] < 0:
+            _, j = heapq.heappop(heap)
+            at, chain = place[j], chains[j]
+            more = sizes[chain[at + 1]] - sizes[chain[at]]
+            if more > gpus:
+                continue
+            gpus -= more
+            place[j] = at + 1
+            if at + 1 < len(gains[j]):
+                heapq.heappush(heap, (-gains[j][at + 1], j))
+    return [chain[at] if at >= 0 else 0 for chain, at in zip(chains, place, strict=True)]
+
+
+def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[float]:
+    """Seconds that each further GPU saves on the way from one size to the next."""
+    found: list[float] = (-np.diff(seconds) / np.diff(sizes)).tolist()
+    return found
+
+
+def _schedule(
+    cluster: ClusterView, queue: Sequence[JobView], fixed: dict[int, Reason], table: Tables, wanted: dict[int, int]
+) -> Schedule:
+    """Placeable shapes for the sizes wanted, small ones first; who finds no room is parked."""
+    row = {job.job_id: j for j, job in enumerate(table.jobs)}
+    column = {int(n): u for u, n in enumerate(table.sizes)}
+    views = []
+    for job in queue:
+        if job.job_id in fixed:
+            views.append(replace(job, fixed=fixed[job.job_id]))
+        else:
+            sizes = tuple(int(n) for n in table.sizes[table.allowed[row[job.job_id]]])
+            views.append(replace(job, limits=replace(job.limits, gpus=sizes)))
+    shapes = place(cluster, views, wanted)
+    allocations, reasons, parked = {}, {}, set()
+    for job in sorted(queue, key=lambda job: shapes[job.job_id].gpus if job.job_id in shapes else 0):
+        shape, why = shapes.get(job.job_id), fixed.get(job.job_id)
+        if shape is None:
+            if why is None:
+                parked.add(job.job_id)
+            reasons[job.job_id] = why or _left_out(job, table, row[job.job_id], wanted.get(job.job_id, 0))
+            continue
+        stay = job.shape is not None and (why is not None or shape.gpus == job.shape.gpus)
+        batch = job.batch if stay else int(table.batch[row[job.job_id], column[shape.gpus]])
+        allocations[job.job_id] = Allocation(job.shape if stay and job.shape is not None else shape, batch)
+        reasons[job.job_id] = why or _given(shape.gpus, wanted[job.job_id])
+    return Schedule(allocations, reasons, parked=frozenset(parked))
+
+
+def _given(gpus: int, wanted: int) -> Reason:
+    return reason("shortens_most") if gpus == wanted else reason("no_room", gpus=wanted)
+
+
+def _left_out(job: JobView, table: Tables, j: int, wanted: int) -> Reason:
+    """Every job is to have its smallest size at least: it finds no room."""
+    if not table.allowed[j].any():
+        return fits_nowhere(job)
+    return reason("no_room", gpus=wanted or int(table.sizes[table.allowed[j].argmax()]))

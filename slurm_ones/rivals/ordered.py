@@ -1,0 +1,161 @@
+"""Policies that give each job the GPUs and the batch it asked for, in an order: FIFO, SRTF, SRSF, EDF and Tiresias."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ones_db.reasons import reason
+from slurm_ones.schedule.allocate import allocate_in_order
+from slurm_ones.schedule.build import fits_nowhere
+from slurm_ones.schedule.job_figures import LONGEST, remaining_seconds, within
+from slurm_ones.schedule.ledger import Ledger
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.tables import asked
+
+
+@dataclass(frozen=True)
+class FifoOptions:
+    """What can be set."""
+
+    backfill: bool = True
+    """Later jobs may start while an earlier one does not fit."""
+
+
+class Fifo:
+    """First in, first out, with or without backfill: what Slurm itself does with rigid jobs; none is ever interrupted.
+
+    Backfill is Slurm's without time limits (`sched/backfill` where every job may run for ever): a later job starts
+    wherever it fits, and nothing is reserved for the first in the queue. That keeps GPUs busy and lets large jobs wait.
+    """
+
+    name = "fifo"
+    options_type = FifoOptions
+
+    def __init__(self, options: FifoOptions = FifoOptions()) -> None:
+        self.options = options
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        fixed = fixed_jobs(cluster, jobs)
+        allocations, reasons, parked = {}, {}, set()
+        for job in jobs:
+            if job.shape is not None:
+                allocations[job.job_id] = Allocation(job.shape, job.batch)
+                reasons[job.job_id] = fixed.get(job.job_id) or reason("never_interrupted")
+        ledger = Ledger(cluster, [job for job in jobs if job.shape is not None])
+        blocked = False
+        for job in sorted((j for j in jobs if j.shape is None), key=lambda j: (j.submitted, j.job_id)):
+            if job.job_id in fixed:
+                reasons[job.job_id] = fixed[job.job_id]
+                continue
+            wanted = asked(cluster, job)
+            if wanted is not None and not blocked and ledger.take(wanted.shape):
+                allocations[job.job_id] = wanted
+                reasons[job.job_id] = reason("turn", first="jobs submitted earlier")
+                continue
+            parked.add(job.job_id)
+            if wanted is None:
+                reasons[job.job_id] = fits_nowhere(job)
+            else:
+                reasons[job.job_id] = reason("no_room", gpus=wanted.shape.gpus)
+                blocked = not self.options.backfill
+        return Schedule(allocations, reasons, parked=frozenset(parked))
+
+
+class Srtf:
+    """Shortest remaining time first: what could be had if the future were known.
+
+    The classical optimum for the mean completion time on one machine (Schrage, Operations Research 16, 1968). Tiresias
+    (NSDI 2019) is held against it and against `Srsf`. A simulator tells the true remaining time; on a real cluster
+    nobody does, and the job's predicted progress and speed take its place.
+    """
+
+    name = "srtf"
+    first = "jobs that end soonest"
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        rank = {job.job_id: self._key(cluster, job) for job in jobs}
+        # Of equal jobs the one that runs goes on.
+        order = sorted(jobs, key=lambda job: (rank[job.job_id], job.shape is None, job.submitted, job.job_id))
+        return allocate_in_order(cluster, jobs, order, self.first)
+
+    def _key(self, cluster: ClusterView, job: JobView) -> float:
+        wanted = asked(cluster, job)
+        return LONGEST if wanted is None else self._weigh(wanted, remaining_seconds(cluster, job, wanted))
+
+    def _weigh(self, wanted: Allocation, seconds: float) -> float:
+        return seconds
+
+
+class Srsf(Srtf):
+    """Shortest remaining service first: the same for jobs of several GPUs, by remaining time × GPUs."""
+
+    name = "srsf"
+    first = "jobs with the fewest GPU-seconds to come"
+
+    def _weigh(self, wanted: Allocation, seconds: float) -> float:
+        return seconds * wanted.shape.gpus
+
+
+class Edf(Srtf):
+    """Earliest deadline first, with what each job asked for; jobs without a deadline follow in order of submission.
+
+    The classical optimum for one machine (Liu and Layland, Journal of the ACM 20, 1973), and what deadlines are without
+    admission and without other sizes. It promises nothing.
+    """
+
+    name = "edf"
+    first = "jobs with earlier deadlines"
+
+    def _key(self, cluster: ClusterView, job: JobView) -> float:
+        return LONGEST if job.deadline is None else within(job.deadline, -LONGEST, LONGEST)
+
+
+@dataclass(frozen=True)
+class TiresiasOptions:
+    """What can be set."""
+
+    thresholds: tuple[float, ...] = (16 * 3600.0,)
+    """GPU-seconds of service at which a job goes down a queue, ascending; one queue more than thresholds."""
+
+    def __post_init__(self) -> None:
+        found = self.thresholds
+        if any(not math.isfinite(t) or t <= 0 for t in found) or list(found) != sorted(set(found)):
+            raise ValueError(f"thresholds must be positive and ascending, not {found}")
+
+
+class Tiresias:
+    """Tiresias: discretised two-dimensional least attained service (Gu et al., NSDI 2019, §3.2-3.3).
+
+    Nothing is known of how long a job will run. A job's attained service is its GPUs × the seconds it has run; a job
+    that has attained a threshold goes down one queue. Higher queues are served first, each in order of submission, and
+    running jobs of lower queues are interrupted.
+
+    Tuned as in Pollux's study (OSDI 2021, §5 and its public simulator): two queues, the threshold 16 GPU-hours, and no
+    promotion of starved jobs (PROMOTEKNOB off). A queue's order is that of submission there too, but jobs that went
+    down follow in the order in which they did; here no such memory is kept. Not taken: placement by a profile of the
+    model, since Slurm places jobs. A shape that was changed under another policy counts at what the job asked for.
+    """
+
+    name = "tiresias"
+    options_type = TiresiasOptions
+
+    def __init__(self, options: TiresiasOptions = TiresiasOptions()) -> None:
+        self.options = options
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        order = sorted(jobs, key=lambda job: (self.queue(job), job.submitted, job.job_id))
+        return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
+
+    def queue(self, job: JobView) -> int:
+        """The queue that the job is in, 0 the first served."""
+        service = job.running_s * max(job.requested, 1)
+        return bisect_right(self.options.thresholds, service) if math.isfinite(service) else 0

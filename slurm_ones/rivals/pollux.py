@@ -1,0 +1,527 @@
+"""Pollux: sizes and batches of highest goodput for all jobs together, by a genetic search.
+
+Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021. Taken from there:
+
+- Goodput = throughput × statistical efficiency, at the batch that makes it highest (§3).
+- Fitness: the power mean (p = -1) over jobs of the speed-up against the job's fair share (§4.2.1), times
+  (T - R·δ) / (T + δ) for a job that would be re-allocated: T its age, R its re-allocations, δ what one costs (§4.2.2).
+- At most one job of several nodes to a node, against interference (§4.2.2).
+- At most twice the most GPUs that the job has had (§4.1), one GPU at first.
+- The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations that begins with the
+  last decision's population; tournament, one-point crossover over jobs, three mutations, repair. Rates, the order of
+  jobs (least attained service first) and the second aim that keeps candidates various (NSGA-II) are those of its
+  authors' public simulator, which their figures come from.
+
+Where we differ, because this is Slurm:
+
+- A job that keeps its size stays on its nodes and pays nothing; there every change of nodes is a re-allocation. A
+  schedule says sizes, and Slurm chooses the nodes.
+- Where shapes must be uniform, a candidate's job has a valid size of one node or whole nodes.
+- A first start is weighed like a re-allocation, as there, but where this makes two candidates equal the one that uses
+  more of the cluster is taken, so that a job of age 0 may start.
+- The matrices are kept sparse (`Rows`), so that a decision costs a fraction of the authors' 1.5 to 3 s.
+- Throughput and efficiency come from whatever models the caller has, not from Pollux's own fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ones_db.reasons import reason
+from slurm_ones.schedule import evolution
+from slurm_ones.schedule.build import build_schedule, free_after_fixed
+from slurm_ones.schedule.evolution import cross
+from slurm_ones.schedule.job_figures import History, bounded, restart_factor
+from slurm_ones.schedule.ledger import held_gpus
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, batch_options, build_tables, predict
+
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R rows of E elements in all, nodes ascending within a row."""
+
+    starts: Ints
+    """(R + 1,) where each row's elements begin."""
+    node: Ints
+    """(E,)"""
+    gpus: Ints
+    """(E,) above 0."""
+
+    @cached_property
+    def counts(self) -> Ints:
+        """(R,) nodes that each row uses."""
+        return self.starts[1:] - self.starts[:-1]
+
+    @cached_property
+    def row(self) -> Ints:
+        """(E,) the row of each element."""
+        return np.repeat(np.arange(len(self.starts) - 1), self.counts)
+
+    @cached_property
+    def totals(self) -> Ints:
+        """(R,) GPUs of each row."""
+        sums = running_sum(self.gpus)[self.starts]
+        return sums[1:] - sums[:-1]
+
+    def take(self, rows: Ints) -> Rows:
+        """The given rows, in that order."""
+        counts = self.counts[rows]
+        starts = running_sum(counts)
+        at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        return Rows(starts, self.node[at], self.gpus[at])
+
+    def over(self, other: Rows) -> Rows:
+        """These rows, then the other's."""
+        return Rows(
+            np.concatenate([self.starts, other.starts[1:] + self.starts[-1]]),
+            np.concatenate([self.node, other.node]),
+            np.concatenate([self.gpus, other.gpus]),
+        )
+
+    def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
+        """These and further elements (F,), ascending by row and node, each before the element at its `place`."""
+        new = place + np.arange(len(place))
+        old = np.ones(len(self.node) + len(place), dtype=np.bool_)
+        old[new] = False
+        nodes, amounts = np.empty(len(old), dtype=np.int64), np.empty(len(old), dtype=np.int64)
+        nodes[new], amounts[new] = node, gpus
+        nodes[old], amounts[old] = self.node, self.gpus
+        return Rows(self.starts + running_sum(np.bincount(row, minlength=len(self.starts) - 1)), nodes, amounts)
+
+    def holding(self, gpus: Ints) -> Rows:
+        """The same elements with other GPUs (E,); those of 0 are gone."""
+        kept = gpus > 0
+        if kept.all():
+            return Rows(self.starts, self.node, gpus)
+        return Rows(running_sum(kept)[self.starts], self.node[kept], gpus[kept])
+
+    @cached_property
+    def digest(self) -> npt.NDArray[np.uint64]:
+        """(R,) a number for each row, equal for equal rows and for practically no others."""
+        mixed = (self.node.astype(np.uint64) << np.uint64(24)) + self.gpus.astype(np.uint64)
+        for factor in _MIX:
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * factor
+        sums = np.zeros(len(mixed) + 1, dtype=np.uint64)
+        np.cumsum(mixed, out=sums[1:])
+        sums = sums[self.starts]
+        return sums[1:] - sums[:-1]
+
+
+def running_sum(values: npt.NDArray[np.integer[Any] | np.bool_]) -> Ints:
+    """(V + 1,) the sum of all values before each place."""
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
+    """`count` rows from elements in any order, no two at one place."""
+    width = int(node.max(initial=0)) + 1
+    order = np.argsort(row * width + node)
+    starts = running_sum(np.bincount(row, minlength=count))
+    return Rows(starts, node[order], gpus[order]).holding(gpus[order])
+
+
+def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
+    """(E,) what is left of the GPUs when each group takes no more than its `limit`, first come first served.
+
+    Elements of one group lie side by side; `limit` is per element.
+    """
+    if not len(group):
+        return gpus
+    before = np.cumsum(gpus) - gpus
+    later = np.where(group[1:] != group[:-1], before[1:], 0)
+    before[1:] -= np.maximum.accumulate(later)
+    return np.minimum(np.maximum(limit - before, 0), gpus)
+
+
+LEAST_SPEEDUP = 1e-3
+"""Added to every speed-up, so that one job without GPUs does not make the power mean 0."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The jobs that may change, the GPUs left for them, and the speed-up of each job at each size."""
+
+    cluster: ClusterView
+    tables: Tables
+    """Of the jobs, their limits cut to the sizes they may have now."""
+    capacity: Ints
+    """(N,) GPUs that fixed jobs leave."""
+    crossed: Bools
+    """(N,) nodes that a fixed job of several nodes uses: no other such job goes there."""
+    home: Rows
+    """(J rows) what each job holds now."""
+    held: Ints
+    """(J,) GPUs in it."""
+    snap: Ints
+    """(J, G + 1) the largest size up to each number of GPUs that the job may have, else 0."""
+    column: Ints
+    """(G + 1,) column of a size in the tables; only those of sizes mean anything."""
+    together: Floats
+    apart: Floats
+    """(J, U) speed-up over the fair share on as few nodes as possible, and on several."""
+    factor: Floats
+    """(J,) what a re-allocation leaves of the speed-up: (T - R·δ) / (T + δ)."""
+    power: float
+    """Exponent of the mean over jobs."""
+
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        return self.tables.jobs
+
+    def evaluate(self, rows: Rows) -> tuple[Floats, Floats]:
+        """Fitness and use of the cluster (K,) of candidates (K · J rows), both better the larger.
+
+        Fitness: the power mean over jobs of speed-ups, each times its factor where the job changes (§4.2.1 and 4.2.2).
+        Use: speed-ups over the GPUs of the nodes in use (§4.2.3 uses it to size a cloud; here it keeps candidates
+        various, as in the authors' search).
+        """
+        jobs = len(self.jobs)
+        column = self.column[rows.totals].reshape(-1, jobs)
+        several = (rows.counts > 1).reshape(-1, jobs)
+        at = np.arange(jobs)
+        speedup = np.where(several, self.apart[at, column], self.together[at, column])
+        changed = rows.digest.reshape(-1, jobs) != self.home.digest
+        damped = np.where(changed, speedup * self.factor, speedup) + LEAST_SPEEDUP
+        fitness = np.mean(damped**self.power, axis=1) ** (1.0 / self.power)
+        return fitness, speedup.sum(axis=1) / np.maximum(self._in_use(rows, len(column)), 1)
+
+    def _in_use(self, rows: Rows, candidates: int) -> Ints:
+        """(K,) GPUs of the nodes that a candidate uses."""
+        used = np.zeros(candidates * len(self.capacity), dtype=np.bool_)
+        used[rows.row // len(self.jobs) * len(self.capacity) + rows.node] = True
+        total: Ints = used.reshape(candidates, -1) @ self.capacity
+        return total
+
+
+def build(
+    cluster: ClusterView,
+    jobs: Sequence[JobView],
+    fixed: Collection[int],
+    history: History,
+    now: float,
+    power: float,
+) -> Problem:
+    """The problem of one decision; jobs named in `fixed` keep what they have."""
+    mobile = sorted(
+        (job for job in jobs if job.job_id not in fixed),
+        key=lambda job: (history.service(job), job.submitted, job.job_id),
+    )
+    capacity = free_after_fixed(cluster, jobs, fixed)
+    spread = {name for job in jobs if job.job_id in fixed and len(job.nodes) > 1 for name in job.nodes}
+    crossed = np.array([node.name in spread for node in cluster.nodes], dtype=np.bool_)
+    home = make_rows(len(mobile), *held_gpus(cluster, mobile).T)
+
+    fair = -(-cluster.gpus // max(len(jobs), 1))
+    bounds = [bounded(cluster, job, history.bound(job)) for job in mobile]
+    wider = [replace(job, limits=replace(job.limits, gpus=_with(job, bounds[j], fair))) for j, job in enumerate(mobile)]
+    tables = build_tables(cluster, wider, "best")
+    most = max(int(tables.sizes[-1]), cluster.gpus_per_node * len(capacity), int(home.totals.max(initial=0)))
+    column = np.zeros(most + 1, dtype=np.int64)
+    column[tables.sizes] = np.arange(len(tables.sizes))
+    explored = tables.sizes <= np.array([max(found, default=0) for found in bounds]).reshape(-1, 1)
+    allowed = tables.allowed & (explored | (tables.sizes == home.totals[:, None]))
+    sizes = np.zeros((len(mobile), most + 1), dtype=np.int64)
+    sizes[:, tables.sizes] = np.where(allowed, tables.sizes, 0)
+    base = _fair_goodput(tables, fair)[:, None] * cluster.gpus_per_node
+    limited = tuple(replace(job, limits=replace(job.limits, gpus=bounds[j])) for j, job in enumerate(mobile))
+    return Problem(
+        cluster=cluster,
+        tables=replace(tables, jobs=limited, allowed=allowed),
+        capacity=capacity,
+        crossed=crossed,
+        home=home,
+        held=home.totals,
+        snap=np.maximum.accumulate(sizes, axis=1),
+        column=column,
+        together=tables.goodput / base,
+        apart=_goodput_apart(cluster, tables) / base,
+        factor=np.array([restart_factor(job, now) for job in mobile]),
+        power=power,
+    )
+
+
+def _with(job: JobView, sizes: tuple[int, ...], fair: int) -> tuple[int, ...]:
+    """The sizes and that of its fair share."""
+    below = [n for n in job.limits.gpus if n <= fair]
+    return tuple(sorted({*sizes, *([max(below)] if below else [])}))
+
+
+def _fair_goodput(tables: Tables, fair: int) -> Floats:
+    """(J,) goodput at the largest size within the fair share, else at the smallest."""
+    share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
+    column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
+    found = tables.goodput[np.arange(len(column)), column]
+    result: Floats = np.where(found > 0, found, 1.0)
+    return result
+
+
+def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
+    """(J, U) goodput where a job that one node could take is spread over two; elsewhere as in the tables."""
+    apart: Floats = tables.goodput.copy()
+    if cluster.uniform:
+        return apart
+    for j, job in enumerate(tables.jobs):
+        at = np.flatnonzero(tables.allowed[j] & (tables.sizes > 1) & (tables.sizes <= cluster.gpus_per_node))
+        if len(at):
+            gpus = tables.sizes[at]
+            apart[j, at] = predict(job, np.full_like(gpus, 2), gpus, batch_options(job, gpus, "best"))[1].max(axis=1)
+    return apart
+
+
+CROSSED = 0.9
+"""Chance of a pair of parents to be crossed."""
+RESET = 0.1
+"""Chance of a row to go back to what the job holds now."""
+THINNED = 0.1
+"""Chance of a row to be thinned, and then of each of its elements to be removed."""
+
+
+def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator) -> Rows:
+    """Two children of each pair of candidates in `parents` (P, 2): one-point crossover over jobs, then mutation."""
+    jobs = len(problem.jobs)
+    point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
+    swapped = np.arange(jobs) < point[:, None]
+    one, other = parents[:, :1], parents[:, 1:]
+    source = cross(one, other, swapped)
+    row = source * jobs + np.arange(jobs)
+    home = len(rows.starts) - 1 + np.arange(jobs)
+    row = np.where(rng.random(row.shape) < RESET, home, row)
+    return _raise(problem, _thin(rows.over(problem.home).take(row.ravel()), rng), rng)
+
+
+def _thin(rows: Rows, rng: np.random.Generator) -> Rows:
+    chosen = rng.random(len(rows.starts) - 1) < THINNED
+    gone = np.repeat(chosen, rows.counts) & (rng.random(len(rows.gpus)) < THINNED)
+    return rows.holding(np.where(gone, 0, rows.gpus))
+
+
+def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
+    """Some elements on nodes with free GPUs are raised, to anything up to the whole node.
+
+    Of each such node one job of all is expected to be, and one of those that are there already.
+    """
+    jobs, nodes = len(problem.jobs), len(problem.capacity)
+    row = rows.row
+    node = row // jobs * nodes + rows.node  # of all candidates, one after the other
+    everywhere = (len(rows.starts) - 1) // jobs * nodes
+    used = np.bincount(node, weights=rows.gpus, minlength=everywhere)
+    free = used < np.tile(problem.capacity, everywhere // max(nodes, 1))
+    chance = 1.0 / jobs + (1.0 - 1.0 / jobs) / np.maximum(np.bincount(node, minlength=everywhere), 1)
+    here = free[node] & (rng.random(len(node)) < chance[node])
+    capacity = problem.capacity[rows.node]
+    grown = np.where(here, rng.integers(rows.gpus, np.maximum(capacity, rows.gpus) + 1), rows.gpus)
+
+    roomy = np.flatnonzero(free)
+    at = np.repeat(roomy, rng.binomial(jobs, 1.0 / jobs, size=len(roomy)))
+    fresh = np.unique((at // nodes * jobs + rng.integers(jobs, size=len(at))) * nodes + at % nodes)
+    there = row * nodes + rows.node
+    place = np.searchsorted(there, fresh)
+    new = np.append(there, -1)[place] != fresh
+    fresh, place = fresh[new], place[new]
+    gpus = rng.integers(0, problem.capacity[fresh % nodes] + 1)
+    new = gpus > 0
+    fresh = fresh[new]
+    return Rows(rows.starts, rows.node, grown).among(place[new], fresh // nodes, fresh % nodes, gpus[new])
+
+
+def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
+    """Candidates made possible: sizes that the jobs may have, no node overfull, one job of several nodes to a node.
+
+    Jobs with less attained service go first. A job that keeps its size stays where it is: Slurm is not asked to
+    move it.
+    """
+    jobs = len(problem.jobs)
+    job = np.arange(len(rows.starts) - 1) % jobs
+    unchanged = (rows.totals == problem.held[job]) & (problem.held[job] > 0)
+    own = np.arange(len(job))
+    rows = rows.over(problem.home).take(np.where(unchanged, len(job) + job, own))
+    if problem.cluster.uniform:
+        whole = np.repeat((rows.counts > 1) & ~unchanged, rows.counts)
+        rows = Rows(rows.starts, rows.node, np.where(whole, problem.cluster.gpus_per_node, rows.gpus))
+    order, node = _by_node(problem, rows)
+    rows = Rows(rows.starts, rows.node, _uncross(problem, rows, order, node))
+    rows = Rows(rows.starts, rows.node, _shrink(problem, rows, rng))
+    rows = rows.holding(_fit(problem, rows, order, node))
+    if problem.cluster.uniform:
+        cut = (rows.totals < problem.held[job]) | ~unchanged
+        broken = np.repeat((rows.counts > 1) & cut, rows.counts) & (rows.gpus < problem.cluster.gpus_per_node)
+        rows = rows.holding(np.where(broken, 0, rows.gpus))
+    return rows.holding(_shrink(problem, rows, rng))
+
+
+def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
+    """An order of the elements by candidate, node and job, and the (candidate, node) of each in it."""
+    jobs, nodes = len(problem.jobs), len(problem.capacity)
+    node = rows.row // jobs * nodes + rows.node
+    order = np.argsort(node * jobs + rows.row % jobs)
+    return order, node[order]
+
+
+def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
+    """(E,) GPUs when of the jobs of several nodes that meet on a node the first unchanged (§4.2.2, interference)."""
+    several = np.repeat(rows.counts > 1, rows.counts)[order]
+    free = np.where(problem.crossed, 0, 1)[rows.node[order]]
+    left = cap_groups(node, several.astype(np.int64), free)
+    gpus: Ints = rows.gpus.copy()
+    gpus[order[several & (left == 0)]] = 0
+    return gpus
+
+
+def _fit(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
+    """(E,) GPUs when no node gives more than it has."""
+    gpus = np.empty_like(rows.gpus)
+    gpus[order] = cap_groups(node, rows.gpus[order], problem.capacity[rows.node[order]])
+    return gpus
+
+
+def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
+    """(E,) GPUs when every row is brought down to a size that its job may have, on nodes drawn by chance."""
+    totals = rows.totals
+    job = np.arange(len(totals)) % len(problem.jobs)
+    target = problem.snap[job, np.minimum(totals, problem.snap.shape[1] - 1)]
+    over = np.flatnonzero(np.repeat(target < totals, rows.counts))
+    if not len(over):
+        return rows.gpus
+    row = rows.row[over]
+    order = np.argsort(row + rng.random(len(over)))
+    gpus: Ints = rows.gpus.copy()
+    gpus[over[order]] = cap_groups(row[order], rows.gpus[over[order]], target[row[order]])
+    return gpus
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of the search; the defaults are its authors'."""
+
+    population: int = 100
+    generations: int = 100
+    """Per decision."""
+    power: float = -1.0
+    """Exponent of the mean over jobs: the more negative, the fairer."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("population", 2), ("generations", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: {value!r} must be a whole number of at least {least}")
+        if not -100 <= self.power <= 1 or self.power == 0:
+            raise ValueError(f"power: {self.power!r} must be a number from -100 to 1, and not 0")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A population and what each of it is worth."""
+
+    rows: Rows
+    digest: Ints
+    """(K,) equal for equal candidates."""
+    fitness: Floats
+    use: Floats
+    """(K,) each."""
+
+    def take(self, chosen: Ints, jobs: int) -> Candidates:
+        """The chosen candidates, in that order."""
+        rows = self.rows.take((chosen[:, None] * jobs + np.arange(jobs)).ravel())
+        return Candidates(rows, self.digest[chosen], self.fitness[chosen], self.use[chosen])
+
+    def over(self, other: Candidates) -> Candidates:
+        """These, then the others."""
+        return Candidates(
+            self.rows.over(other.rows),
+            np.concatenate([self.digest, other.digest]),
+            np.concatenate([self.fitness, other.fitness]),
+            np.concatenate([self.use, other.use]),
+        )
+
+
+class Pollux:
+    """Pollux (OSDI 2021). It remembers its population, and of each job the most GPUs and the GPU-seconds it had."""
+
+    name = "pollux"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._history = History()
+        self._rows: Rows | None = None
+        self._jobs: dict[int, int] = {}
+        self._nodes: tuple[str, ...] = ()
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        self._history.update(jobs)
+        fixed = fixed_jobs(cluster, jobs)
+        problem = build(cluster, jobs, fixed, self._history, now, self.options.power)
+        wanted, score = self._search(problem, rng)
+        why = reason("best_total", total="the mean of all jobs' speed-ups")
+        return build_schedule(cluster, jobs, fixed, problem.tables, wanted, why, score)
+
+    def _search(self, problem: Problem, rng: np.random.Generator) -> tuple[dict[int, int], float]:
+        """GPUs of each job in the best candidate, and its fitness."""
+        jobs = len(problem.jobs)
+        if not jobs or not problem.capacity.any():
+            self._rows = None
+            return {}, float("nan")
+        found = evolve(problem, self._recalled(problem), self.options, rng)
+        best = int(np.lexsort((-found.use, -found.fitness))[0])
+        totals = found.rows.totals.reshape(-1, jobs)[best].tolist()
+        self._rows, self._jobs = found.rows, {job.job_id: j for j, job in enumerate(problem.jobs)}
+        self._nodes = tuple(node.name for node in problem.cluster.nodes)
+        wanted = {job.job_id: gpus for job, gpus in zip(problem.jobs, totals, strict=True)}
+        return wanted, float(found.fitness[best])
+
+    def _recalled(self, problem: Problem) -> Rows:
+        """The last population with today's jobs and nodes, what is in force at its head."""
+        if self._rows is None:
+            return problem.home
+        before, jobs = len(self._jobs), len(problem.jobs)
+        nothing = len(self._rows.starts) - 1
+        source = np.array([self._jobs.get(job.job_id, -1) for job in problem.jobs])
+        candidate = np.arange(nothing // before)[:, None] * before
+        rows = self._rows.over(Rows(np.zeros(2, dtype=np.int64), problem.home.node[:0], problem.home.gpus[:0]))
+        rows = rows.take(np.where(source < 0, nothing, candidate + source).ravel())
+        index = {node.name: n for n, node in enumerate(problem.cluster.nodes)}
+        node = np.array([index.get(name, -1) for name in self._nodes], dtype=np.int64)[rows.node]
+        there = node >= 0
+        moved = make_rows(len(candidate) * jobs, rows.row[there], node[there], rows.gpus[there])
+        return problem.home.over(moved)
+
+
+def evolve(problem: Problem, rows: Rows, options: Options, rng: np.random.Generator) -> Candidates:
+    """The population after all generations. The best fitness in it never falls from one to the next."""
+    jobs = len(problem.jobs)
+    found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)
+    for _ in range(options.generations):
+        parents = evolution.tournament(rank, gap, 2 * (-(-options.population // 2)), rng).reshape(-1, 2)
+        children = repair(problem, breed(problem, found.rows, parents, rng), rng)
+        found, rank, gap = _select(found.over(_assess(problem, children)), options.population, jobs)
+    return found
+
+
+def _assess(problem: Problem, rows: Rows) -> Candidates:
+    jobs = len(problem.jobs)
+    factors = np.arange(1, 2 * jobs, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    digest = (rows.digest.reshape(-1, jobs) * factors).sum(axis=1).view(np.int64)
+    return Candidates(rows, digest, *problem.evaluate(rows))
+
+
+def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, Floats]:
+    """The best `most` candidates, each once, their fronts and crowding."""
+    first = np.sort(np.unique(found.digest, return_index=True)[1])
+    fitness, use = found.fitness[first], found.use[first]
+    rank = evolution.ranks(fitness, use)
+    gap = evolution.crowding(rank, fitness, use)
+    kept = np.lexsort((-gap, rank))[:most]
+    return found.take(first[kept], jobs), rank[kept], gap[kept]

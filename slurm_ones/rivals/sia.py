@@ -1,0 +1,198 @@
+"""Sia: one configuration for each job by an integer program over goodput.
+
+Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from
+there:
+
+- Configurations are powers of two of the GPUs of one node, and whole nodes (§3.3).
+- A job's goodputs are divided by its least one; those of configurations other than its current one are multiplied by
+  (T - R·S) / (T + S), T its age, R its restarts, S what one costs; not before it is as old as a restart takes (§3.4).
+- The program: at most one configuration a job, no more GPUs than there are, Σ goodput^p over the chosen plus λ for each
+  job without one, minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
+- A job starts on one GPU and grows to at most twice the most it has had (§3.4).
+- Where GPUs are of several kinds a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
+
+Where we differ, because this is Slurm: a job that keeps its size fixed on its nodes, so
+fragments may be in the way of what the program wants: then a growing job fixed as it is and a starting one gets less.
+Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes
+none of these configurations (a rigid count) is offered its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from ones_db.reasons import Reason, reason
+from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.schedule.by_kind import build_by_kind, views_on
+from slurm_ones.schedule.job_figures import History, bounded, restart_factor
+from slurm_ones.schedule.kinds import free_of_kind, side_by_side
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
+
+SCALE = 1000.0
+"""Costs are multiplied by it in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to
+standard output whenever it does."""
+LARGEST_COST = 3000.0
+"""No configuration costs more in the program; its authors' value."""
+TOTAL = "the sum of all jobs' goodputs, each to its power"
+BEST = reason("best_total", total=TOTAL)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings; the defaults are its authors', but for the last."""
+
+    power: float = -0.5
+    """p: the more negative, the fairer."""
+    left_out: float = 1.1
+    """λ for each job without GPUs."""
+    gap: float = 1e-4
+    """Relative gap to the best possible at which the solver stops."""
+    time_limit_s: float = 20.0
+    """The solver stops here, with the best found; the reasons then say so."""
+
+    def __post_init__(self) -> None:
+        if not -100 <= self.power < 0:
+            raise ValueError(f"power: {self.power!r} must be a number from -100 to below 0")
+        for name in ("left_out", "gap", "time_limit_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name}: {value!r} must be a number of at least 0")
+
+
+class Sia:
+    """Sia (SOSP 2023). It remembers the most GPUs of each job."""
+
+    name = "sia"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._history = History()
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        self._history.update(jobs)
+        fixed = fixed_jobs(cluster, jobs)
+        mobile = mobile_jobs(jobs, fixed)
+        if len(cluster.kinds) > 1:
+            return self._over_kinds(cluster, jobs, fixed, mobile, now)
+        views = [_limited(cluster, job, self._history.bound(job)) for job in mobile]
+        tables = build_tables(cluster, views, "best")
+        costs = _costs(tables, now, self.options.power)
+        left = free_after_fixed(cluster, jobs, fixed)
+        whole = int((left == cluster.gpus_per_node).sum()) if cluster.uniform else len(left)
+        solved = solve(tables, costs, int(left.sum()), whole, cluster.gpus_per_node, self.options)
+        wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, solved.column, strict=True)}
+        return build_schedule(cluster, jobs, fixed, tables, wanted, solved.reason, solved.cost)
+
+    def _over_kinds(
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        fixed: Mapping[int, Reason],
+        mobile: Sequence[JobView],
+        now: float,
+    ) -> Schedule:
+        """One program over the configurations of all kinds. Jobs on GPUs of several kinds count as waiting."""
+        parts, needs, there = [], [], []
+        for kind in cluster.kinds:
+            part = cluster.of_kind(kind)
+            views = views_on(cluster, mobile, kind)
+            parts.append(build_tables(part, [_limited(part, job, self._history.bound(job)) for job in views], "best"))
+        tables = side_by_side(mobile, parts)
+        left = free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
+        for k in range(len(cluster.kinds)):
+            needs.append(np.where(tables.kind == k, tables.tables.sizes, 0))
+            there.append(int(left[k]))
+        costs = _costs(tables.tables, now, self.options.power)
+        solved = _program(tables.tables.current, costs, needs, there, self.options)
+        wanted = {
+            job.job_id: (cluster.kinds[int(tables.kind[u])], int(tables.tables.sizes[u]))
+            for job, u in zip(mobile, solved.column.tolist(), strict=True)
+            if u
+        }
+        return build_by_kind(cluster, jobs, fixed, wanted, "best", solved.reason, solved.cost)
+
+
+def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
+    """With the configurations that it may have now."""
+    per_node = cluster.gpus_per_node
+    sizes = tuple(
+        n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % max(per_node, 1) == 0)
+    )
+    offered = replace(job, limits=replace(job.limits, gpus=sizes or job.limits.gpus)) if per_node else job
+    return replace(offered, limits=replace(offered.limits, gpus=bounded(cluster, offered, bound)))
+
+
+def _power_of_two(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def _costs(tables: Tables, now: float, power: float) -> Floats:
+    """(J, U) cost of each allowed configuration; elsewhere infinite."""
+    costs = np.full(tables.allowed.shape, np.inf)
+    for j, job in enumerate(tables.jobs):
+        at = np.flatnonzero(tables.allowed[j])
+        if not len(at):
+            continue
+        worth = tables.goodput[j, at] / tables.goodput[j, at].min()
+        if job.shape is not None and now - job.submitted >= job.resize_s:
+            worth = np.where(at == tables.current[j], worth, worth * restart_factor(job, now))
+        with np.errstate(divide="ignore"):
+            costs[j, at] = np.minimum(worth**power, LARGEST_COST)
+    return costs
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What the solver found."""
+
+    column: Ints
+    """(J,) column of each job's configuration; 0 for none."""
+    cost: float
+    reason: Reason = BEST
+    """Why these; whether the program was solved to its gap."""
+
+
+def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, options: Options) -> Solved:
+    """The configurations of least cost. `free` GPUs there are in all, and `whole` nodes with all of theirs."""
+    sizes = tables.sizes
+    nodes = np.where(sizes % max(per_node, 1) == 0, sizes // max(per_node, 1), 0)
+    if whole * per_node >= free:  # then the GPUs say it all
+        return _program(tables.current, costs, [sizes], [free], options)
+    return _program(tables.current, costs, [sizes, nodes], [free, whole], options)
+
+
+def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: Options) -> Solved:
+    """The configurations of least cost (J, U) that need, in each respect (U,), no more than there is."""
+    row, column = np.nonzero(np.isfinite(costs))
+    jobs, count = len(costs), len(row)
+    if not count:
+        return Solved(np.zeros(jobs, dtype=np.int64), options.left_out * jobs)
+    index = np.arange(count)
+    one = csr_array((np.ones(count), (row, index)), shape=(jobs, count))
+    total = csr_array(np.stack([need[column] for need in needs]).astype(np.float64))
+    found = milp(
+        (costs[row, column] - options.left_out) * SCALE,
+        integrality=np.ones(count, dtype=np.int64),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(one, -np.inf, 1), LinearConstraint(total, -np.inf, there)],
+        options={"time_limit": options.time_limit_s, "mip_rel_gap": options.gap},
+    )
+    result = np.zeros(jobs, dtype=np.int64)
+    if found.x is None:
+        why = str(found.message).partition(" (")[0]
+        return Solved(current, float("nan"), reason("no_solution", message=why))
+    chosen = np.flatnonzero(found.x > 0.5)
+    result[row[chosen]] = column[chosen]
+    cost = float(found.fun) / SCALE + options.left_out * jobs
+    if found.status == 0:
+        return Solved(result, cost)
+    return Solved(result, cost, reason("nearly_best_total", total=TOTAL, percent=100 * float(found.mip_gap)))

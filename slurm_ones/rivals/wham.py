@@ -1,0 +1,105 @@
+"""WHAM: GPUs one by one to the job with the highest Whittle index (Li, Harchol-Balter, Berg, "Mean field optimal Core
+Allocation across Malleable jobs", arXiv 2602.01411, 2026).
+
+Read of it were abstract and summaries, not the text. Taken from there: jobs keep coming, each has a concave speed s(k)
+on k cores and a weight w; "Whittle Allocation for Malleable jobs" is optimal in the mean field, and there the sizes of
+jobs do not matter; it changes what jobs have at no cost. The index itself is **derived** here, as Whittle's definition
+has it. A job alone pays w a second and λ a core and second, so a unit of its progress costs (w + λ k) / s(k), however
+much is left of it. The index of the step from a to b cores is the price λ at which both cost the same:
+
+    λ = w (s(b) - s(a)) / (b s(a) - a s(b)),    for small steps  w s'(k) / (s(k) - k s'(k)).
+
+It falls along the concave hull of s. Giving cores in its order solves the program of BOA (arXiv 2602.01404, read
+likewise) for one job of each kind: least Σ w / s(k) within a budget of Σ k / s(k), the cores that are used on average.
+
+Derived as well: steps of infinite index, which are the first of every job and all of linear ones, go to jobs in the
+order of w over the least GPU-seconds still needed (the order in which the discounted index grows); weights are all 1;
+sizes that do not fit any more are passed over. On Slurm a job's speed is its goodput at its best batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ones_db.reasons import reason
+from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.schedule.job_figures import to_come
+from slurm_ones.schedule.placement import fixed_jobs
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one size of a job to its next on the concave hull of its speed."""
+
+    index: float
+    """Seconds of waiting that a GPU-second saves there; infinite for the first one."""
+    job: int
+    """Its row."""
+    column: int
+    gpus: int
+    """How many more it takes."""
+
+
+class Wham:
+    """WHAM (2602.01411): what each GPU is worth to each job where jobs keep coming."""
+
+    name = "wham"
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        fixed = fixed_jobs(cluster, jobs)
+        mobile = mobile_jobs(jobs, fixed)
+        tables = build_tables(cluster, mobile, "best")
+        columns = allocate(tables, int(free_after_fixed(cluster, jobs, fixed).sum()))
+        wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
+        return build_schedule(cluster, jobs, fixed, tables, wanted, reason("highest_index"))
+
+
+def allocate(tables: Tables, gpus: int) -> Ints:
+    """(J,) column of each job once the GPUs are given out in the order of the index; 0 for none."""
+    column: Ints = np.zeros(len(tables.jobs), dtype=np.int64)
+    least = _least_gpu_seconds(tables)
+    steps = [step for j in range(len(column)) for step in steps_of(j, tables.sizes, tables.goodput[j])]
+    refused: set[int] = set()
+    # A job's steps stay in their order: its index never rises, and sorting is stable.
+    for step in sorted(steps, key=lambda step: (-step.index, least[step.job])):
+        if step.gpus > gpus:
+            refused.add(step.job)
+        elif step.job not in refused:
+            column[step.job] = step.column
+            gpus -= step.gpus
+    return column
+
+
+def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
+    """The steps of a job in row `job`, along the concave hull through 0 of its `goodput` (U,) at the `sizes` (U,)."""
+    found: list[Step] = []
+    at, gpus, speed, last = 0, 0, 0.0, np.inf
+    while True:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.where(goodput > speed, (goodput - speed) / (sizes - gpus), -np.inf)
+        slope[: at + 1] = -np.inf
+        if not np.isfinite(slope).any():
+            return found
+        # Of sizes on one line the smallest.
+        best = int((slope >= slope.max() * (1.0 - 1e-9)).argmax())
+        then, faster = int(sizes[best]), float(goodput[best])
+        lost = then * speed - gpus * faster
+        # Rounding must not let it rise.
+        last = min(last, (faster - speed) / lost if lost > 1e-9 * then * speed else np.inf)
+        found.append(Step(last, job, best, then - gpus))
+        at, gpus, speed = best, then, faster
+
+
+def _least_gpu_seconds(tables: Tables) -> Floats:
+    """(J,) GPU-seconds that each job still needs at the size where a GPU brings most."""
+    with np.errstate(divide="ignore"):
+        cost = np.where(tables.allowed, tables.sizes / np.where(tables.allowed, tables.goodput, 1.0), np.inf)
+    work = np.array([to_come(job) for job in tables.jobs])
+    least: Floats = cost.min(axis=1, initial=np.inf) * work
+    return least
