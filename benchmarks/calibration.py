@@ -31,7 +31,8 @@ from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
-from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.generate import generate

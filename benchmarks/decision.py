@@ -34,7 +34,7 @@ from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
 from slurm_ones.schedule.shapes import shape_of, valid_counts
-from slurm_ones.simulate.engines.idealized import idealized_cluster
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.generate import generate
 
@@ -57,7 +57,7 @@ Placement = tuple[Shape, dict[str, int]]
 def views(gpus: int, jobs: int, seed: int) -> tuple[ClusterView, list[JobView]]:
     """A cluster in the midst of its work."""
     rng = np.random.default_rng(seed)
-    cluster = idealized_cluster(gpus // PER_NODE, PER_NODE, uniform=True)
+    cluster = ClusterSpec(gpus // PER_NODE, PER_NODE, any_shape=False).view
     work = generate("philly", jobs=jobs, seed=seed, gpus=gpus, gpus_per_node=PER_NODE)
     free = {node.name: node.gpus for node in cluster.nodes}
     runs = rng.permutation(jobs) < jobs // 2

@@ -32,7 +32,9 @@ from benchmarks.generated import parser_of
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
 from slurm_ones.learn import hierarchy, knowledge, progress, throughput
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
-from slurm_ones.simulate.engines.world import ClusterSpec, World, job_outcome, run_segments
+from slurm_ones.simulate.engines.measure import Meter
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
@@ -232,12 +234,12 @@ def simulate(work: Workload, gpus: int, seed: int, lie: type[Liar], settings: Ma
         world = LyingWorld(work, spec, directory, seed, mine, lie)
         with run_companion(world, own, log, lambda tick: over(world, tick)):
             pass
-        jobs = [job_outcome(world, submission, []) for submission in work.submissions]
-        segments = list(run_segments(world))
+        outcome = Meter(world).outcome("ones", seed)
+    jobs = outcome.jobs
     spans = {job.name: (job.submitted, job.submitted + job.jct_s) for job in jobs}
     both = _overlap([spans[n] for n in spans if n in mine], [spans[n] for n in spans if n not in mine])
     held = {True: 0.0, False: 0.0}
-    for held_by in segments:
+    for held_by in outcome.segments:
         for low, high in both:
             held[held_by.job in mine] += held_by.gpus * max(min(held_by.end, high) - max(held_by.start, low), 0.0)
     return Figures(

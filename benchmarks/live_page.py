@@ -47,7 +47,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_ones.companion import Companion
 from slurm_ones.simulate.engines.companion_engine import companion_settings, fast_directory
-from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
@@ -277,7 +278,7 @@ def beside(rounds: int, each: int) -> dict[str, float]:
     ]
     with tempfile.TemporaryDirectory(dir=fast_directory()) as name:
         folder = Path(name)
-        world = World(Workload("live", tuple(jobs), apps), spec, folder, ClusterSettings(), resize_s=30.0)
+        world = World(Workload("live", tuple(jobs), apps), spec, folder, ClusterSettings())
         settings = companion_settings(spec, folder, {}, tick_s=60.0, policy="fifo", seed=1)
         url = f"sqlite:///{folder / 'ones.sqlite'}"
         migrate.upgrade(url)

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_ones.companion import Tick
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, fast_directory, run_companion
-from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.generate import generate, offered
 from slurm_ones.simulate.workloads.workload import Workload

@@ -25,7 +25,7 @@ from rich.progress import track
 
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload
 

@@ -23,7 +23,8 @@ import typer
 
 from slurm_ones.rivals.drl import ASKED_LEFT, CONTEXT, FEATURES, SHAPES, SIZE, Drl, Game, Network, Steps
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized import run_idealized
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -313,7 +314,7 @@ def training_task(number: int, seed: int) -> Task:
     mix = str(rng.choice(["philly", "uniform", "ones-sc21"], p=[0.5, 0.2, 0.3]))
     jobs, load = int(rng.integers(4, 7)) * nodes, float(rng.uniform(0.5, 2.0))
     workload = generate(mix, jobs=jobs, seed=FIRST_SEED["train"] + 1000 * seed + number, load=load, gpus=4 * nodes)
-    cluster = idealized_cluster(nodes, 4, uniform=bool(rng.random() < 0.5))
+    cluster = ClusterSpec(nodes, 4, any_shape=bool(rng.random() < 0.5))
     return Task(workload, cluster, 10.0 if mix == "ones-sc21" else float(rng.choice([60.0, 120.0])))
 
 
@@ -321,8 +322,8 @@ def kept_task(purpose: str, number: int) -> Task:
     """A workload that is not trained on, kept for a purpose; every other one is of ONES' own mix."""
     seed = FIRST_SEED[purpose] + number
     if number % 2:
-        return Task(generate("ones-sc21", jobs=50, seed=seed, gpus=64), idealized_cluster(16, 4, uniform=True), 10.0)
-    return Task(generate("philly", jobs=60, seed=seed, gpus=32), idealized_cluster(8, 4, uniform=True), 60.0)
+        return Task(generate("ones-sc21", jobs=50, seed=seed, gpus=64), ClusterSpec(16, 4, any_shape=False), 10.0)
+    return Task(generate("philly", jobs=60, seed=seed, gpus=32), ClusterSpec(8, 4, any_shape=False), 60.0)
 
 
 def mean_jct(policy: Policy, task: Task) -> float:

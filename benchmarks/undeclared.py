@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.generated import parser_of
 from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.progress import track
 
 from slurm_ones.policies import make_policy
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized import run_idealized
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.profiles import BadInput, read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, read_workload
@@ -76,7 +77,7 @@ def run(case: Case, workload: Workload, number: int) -> Figure:
     began = time.perf_counter()
     policy = make_policy(case.policy, **case.options)
     outcome = run_idealized(
-        policy, workload, idealized_cluster(16, 4), interval_s=60.0, mechanism=Requeue(30.0), spread=case.spread
+        policy, workload, ClusterSpec(16, 4), interval_s=60.0, mechanism=Requeue(30.0), spread=case.spread
     )
     mean = float(np.mean([job.jct_s for job in outcome.jobs]))
     known = case.makespan_s[number]

@@ -23,7 +23,7 @@ from slurm_ones.text import plain
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.engines.idealized import Part
+    from slurm_ones.simulate.engines.spec import Part
     from slurm_ones.simulate.study.plan import Plan, PolicySpec
     from slurm_ones.simulate.study.runs import PolicySummary, Run
     from slurm_ones.simulate.training.mechanism import Mechanism
@@ -46,7 +46,7 @@ _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 def parse_cluster(text: str) -> tuple[Part, ...]:
     """Equal nodes with their number and GPUs, from `16x4`; or several parts of one kind of GPU each, from
     `8x4:a100+8x4:v100`. Raises `BadInput`."""
-    from slurm_ones.simulate.engines.idealized import Part
+    from slurm_ones.simulate.engines.spec import Part
     from slurm_ones.simulate.training.gpu_kinds import POWER
 
     found = [_CLUSTER.fullmatch(one) for one in text.split("+")]

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +27,14 @@ from slurm_ones.demo.jobs import (
     simulated_workload,
 )
 from slurm_ones.demo.processes import BlockProgram, Processes, cancelled, clean_environment, make_shims
-from slurm_ones.simulate.engines.world import HOT, ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.slurm.model import JobKey, Task
 
 GROWN_S = 60.0
@@ -40,9 +42,12 @@ GROWN_S = 60.0
 
 
 class _SimulatedNodes(ClusterSpec):
-    def partition(self) -> PartitionSpec:
-        names = tuple(f"{SIMULATED}-{i}" for i in range(1, self.nodes + 1))
-        return PartitionSpec(SIMULATED, names, self.gpus_per_node)
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{SIMULATED}-{i}" for i in range(1, self.nodes + 1))
+
+    def partitions(self) -> Iterator[PartitionSpec]:
+        yield PartitionSpec(SIMULATED, self.names, self.gpus_per_node)
 
 
 class _SimulatedJobs(World):
@@ -79,7 +84,7 @@ class LocalSlurm:
         spec = _SimulatedNodes(NODES, GPUS)
         self.world = _SimulatedJobs(
             simulated_workload(simulated), spec, folder, CLUSTER_SETTINGS,
-            resize_s=START_S, resize=HOT, timeline=Timeline(time.time()), beside=[here] if jobs else [],
+            mechanism=Hot(launch_s=START_S), timeline=Timeline(time.time()), beside=[here] if jobs else [],
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())
         self._env = self._environment(make_shims(folder / "bin"))

@@ -22,11 +22,12 @@ from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
-from slurm_ones.simulate.engines.world import HOT, ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World as Simulated
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.client import Unreachable
@@ -60,7 +61,7 @@ class BlockWorld:
         none: its nodes are drained."""
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, resize=HOT)
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=Hot(launch_s=30.0))
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert isinstance(training, BlockTraining)

@@ -9,9 +9,9 @@ import pytest
 import slurm_ones.simulate.engines.companion_engine as engine
 from ones_db import ResizeRecord, Store
 from slurm_ones.rules.blocks import BLOCKS
-from slurm_ones.simulate.engines.world import HOT
 from slurm_ones.simulate.engines.world import World as Simulated
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.mechanism import Hot
 from tests.simulate.test_engine import with_changing_policy, workload
 
 
@@ -35,7 +35,7 @@ def test_jobs_of_blocks_change_at_every_tick(monkeypatch: pytest.MonkeyPatch, se
         return before(world, store)
 
     monkeypatch.setattr(engine, "violations", violations)
-    with_changing_policy(workload(4, rigid=(2,)), settings, resize=HOT, interval_s=15.0)
+    with_changing_policy(workload(4, rigid=(2,)), settings, mechanism=Hot(launch_s=30.0), interval_s=15.0)
     states = Counter(resize.state for resize in found if resize.mechanism == BLOCKS)
     assert states["done"] >= 5 and states["done"] > states["rolled_back"]
     assert all(resize.restart == -1 for resize in found if resize.mechanism != BLOCKS)

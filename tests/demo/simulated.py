@@ -14,9 +14,10 @@ import numpy as np
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.world import HOT, ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.workloads.workload import Workload
 from tests.demo.jobs import BASE_BATCH, JOBS, MOST_GPUS, PACE_MS, STEP_MS, DemoJob
 
@@ -36,10 +37,9 @@ COSTS = ClusterSettings(
     first_report_s=2.0,
     speed_noise=0.02,
     stop=0.05,
-    hot_grow_s=0.04,
-    hot_shrink_s=0.002,
-    hot_bytes=100_000,
 )
+
+HOT = Hot(pause_s=0.04, shrink_pause_s=0.002, launch_s=READY_S)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def application(job: DemoJob) -> Application:
         sqr=np.ones((epochs, 2)),
         var=np.full((epochs, 2), NOISE / base),
         metric=np.zeros((epochs, 2)),
+        parameters=8_000,
     )
 
 
@@ -80,9 +81,7 @@ def simulated(policy: str = "ones", seed: int = 0) -> Outcome:
     )
     work = Workload("demo", submissions, {job.name: application(job) for job in JOBS})
     spec = ClusterSpec(4, 4)
-    return run(
-        policy, {}, work, spec, interval_s=TICK_S, resize_s=READY_S, resize=HOT, seed=seed, cluster_settings=COSTS
-    )
+    return run(policy, {}, work, spec, interval_s=TICK_S, mechanism=HOT, seed=seed, cluster_settings=COSTS)
 
 
 def mean_jct_s(outcome: Outcome) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_ones.simulate.engines.world import World, asked_shape
+from slurm_ones.simulate.engines.spec import asked_shape
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import JobKey, JobState, Task
 from tests.faults.block_faults import BlockFaults
@@ -53,7 +55,7 @@ class FaultyWorld(World):
         """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
         self.block_faults = BlockFaults(lambda: self.cluster, injector)
-        super().__init__(workload, plan.spec, directory, SETTINGS, resize_s=plan.resize_s, seed=plan.seed)
+        super().__init__(workload, plan.spec, directory, SETTINGS, mechanism=Requeue(plan.resize_s), seed=plan.seed)
 
     # -- how jobs come in ----------------------------------------------------------------------------------------
 

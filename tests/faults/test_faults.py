@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from tests.faults.kinds import BY_OTHERS, FaultKind
 from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan

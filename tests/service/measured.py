@@ -19,9 +19,11 @@ from slurm_ones.service.metrics import Metrics
 from slurm_ones.service.metrics_server import serve
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, run_companion
-from slurm_ones.simulate.engines.world import HOT, REQUEUE, ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -43,13 +45,13 @@ def workload(jobs: int = 400) -> Workload:
     return Workload("small", tuple(Submission(*one, kinds[one[2]].base_batch) for one in asked), kinds)
 
 
-def train(way: str, most: int, metrics: Metrics) -> None:
+def train(mechanism: Mechanism, most: int, metrics: Metrics) -> None:
     """A companion over a new cluster, until its jobs have ended or it has ticked so often."""
     health = Health(Notifier({}), LastErrorHandler(), metrics=metrics)
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, WarningLog().recording() as log:
         directory = Path(name)
         settings = companion_settings(CLUSTER, directory, {"resize.dwell_s": 60.0}, tick_s=60.0, policy="ones-sc21")
-        world = World(workload(), CLUSTER, directory, ClusterSettings(), resize=way)
+        world = World(workload(), CLUSTER, directory, ClusterSettings(), mechanism=mechanism)
         store: Store | None = None
         left = most
 
@@ -77,5 +79,5 @@ if __name__ == "__main__":
     served = serve("127.0.0.1", int(sys.argv[1]))
     # So that both ways of a resize are there, again and again: whoever measures may have come late.
     while True:
-        train(REQUEUE, 25, served)
-        train(HOT, 100, served)
+        train(Requeue(), 25, served)
+        train(Hot(launch_s=30.0), 100, served)

@@ -23,10 +23,12 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.engines.invariants import order_of_samples
-from slurm_ones.simulate.engines.world import BLOCKS, HOT, ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import BLOCKS, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import JobState, Task
@@ -34,14 +36,15 @@ from slurm_ones.slurm.model import JobState, Task
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
 LAUNCH_S = 15.0
-GROW_S = QUIET.hot_grow_s + QUIET.hot_bytes / QUIET.hot_rate
+HOT = Hot(launch_s=LAUNCH_S)
+GROW_S = HOT.grow_s(WORK.applications["nlp"])
 
 
 class Bench:
     """One job of blocks on a cluster, and the test in the companion's place."""
 
     def __init__(self, directory: Path) -> None:
-        self.world = World(WORK, ClusterSpec(4, 4), directory, QUIET, resize=HOT, resize_s=LAUNCH_S)
+        self.world = World(WORK, ClusterSpec(4, 4), directory, QUIET, mechanism=HOT)
         (self.job_id,) = self.world.job_ids.values()
         training = self.world.trainings[self.job_id]
         assert isinstance(training, BlockTraining)
@@ -108,7 +111,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_task_0_trains_as_a_plain_job_and_the_others_wait(tmp_path: Path) -> None:
     """Without a companion the throttle keeps them from starting; the end cancels them."""
-    world = World(WORK, ClusterSpec(4, 4), tmp_path, QUIET, resize=HOT, resize_s=LAUNCH_S)
+    world = World(WORK, ClusterSpec(4, 4), tmp_path, QUIET, mechanism=HOT)
     world.pass_time(30)
     (training,) = world.trainings.values()
     assert isinstance(training, BlockTraining)
@@ -151,7 +154,7 @@ def test_a_block_that_leaves_completes_and_the_others_train_on(bench: Bench) -> 
     bench.order(0, 2)
     bench.wait(1.0)
     left = bench.of(Membership)[-1]
-    assert (left.blocks, left.pause_s, left.bytes) == ((0, 2), QUIET.hot_shrink_s, 0)
+    assert (left.blocks, left.pause_s, left.bytes) == ((0, 2), HOT.shrink_pause_s, 0)
     bench.wait(3)
     assert bench.states()[:3] == [JobState.RUNNING, JobState.COMPLETED, JobState.RUNNING]
     bench.world.client.reuse(Task(bench.job_id, 1))
@@ -295,7 +298,7 @@ def test_a_drain_is_answered_as_by_a_plain_job(bench: Bench) -> None:
 def test_the_store_is_lost_and_the_blocks_find_each_other_again(bench: Bench) -> None:
     bench.grown(0, 1)
     bench.training.lose_store()
-    bench.wait(7)
+    bench.wait(7 + GROW_S)
     assert (bench.training.members, bench.training.term) == ((0, 1), 1)
     assert [report.blocks for report in bench.of(Membership)] == [(0,), (0, 1)]
     bench.finish()

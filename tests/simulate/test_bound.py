@@ -22,9 +22,9 @@ from slurm_ones.simulate.bound.curves import Curve, KindCurve, Pool, curve, pool
 from slurm_ones.simulate.bound.dual import Dual, improved
 from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
 from slurm_ones.simulate.bound.work import KindWork, Work, work_of
-from slurm_ones.simulate.engines.idealized import Part, idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import alone_seconds
-from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
+from slurm_ones.simulate.engines.spec import ClusterSpec, Part, asked_shape
 from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Requeue
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
@@ -241,7 +241,7 @@ def test_no_policy_beats_it(kind: str) -> None:
     found = bound_of(workload, [(2, 4, "")], evaluations=8)
     assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
     for policy, mechanism in (("ones", Requeue(0.0)), ("srtf", Requeue(0.0)), ("ones", Hot(launch_s=0.0))):
-        cluster = idealized_cluster(2, 4)
+        cluster = ClusterSpec(2, 4)
         run = run_idealized(make_policy(policy), workload, cluster, mechanism=mechanism, interval_s=60.0)
         assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
 
@@ -255,7 +255,7 @@ def test_no_policy_beats_it_on_several_kinds() -> None:
     found = bound_of(workload, parts, evaluations=8)
     assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
     for policy, options in (("ones", {"kinds": False}), ("pollux", {})):
-        cluster = idealized_cluster(0, 0, parts=parts)
+        cluster = ClusterSpec(parts=parts)
         run = run_idealized(make_policy(policy, **options), workload, cluster, mechanism=Requeue(0.0), interval_s=60.0)
         assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
         assert max(segment.gpus for segment in run.segments) > 4

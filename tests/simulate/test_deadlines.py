@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 
 
@@ -17,7 +18,9 @@ def test_a_promise_is_stored_and_kept_through_the_companion() -> None:
     for i, (one, share) in enumerate(zip(work.submissions, (6.0, 0.02, None), strict=True)):
         alone = undisturbed_s(work.applications[one.application], one, 4)
         due.append(replace(one, time=float(i), deadline_s=None if share is None else share * alone))
-    outcome = run("ones", {}, replace(work, submissions=tuple(due)), ClusterSpec(2, 4), interval_s=10.0, resize_s=5.0)
+    outcome = run(
+        "ones", {}, replace(work, submissions=tuple(due)), ClusterSpec(2, 4), interval_s=10.0, mechanism=Requeue(5.0)
+    )
     first, second, third = outcome.jobs
     assert (first.promised, first.in_time) == (True, True)
     assert second.promised is not True

@@ -27,10 +27,12 @@ from slurm_ones.simulate.elasticity.stretch import (
 )
 from slurm_ones.simulate.elasticity.study import INTERVAL_S, Study, figures_of, interval_of, plan_of, recorded, study
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.study.parts import parts_of
 from slurm_ones.simulate.traces.trace import Trace, TraceJob
+from slurm_ones.simulate.training.mechanism import Requeue
 
 CURVES = catalogue()
 
@@ -135,7 +137,7 @@ RIGID = [(0, 0, 900, 4), (10, 10, 500, 2), (20, 20, 800, 8), (30, 30, 300, 1), (
 def alone(stretch: Stretch) -> dict[str, tuple[float, float]]:
     """Start and seconds of each job where Slurm runs without any companion."""
     work = TraceSource("t", stretch=stretch, curves=CURVES, share=0.0).load_workload(0, 8, 4)
-    world = World(work, ClusterSpec(2, 4), Path(), ClusterSettings(), resize_s=None)
+    world = World(work, ClusterSpec(2, 4), Path(), ClusterSettings(), mechanism=Requeue(None))
     while not world.done:
         world.pass_time(1e4)
     records = {one.name: world.cluster.records.of(world.job_ids[one.name])[0] for one in work.submissions}

@@ -15,9 +15,10 @@ from slurm_ones.rivals.ordered import Fifo
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, SimulationFailed, run
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
+from slurm_ones.simulate.engines.spec import ClusterSpec, asked_shape
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import BadInput
 from slurm_ones.simulate.workloads.workload import Workload
@@ -95,7 +96,7 @@ def test_every_job_resized_at_every_tick_does_its_exact_work() -> None:
 def test_resizes_cost_what_they_are_said_to_cost() -> None:
     """From the last step to the next one; what the companion's looks add comes on top, some seconds."""
     for cost in (20.0, 60.0):
-        outcome = with_changing_policy(workload(3), resize_s=cost)
+        outcome = with_changing_policy(workload(3), mechanism=Requeue(cost))
         resizes = sum(job.resizes for job in outcome.jobs)
         runs = {s.job: [t for t in outcome.segments if t.job == s.job] for s in outcome.segments}
         first = sum(0.5 * cost * segments[0].gpus for segments in runs.values())
@@ -240,12 +241,12 @@ def test_a_job_whose_size_is_no_part_of_a_node_runs() -> None:
     assert outcome.jobs[0].ended is not None
 
 
-@pytest.mark.parametrize("resize", ["requeue", "hot"])
-def test_a_job_on_a_slow_node_trains_at_its_pace(resize: str) -> None:
+@pytest.mark.parametrize("mechanism", [Requeue(0.0), Hot(launch_s=0.0)])
+def test_a_job_on_a_slow_node_trains_at_its_pace(mechanism: Mechanism) -> None:
     """At half the speed the one GPU of the only node takes twice as long, but for the start."""
     alone = replace(workload(1), submissions=(Submission("one", 0.0, "cnn", 1, 128),))
     seconds = []
     for slow in ((), (0.5,)):
-        outcome = run("fifo", {}, alone, ClusterSpec(1, 4, slow_nodes=slow), resize=resize, resize_s=0.0)
+        outcome = run("fifo", {}, alone, ClusterSpec(1, 4, slow_nodes=slow), mechanism=mechanism)
         seconds.append(outcome.jobs[0].running_s)
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.01)

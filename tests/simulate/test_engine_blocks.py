@@ -9,16 +9,14 @@ import pytest
 
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, run
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.world import HOT, REQUEUE, ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from tests.simulate.changing_policy import ChangingPolicy
 from tests.simulate.test_engine import SMALL, workload
 
-START_S = {HOT: 7.0, REQUEUE: 30.0}
-"""What a start of a block, or a resize by requeue, was seen to take."""
 
-
-def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **settings: Any) -> Outcome:
+def changing(mechanism: Mechanism, *, spec: ClusterSpec = SMALL, jobs: int = 3, **settings: Any) -> Outcome:
     """Every job resized at every tick."""
     return run(
         "fifo",
@@ -26,8 +24,7 @@ def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **setting
         workload(jobs),
         spec,
         interval_s=60.0,
-        resize=resize,
-        resize_s=START_S[resize],
+        mechanism=mechanism,
         cluster_settings=ClusterSettings(**settings),
         make=ChangingPolicy,
         settings=AT_ONCE,
@@ -38,7 +35,7 @@ def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **setting
 def test_jobs_of_blocks_change_while_they_train(whole_nodes: bool) -> None:
     """All of them end, having been resized many times, and hardly a GPU stands still for it."""
     spec = ClusterSpec(4, 4, whole_nodes)
-    hot, requeued = (changing(resize, spec=spec) for resize in (HOT, REQUEUE))
+    hot, requeued = (changing(resize, spec=spec) for resize in (Hot(), Requeue()))
     assert all(job.ended is not None for job in (*hot.jobs, *requeued.jobs))
     assert sum(job.resizes for job in hot.jobs) > 4
     assert hot.notes == ()
@@ -52,10 +49,10 @@ def test_jobs_of_blocks_change_while_they_train(whole_nodes: bool) -> None:
 
 def test_nodes_that_fail_and_calls_that_get_no_answer() -> None:
     """Jobs of blocks come to their end on a cluster where much goes wrong."""
-    outcome = changing(HOT, jobs=4, unreachable=0.05, refused=0.1, node_mtbf_s=3000.0, node_repair_s=200.0)
+    outcome = changing(Hot(), jobs=4, unreachable=0.05, refused=0.1, node_mtbf_s=3000.0, node_repair_s=200.0)
     assert all(job.ended is not None for job in outcome.jobs)
 
 
 def test_blocks_that_slurm_requeues() -> None:
-    outcome = changing(HOT, jobs=4, preempt_mtbf_s=1500.0)
+    outcome = changing(Hot(), jobs=4, preempt_mtbf_s=1500.0)
     assert all(job.ended is not None for job in outcome.jobs)

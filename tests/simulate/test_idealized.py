@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,10 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
-from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, Plan, plan_hot
+from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.engines.placement import Change, plan_changes
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import generate
@@ -59,7 +58,7 @@ class Flutter:
 
 def run(policy: Policy | str, workload: Workload, **options: object) -> Outcome:
     made = make_policy(policy) if isinstance(policy, str) else policy
-    return run_idealized(made, workload, idealized_cluster(2, 4), **options)  # type: ignore[arg-type]
+    return run_idealized(made, workload, ClusterSpec(2, 4), **options)  # type: ignore[arg-type]
 
 
 def test_a_job_alone_takes_what_its_profile_says(made: Workload) -> None:
@@ -203,81 +202,92 @@ def test_what_never_ends_is_given_up(made: Workload) -> None:
     assert all(job.ended is None and job.started is None and np.isnan(job.jct_s) for job in outcome.jobs)
 
 
-CLUSTER = idealized_cluster(3, 4)
+CLUSTER = ClusterSpec(3, 4).view
 
 
-def test_two_jobs_that_want_each_others_gpus_leave_them_first() -> None:
-    """Neither finds room beside what is held: each keeps what it has in the end, and the rest joins at once."""
-    jobs = [Asked(1, Shape(1, 4), {"n1": 2, "n2": 1}, 7.0), Asked(2, Shape(1, 4), {"n1": 2, "n2": 3}, 7.0)]
-    plans = plan_hot(CLUSTER, [Holding(job.own) for job in jobs] + [Holding({"n3": 4})], jobs, False)
-    assert sorted(tuple(plan.nodes.items()) for plan in plans.values()) == [(("n1", 4),), (("n2", 4),)]
-    for job in jobs:
-        plan = plans[job.job_id]
-        assert all(gpus <= job.own[name] for name, gpus in plan.keeps.items())
-        assert plan.wait_s == 0.0
+def planned(free: Mapping[str, int], *changes: Change) -> dict[int, tuple[dict[str, int], dict[str, int]]]:
+    """(GPUs in the end, GPUs kept until then) of each job that finds room."""
+    return {i: (plan.nodes, plan.keeps) for i, plan in plan_changes(CLUSTER, free, changes, spread=False).items()}
 
 
-def test_who_needs_what_another_moves_from_waits_for_it() -> None:
-    """A job that moves holds its old GPUs until the new ones are ready; who is to have them starts then."""
-    mover, new = Asked(1, Shape(1, 4), {"n1": 2}, 7.0), Asked(2, Shape(1, 2), {}, 7.0)
-    held = [Holding(mover.own), Holding({"n1": 2, "n3": 4})]
-    plans = plan_hot(CLUSTER, held, [mover, new], False)
-    assert plans[1].nodes == {"n2": 4} and plans[1].keeps == {"n1": 2}
-    assert plans[2].nodes == {"n1": 2} and plans[2].wait_s == 7.0
+@pytest.mark.parametrize(
+    ("free", "changes", "plans"),
+    [
+        pytest.param(
+            {"n1": 2, "n2": 4, "n3": 4},
+            [Change(1, Shape(1, 4), {"n1": 2})],
+            {1: ({"n1": 4}, {"n1": 2})},
+            id="grows where it is",
+        ),
+        pytest.param(
+            {"n1": 0, "n2": 4, "n3": 0},
+            [Change(1, Shape(1, 4), {"n1": 2}), Change(2, Shape(1, 2), {})],
+            {1: ({"n2": 4}, {}), 2: ({"n1": 2}, {})},
+            id="leaves at once if another needs its GPUs",
+        ),
+        pytest.param(
+            {"n1": 0, "n2": 4, "n3": 0},
+            [Change(1, Shape(1, 4), {"n1": 2})],
+            {1: ({"n2": 4}, {"n1": 2})},
+            id="keeps its GPUs until the new ones are ready if nobody needs them",
+        ),
+        pytest.param(
+            {"n1": 1, "n2": 0, "n3": 0},
+            [Change(1, Shape(1, 4), {"n1": 2, "n2": 1}), Change(2, Shape(1, 4), {"n1": 1, "n2": 3})],
+            {1: ({"n1": 4}, {"n1": 2}), 2: ({"n2": 4}, {"n2": 3})},
+            id="two that want each other's leave them first",
+        ),
+        pytest.param({"n1": 1, "n2": 0, "n3": 0}, [Change(1, Shape(1, 2), {})], {}, id="no room"),
+        pytest.param(
+            {"n1": 2, "n2": 0, "n3": 0},
+            [Change(1, Shape(1, 4), {"n1": 2, "n2": 2}, optional=True)],
+            {1: ({"n1": 4}, {"n1": 2, "n2": 2})},
+            id="moves to fewer nodes",
+        ),
+        pytest.param(
+            {"n1": 0, "n2": 1, "n3": 0},
+            [Change(1, Shape(1, 2), {"n1": 2}, optional=True)],
+            {},
+            id="no fewer nodes",
+        ),
+    ],
+)
+def test_how_running_jobs_come_to_their_gpus(
+    free: dict[str, int], changes: list[Change], plans: dict[int, tuple[dict[str, int], dict[str, int]]]
+) -> None:
+    assert planned(free, *changes) == plans
 
 
 @st.composite
-def moments(draw: st.DrawFn) -> tuple[list[Holding], list[Asked]]:
-    """GPUs that jobs hold, some of them giving some up, and what the others are to get."""
+def moments(draw: st.DrawFn) -> tuple[Counter[str], list[Change]]:
+    """Free GPUs, and jobs that are to change; some jobs are not."""
     gpus = [node.name for node in CLUSTER.nodes for _ in range(node.gpus)]
     owners = draw(st.lists(st.integers(0, 6), min_size=len(gpus), max_size=len(gpus)))
-    held, asked = list[Holding](), list[Asked]()
-    for job in range(1, 7):
+    free = Counter(dict.fromkeys(gpus, 0))
+    free.update(name for name, owner in zip(gpus, owners, strict=True) if owner == 0)
+    changes = []
+    for job in range(1, 5):
         own = dict(Counter(name for name, owner in zip(gpus, owners, strict=True) if owner == job))
-        if own and draw(st.integers(0, 4)) == 0:
-            held.append(Holding(own, {name: draw(st.integers(1, gpus)) for name, gpus in own.items()}, 0.0, 5.0))
-        else:
-            held.append(Holding(own))
-            more = draw(st.integers(-2, 2))
-            asked.append(Asked(job, Shape(1, max(sum(own.values()) + more, 1)), own, draw(st.sampled_from([3.0, 7.0]))))
-    return held, draw(st.permutations(asked))
+        optional = bool(own) and draw(st.booleans())
+        size = sum(own.values()) + (0 if optional else draw(st.integers(-2, 3)))
+        changes.append(Change(job, Shape(1, max(size, 1)), own, optional=optional))
+    return free, draw(st.permutations(changes))
 
 
-@given(moments())
-def test_no_plan_gives_a_gpu_twice(moment: tuple[list[Holding], list[Asked]]) -> None:
-    """Protects every figure of hot jobs: whatever is held, changing and asked for, no node ever gives more than it
+@given(moments(), st.booleans())
+def test_no_plan_gives_a_gpu_twice(moment: tuple[Counter[str], list[Change]], spread: bool) -> None:
+    """Protects every figure of hot jobs: while jobs hold what they keep and what they take, no node gives more than it
     has."""
-    held, asked = moment
-    plans = plan_hot(CLUSTER, held, asked)
-    assert over(CLUSTER, held, asked, plans) == []
-    moving = [job._replace(shape=Shape(1, sum(job.own.values()))) for job in asked[1:] if job.own]
-    plans = plan_hot(CLUSTER, held, asked[:1], scattered=moving)
-    assert over(CLUSTER, held, [*asked[:1], *moving], plans) == []
-
-
-def over(cluster: ClusterView, held: Sequence[Holding], asked: Sequence[Asked], plans: Mapping[int, Plan]) -> list[str]:
-    """Nodes that give more GPUs than they have at some moment while the plans are carried out."""
-    changes = list[tuple[float, str, int]]()
-    for one in held:
-        changes += [(0.0, name, gpus) for name, gpus in one.nodes.items()]
-        if one.becomes is not None:
-            leaves = Counter(one.nodes) - Counter(one.becomes)
-            changes += [(one.begins_s + one.left_s, name, -gpus) for name, gpus in leaves.items()]
-    for job in asked:
-        plan = plans.get(job.job_id)
-        if plan is None:
-            continue
-        changes += [(0.0, name, -gpus) for name, gpus in (Counter(job.own) - Counter(plan.keeps)).items()]
-        joins, leaves = Counter(plan.nodes) - Counter(plan.keeps), Counter(plan.keeps) - Counter(plan.nodes)
-        changes += [(plan.wait_s, name, gpus) for name, gpus in joins.items()]
-        done = plan.wait_s + (job.prepare_s if joins else 0.0)
-        changes += [(done, name, -gpus) for name, gpus in leaves.items()]
-    now, found = Counter[str](), list[str]()
-    for at, together in groupby(sorted(changes), key=itemgetter(0)):
-        for _, name, gpus in together:
-            now[name] += gpus
-        found += [f"{node.name} at {at} s" for node in cluster.nodes if now[node.name] > node.gpus]
-    return found
+    free, changes = moment
+    plans = plan_changes(CLUSTER, free, changes, spread=spread)
+    room = Counter(free)
+    for one in changes:
+        if one.job_id in plans:
+            plan = plans[one.job_id]
+            assert sum(plan.nodes.values()) == one.shape.gpus and Counter(plan.keeps) <= Counter(one.own)
+            room.update(one.own)
+            room.subtract(Counter(plan.keeps) | Counter(plan.nodes))
+    assert min(room.values()) >= 0
 
 
 @pytest.mark.parametrize("mechanism", [Requeue(1.0), Hot()])
@@ -285,7 +295,7 @@ def test_a_rigid_job_keeps_what_it_asked_for(mechanism: Mechanism) -> None:
     """Nobody may change the size or batch of a job that did not opt in; the bound counts on it."""
     workload = generate("philly", jobs=12, seed=1, gpus=16, gpus_per_node=4, rigid=0.5, load=3.0)
     asked = {one.name: one for one in workload.submissions if not one.elastic}
-    found = run_idealized(make_policy("ones"), workload, idealized_cluster(4, 4), mechanism=mechanism)
+    found = run_idealized(make_policy("ones"), workload, ClusterSpec(4, 4), mechanism=mechanism)
     held = {(one.job, one.gpus, one.batch) for one in found.segments if one.job in asked}
     assert held == {(name, one.gpus, one.batch) for name, one in asked.items()}
     assert len({one.batch for one in found.segments if one.job not in asked}) > len(asked), "others change"

@@ -10,7 +10,8 @@ import pytest
 from ones_db import Store
 from ones_wrapper.protocol import reports_name
 from slurm_ones.simulate.engines.invariants import violations
-from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,20 +11,24 @@ from ones_db.shape import Shape
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
 from slurm_ones.ones.ones import Ones
 from slurm_ones.ones.sizes import Leaves, exchange_shares
+from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import idealized_cluster
-from slurm_ones.simulate.engines.idealized_placement import place_freely
+from slurm_ones.simulate.engines.idealized import run_idealized
+from slurm_ones.simulate.engines.placement import place
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
-from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns, wired
+from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns
+from slurm_ones.simulate.workloads.profiles import read_profile
+from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import job
-
-NETWORK = Network(2, 2, 3.0)
+from tests.simulate.profiles import write_profile
 
 
 def test_jobs_across_leaf_switches_slow_each_other_down() -> None:
     """Times the taper, and times the jobs that meet on the most used link; a job below one is left in peace."""
-    cluster = wired(idealized_cluster(6, 4), Network(3, 2, 3.0), (0.5,))
+    cluster = ClusterSpec(6, 4, network=Network(3, 2, 3.0), slow_nodes=(0.5,)).view
     alone, inside = {"n2": 4, "n3": 4}, {"n5": 4, "n6": 4}
     assert slowdowns(cluster, [alone, inside]) == [Slowdown(1.0, 3.0), Slowdown()]
     both = slowdowns(cluster, [alone, {"n4": 4, "n6": 4}, {"n5": 4}, {"n1": 1}])
@@ -30,18 +36,34 @@ def test_jobs_across_leaf_switches_slow_each_other_down() -> None:
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_slow_nodes_are_taken_where_others_have_no_room(uniform: bool) -> None:
-    cluster = wired(idealized_cluster(4, 4, uniform=uniform), None, (0.7,))
+def test_slow_nodes_are_taken_if_others_have_no_room(uniform: bool) -> None:
+    cluster = ClusterSpec(4, 4, slow_nodes=(0.7,), any_shape=not uniform).view
     free = {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
-    assert set(place_freely(Shape(1, 2), free, cluster, False)) == {"n2"}
-    assert set(place_freely(Shape(2, 4), free, cluster, False)) == {"n3", "n4"}
-    assert place_freely(Shape(1, 4), free, cluster, False) == {"n1": 4}
-    assert free == {"n1": 0, "n2": 2, "n3": 0, "n4": 0}
+    assert set(place(Shape(1, 2), free, cluster)) == {"n2"}
+    assert set(place(Shape(2, 4), free | {"n2": 2}, cluster)) == {"n3", "n4"}
+    assert place(Shape(1, 4), {"n1": 4, "n2": 2}, cluster) == {"n1": 4}
+    assert place(Shape(2, 4), {"n1": 4, "n2": 2}, cluster) == {}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Workload:
+    app = read_profile(write_profile(tmp_path / "net", placements={"1": 1.0, "2": 1.0, "4": 1.0, "22": 1.5, "44": 1.5}))
+    jobs = tuple(Submission(f"net-{i}", 0.0, "net", gpus, 64) for i, gpus in enumerate((6, 6, 4)))
+    return Workload("made", jobs, {"net": app})
+
+
+def test_a_job_across_leaf_switches_trains_as_slowly_as_the_network_says(made: Workload) -> None:
+    """The third finds two GPUs below each; without a taper it trains as fast as its placement does."""
+    app = made.applications["net"]
+    for taper in (3.0, 1.0):
+        found = run_idealized(make_policy("fifo"), made, ClusterSpec(4, 4, network=Network(2, 2, taper)))
+        speed = app.placed_speed((2, 2), 64.0, Slowdown(1.0, taper))
+        assert found.jobs[2].running_s == pytest.approx(30.0 + app.total / speed, rel=1e-3)
 
 
 def test_what_the_search_is_told_of_leaf_switches() -> None:
     """Sizes that need several are slower by their exchange; jobs that meet there cost each other more."""
-    cluster = wired(idealized_cluster(8, 4), Network(2, 4, 3.0))
+    cluster = ClusterSpec(8, 4, network=Network(2, 4, 3.0)).view
     views = [job(i, gpus=(4, 8, 16, 32), requested=32) for i in (1, 2)]
     policy, rng = Ones(), seeded()
     leaves = next(term for term in policy._terms if isinstance(term, Leaves))
@@ -71,24 +93,24 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
 
 def test_jobs_are_placed_below_few_leaf_switches_as_slurm_does() -> None:
     """The leaf switch with the least room that has enough, then the roomiest and what has enough for the rest."""
-    cluster = wired(idealized_cluster(8, 4), Network(4, 2, 3.0))
+    cluster = ClusterSpec(8, 4, network=Network(4, 2, 3.0)).view
     free = {node.name: node.gpus for node in cluster.nodes} | {"n1": 0, "n5": 0}
-    assert set(place_freely(Shape(1, 4), dict(free), cluster, False)) <= {"n2", "n6"}
-    assert set(place_freely(Shape(1, 8), dict(free), cluster, False)) in ({"n3", "n4"}, {"n7", "n8"})
-    three = place_freely(Shape(1, 12), dict(free), cluster, False)
+    assert set(place(Shape(1, 4), free, cluster)) <= {"n2", "n6"}
+    assert set(place(Shape(1, 8), free, cluster)) in ({"n3", "n4"}, {"n7", "n8"})
+    three = place(Shape(1, 12), free, cluster)
     assert len({node.leaf for node in cluster.nodes if node.name in three}) == 2
 
 
 def test_why_a_job_stays_below_a_leaf_switch_is_said() -> None:
     """GPUs are free below the other one, and it would be slower with them than without; where nothing is tapered it
     takes them."""
-    wide = wired(idealized_cluster(8, 4), Network(2, 4, 40.0))
+    wide = ClusterSpec(8, 4, network=Network(2, 4, 40.0)).view
     alone = job(1, gpus=(4, 8, 16, 32), requested=32)
     found = Ones().decide(wide, [alone], 9e4, seeded())
     assert found.allocations[1].shape.gpus == 16
     assert found.reasons[1].code == "within_switches"
     assert "on 32 it would be below more" in str(found.reasons[1])
-    flat = Ones().decide(wired(idealized_cluster(8, 4), Network(2, 4, 1.0)), [alone], 9e4, seeded())
+    flat = Ones().decide(ClusterSpec(8, 4, network=Network(2, 4, 1.0)).view, [alone], 9e4, seeded())
     assert flat.allocations[1].shape.gpus == 32 and flat.reasons[1].code != "within_switches"
 
 

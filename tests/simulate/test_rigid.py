@@ -9,7 +9,7 @@ import pytest
 
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, run
 from slurm_ones.simulate.engines.outcome import JobOutcome
-from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload

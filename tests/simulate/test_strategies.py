@@ -10,7 +10,7 @@ import pytest
 from ones_wrapper.limits import SizeLimits
 from slurm_ones.learn.layout import layout_of
 from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.strategies import MEMORY, Links, leader, mesh, onebit, ring
 from slurm_ones.simulate.workloads.catalogue import build

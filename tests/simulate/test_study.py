@@ -14,8 +14,8 @@ from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.show.page import StudyText, write_study
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.engines.spec import Part
 from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
 from slurm_ones.simulate.study.present import as_json, page, rows
 from slurm_ones.simulate.study.runs import Run, run_all, summarize

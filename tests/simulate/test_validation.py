@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from slurm_ones.policies import make_policy
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized import run_idealized
+from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import read_workload
 
@@ -20,5 +21,5 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "adaptdl"
 def test_within_a_tenth_of_the_study(policy: str, known: float) -> None:
     """Mean JCT of workload-1; `benchmarks/validation.py` does all policies and both workloads."""
     workload = read_workload(DATA / "workloads" / "workload-1.csv", read_profiles(DATA / "profiles"))
-    outcome = run_idealized(make_policy(policy), workload, idealized_cluster(16, 4), spread=True)
+    outcome = run_idealized(make_policy(policy), workload, ClusterSpec(16, 4), spread=True)
     assert np.mean([job.jct_s for job in outcome.jobs]) == pytest.approx(known, rel=0.1)

@@ -1,6 +1,6 @@
 """What a job can truly do: progress a second on each number of GPUs of each kind, in each part of its training.
 
-A job on GPUs of several kinds at once trains at the pace of the slowest (`idealized_job`), and on two nodes at least.
+A job on GPUs of several kinds at once trains at the pace of the slowest (`Training`), and on two nodes at least.
 Which others it has is left open: they count as the cheapest of those that are no slower.
 """
 
@@ -201,7 +201,7 @@ def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
 
 
 def _rounded(gpus: int, per_node: int) -> int:
-    """As many GPUs as a rigid job holds on a Slurm that gives it equally many on each node (`world.asked_shape`)."""
+    """As many GPUs as a rigid job holds on a Slurm that gives it equally many on each node (`spec.asked_shape`)."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 

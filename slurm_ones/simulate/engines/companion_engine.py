@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,19 +21,13 @@ from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.invariants import InvariantViolated, violations
+from slurm_ones.simulate.engines.measure import Meter
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.world import (
-    PARTITION,
-    REQUEUE,
-    ClusterSpec,
-    VirtualStop,
-    World,
-    asked_shape,
-    job_outcome,
-    run_segments,
-    total_goodput,
-)
+from slurm_ones.simulate.engines.spec import PARTITION, ClusterSpec
+from slurm_ones.simulate.engines.world import VirtualStop, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
+from slurm_ones.simulate.training.truth import remaining_s
 from slurm_ones.simulate.workloads.workload import Workload, check_fits
 
 ORACLES = frozenset({"srtf", "srsf"})
@@ -105,16 +98,11 @@ class Oracle:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `schedule.policy.Policy`."""
-        known = [replace(job, true_remaining_s=self._remaining(job.job_id)) for job in jobs]
+        trainings = self._world.trainings
+        known = [
+            replace(job, true_remaining_s=remaining_s(trainings[job.job_id], self._world.spec.view)) for job in jobs
+        ]
         return self._policy.decide(cluster, known, now, rng)
-
-    def _remaining(self, job_id: int) -> float:
-        training = self._world.trainings[job_id]
-        app, asked = training.application, training.submission
-        shape = asked_shape(asked.gpus, self._world.spec)
-        batch = float(min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch))
-        gpus = min(shape.gpus, app.max_gpus)
-        return app.seconds(shape.nodes, gpus, batch, training.position.progress, app.total * asked.epochs)
 
 
 def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[str, Any], **own: Any) -> Settings:
@@ -176,8 +164,7 @@ def run(
     cluster: ClusterSpec,
     *,
     interval_s: float = 60.0,
-    resize_s: float | None = 30.0,
-    resize: str = REQUEUE,
+    mechanism: Mechanism = Requeue(),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     cluster_settings: ClusterSettings = ClusterSettings(),
@@ -187,54 +174,36 @@ def run(
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
-    `resize` is how jobs change size: `requeue`, which costs `resize_s` (None for each application's own), or `hot`
-    as jobs of blocks, of which `resize_s` is the cost of a start. `on_time` is called at each tick, with the simulated
+    If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. `on_time` is called at each tick, with the simulated
     seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size, ValueError for a
     policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a job was lost or
     left held, or the database disagrees with the cluster.
     """
     check_fits(workload, cluster.gpus)
-    began = time.perf_counter()
     made = make or (lambda: make_policy(policy, **options))
     made()
-    decisions: list[float] = []
-    goodput: list[tuple[float, float]] = []
-    presence: list[tuple[float, int]] = []
     with (
         tempfile.TemporaryDirectory(prefix="slurm-ones-", dir=fast_directory()) as name,
         WarningLog().recording() as log,
     ):
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
-        world = World(workload, cluster, directory, cluster_settings, resize_s=resize_s, resize=resize, seed=seed)
+        world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed)
+        meter = Meter(world, on_time)
 
         def on_tick(tick: Tick) -> bool:
-            decisions.extend(decided.seconds for decided in tick.decided)
-            goodput.append((world.seconds, total_goodput(world) / cluster.gpus))
-            presence.append((world.seconds, world.cluster.live))
-            if on_time is not None:
-                on_time(world.seconds, world.ended)
+            meter.decisions.extend(decided.seconds for decided in tick.decided)
+            meter.tick()
             return over(world, tick, most_s)
 
         oracle = (lambda: Oracle(made(), world)) if policy in ORACLES else made
         with run_companion(world, merged, log, on_tick, oracle) as store:
             world.pass_time(cluster_settings.ending_s)
             faults = violations(world, store) if world.done else []
-            promises = store.promises([*world.job_ids.values()])
+            promises = {job_id: one.given for job_id, one in store.promises([*world.job_ids.values()]).items()}
         if faults:
             raise InvariantViolated("; ".join(faults))
-        return Outcome(
-            policy=policy,
-            workload=workload.name,
-            seed=seed,
-            gpus=cluster.gpus,
-            jobs=tuple(job_outcome(world, submission, presence, promises) for submission in workload.submissions),
-            segments=tuple(run_segments(world)),
-            decision_s=tuple(decisions),
-            goodput=tuple(goodput),
-            wall_s=time.perf_counter() - began,
-            notes=_notes(world, log),
-        )
+        return meter.outcome(policy, seed, promises, _notes(world, log))
 
 
 def fast_directory() -> str | None:

@@ -1,224 +1,291 @@
-"""Workloads run under the assumptions of the published studies: no Slurm, no companion, no noise.
+"""An oracle in the companion's place: the policy is given true curves, and its schedule takes effect at once.
 
-A schedule takes effect at once, a job's models are the true_model, and a requeue stops the job for a fixed time. A hot
-job trains on while the GPUs that it gains prepare; it holds them from the decision on.
+These are the assumptions of the published studies: cluster and jobs are the same, but nobody waits for Slurm, nothing
+is learned, and a checkpoint costs nothing but the start that follows.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Policy, Schedule
-from slurm_ones.simulate.engines.idealized_job import EPSILON, IdealizedJob, Stretch, Variants
-from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, place_freely, plan_hot
-from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
+from ones_db.reasons import reason
+from ones_db.shape import Shape
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Progress, Schedule
+from slurm_ones.simulate.engines.measure import Meter
+from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.engines.placement import Change, Plan, plan_changes
+from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.training.network import slowdowns
+from slurm_ones.simulate.training.training import Phase, Training
+from slurm_ones.simulate.training.truth import TrueModel, limits_of, remaining_s
 from slurm_ones.simulate.workloads.workload import Workload
 
-
-class Part(NamedTuple):
-    """Equal nodes of a cluster."""
-
-    nodes: int
-    gpus_per_node: int
-    kind: str = ""
-
-
-REQUEUE = Requeue()
-"""What the published studies assume."""
+AT_ONCE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
+"""Nothing takes time but a start."""
+SETTLED_S = 120.0
+"""A hot job moves to fewer nodes this long after it was last given any."""
 
 
 def run_idealized(
     policy: Policy,
     workload: Workload,
-    cluster: ClusterView,
+    spec: ClusterSpec,
     *,
     interval_s: float = 60.0,
-    mechanism: Mechanism = REQUEUE,
+    mechanism: Mechanism = Requeue(),
     spread: bool = False,
     seed: int = 0,
     most_s: float = 30 * 86400.0,
-    on_time: Callable[[float, int], None] = lambda now, ended: None,
+    on_time: Callable[[float, int], None] | None = None,
 ) -> Outcome:
-    """The workload to its end under a policy.
+    """The workload to its end under a policy that sees the truth.
 
-    Jobs are packed, the largest first, each where least is left over, as policies take for granted that weigh sizes.
-    With `spread` each goes to the emptiest nodes, in the order of the schedule's allocations, which is how Pollux's
-    study places the jobs of the rivals that say nothing of placement. Where a GPU count does not change nobody moves.
-    A hot job keeps some of its GPUs as it shrinks; as it grows it adds to them or moves, see `plan_hot`.
-
-    `on_time` is called with the simulated time and how many jobs have ended. Jobs that have not ended after `most_s`
-    are given up.
+    Jobs are packed, the largest first, each on the nodes that it leaves with the fewest free GPUs. With `spread` each
+    goes to the emptiest nodes, in the order of the schedule, which is how Pollux's study places the jobs of its rivals.
+    A job whose GPU count stays does not move. A hot job trains on while the GPUs that it gains prepare; it holds them
+    from the decision on. Jobs that have not ended after `most_s` are given up.
     """
     rng = np.random.default_rng(seed)
-    began = time.perf_counter()
-    jobs = []
-    variants = Variants()
-    for i, submission in enumerate(workload.submissions, 1):
-        app = workload.applications[submission.application]
-        jobs.append(IdealizedJob(i, submission, app, cluster, mechanism, variants=variants))
-    now, waiting, live = 0.0, list(jobs), list[IdealizedJob]()
-    segments: list[Segment] = []
-    decisions: list[float] = []
-    goodput: list[tuple[float, float]] = []
-    presence: list[tuple[float, int]] = []
-    while (waiting or live) and now < most_s:
-        if not live and waiting and waiting[0].submission.time > now:
-            now = math.floor(waiting[0].submission.time / interval_s) * interval_s
-        while waiting and waiting[0].submission.time <= now:
-            live.append(waiting.pop(0))
+    world = World(workload, spec, Path(), AT_ONCE, mechanism=mechanism, seed=seed, timeline=Timeline(0.0), oracle=True)
+    oracle, meter = _Oracle(world, spread), Meter(world, on_time)
+    while not world.done and world.seconds < most_s:
+        meter.tick()
+        live = oracle.live()
         if live:
-            views = [job.view() for job in live]
+            views = [job.view(world) for job in live]
             started = time.perf_counter()
-            schedule = policy.decide(cluster, views, now, rng)
-            decisions.append(time.perf_counter() - started)
-            apply = _apply_hot if isinstance(mechanism, Hot) else _apply
-            apply(schedule, live, cluster, now, spread)
-            for job in live:
-                if job.job_id in schedule.promises:
-                    job.promised = schedule.promises[job.job_id].given
-        for job, slowdown in zip(live, slowdowns(cluster, [job.nodes for job in live]), strict=True):
-            job.slowdown = slowdown
-        presence.append((now, len(live)))
-        goodput.append((now, sum(_worth(job) for job in live)))
+            schedule = policy.decide(spec.view, views, world.seconds, rng)
+            meter.decisions.append(time.perf_counter() - started)
+            oracle.apply(schedule, live)
+        world.pass_time(interval_s)
+        if not world.cluster.live:
+            world.pass_time(math.floor(world.next_submission_s() / interval_s) * interval_s)
+    return meter.outcome(
+        policy.name, seed, {i: job.promised for i, job in oracle.jobs.items() if job.promised is not None}
+    )
+
+
+@dataclass
+class _OracleJob:
+    """A job as the oracle has it."""
+
+    record: SimulatedJob
+    training: Training
+    cluster: ClusterView
+    mechanism: Mechanism
+    batch: int = 0
+    shape: Shape | None = None
+    """What it has, or will have once what is under way is done."""
+    target: dict[str, int] | None = None
+    """GPUs that it will have once the new ones are ready."""
+    changed_epoch: int = 0
+    placed: float = 0.0
+    """When it was last given nodes."""
+    promised: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.limits = limits_of(self.training, self.cluster)
+        self.batch = self.training.requested_batch
+
+    @property
+    def job_id(self) -> int:
+        return self.record.job_id
+
+    @property
+    def own(self) -> dict[str, int]:
+        """GPUs that train."""
+        return {} if self.shape is None else dict(self.training.nodes)
+
+    @property
+    def kind(self) -> str:
+        """The kind of its GPUs that sets the pace; if it has none, the most frequent one."""
+        kinds = {self.training.kinds[name] for name in self.own}
+        if len(kinds) == 1:
+            return kinds.pop()
+        if not kinds:
+            gpus = {kind: self.cluster.of_kind(kind).gpus for kind in self.cluster.kinds}
+            return max(gpus, key=gpus.__getitem__)
+        return min(kinds, key=self.training.speed_on)
+
+    def differs(self, got: Allocation) -> bool:
+        """Whether the allocation is of other GPUs than it has."""
+        return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
+
+    def scattered(self, now: float) -> bool:
+        """Whether it has for a while been on more nodes than it needs."""
+        least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
+        return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
+
+    def view(self, world: World) -> JobView:
+        """What a policy is shown of it; what is under way is shown as done."""
+        training, mechanism = self.training, self.mechanism
+        app, asked, done = training.application, training.submission, training.position.progress
+        epochs, left = done / app.dataset, max(app.total * asked.epochs - done, 1.0) / app.dataset
+        models = {kind: TrueModel(on, done) for kind, on in training.on.items()}
+        model = models[self.kind] if len(models) > 1 else next(iter(models.values()))
+        fixed = None
+        if isinstance(mechanism, Hot) and self.busy:
+            fixed = reason("resize_under_way" if self.target is not None else "nothing_reported")
+        return JobView(
+            job_id=self.record.job_id,
+            submitted=asked.time,
+            requested=asked.gpus,
+            requested_batch=training.requested_batch,
+            shape=self.shape,
+            nodes=self.target or self.own,
+            batch=self.batch,
+            base_batch=app.base_batch,
+            limits=self.limits,
+            model=model,
+            efficiency=model,
+            progress=Progress(max(epochs, 0.5), left, most=left),
+            samples=done,
+            dataset=app.dataset,
+            epochs=int(epochs),
+            epochs_since_change=int(epochs) - self.changed_epoch,
+            running_s=sum(one.end - one.start for one in self.record.held(world.timeline.now)),
+            resizes=training.changes or 0,
+            resize_s=mechanism.grow_s(app),
+            shrink_s=mechanism.shrink_s(app) if isinstance(mechanism, Hot) else None,
+            prepare_s=mechanism.prepare_s(app),
+            fixed=fixed,
+            deadline=None if asked.deadline_s is None else asked.time + asked.deadline_s,
+            promised=self.promised,
+            on=models if len(models) > 1 else {},
+            true_remaining_s=remaining_s(training, self.cluster),
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether it starts, or GPUs that it is to have prepare."""
+        return self.target is not None or self.training.phase is Phase.LAUNCHING
+
+
+class _Oracle:
+    """Places the jobs of a world as schedules say."""
+
+    def __init__(self, world: World, spread: bool) -> None:
+        self._world = world
+        self._cluster = world.spec.view
+        self._spread = spread
+        self._kinds = {node.name: node.kind for node in self._cluster.nodes}
+        self._on: dict[str, dict[str, Application]] = {}
+        self.jobs: dict[int, _OracleJob] = {}
+
+    def live(self) -> list[_OracleJob]:
+        """Jobs that have been submitted and have not ended."""
+        found = []
+        for job_id in self._world.cluster.live_ids():
+            if job_id not in self.jobs:
+                self.jobs[job_id] = self._known(job_id)
+            found.append(self.jobs[job_id])
+        return found
+
+    def _known(self, job_id: int) -> _OracleJob:
+        training = self._world.trainings[job_id]
+        app = training.application
+        if app.name not in self._on:
+            self._on[app.name] = {kind: on_kind(app, kind) for kind in self._cluster.kinds}
+        training.kinds, training.on = self._kinds, self._on[app.name]
+        return _OracleJob(self._world.cluster.jobs[job_id], training, self._cluster, self._world.mechanism)
+
+    def apply(self, schedule: Schedule, live: Sequence[_OracleJob]) -> None:
+        """Put the schedule in force, as far as nothing else is under way."""
+        hot = isinstance(self._world.mechanism, Hot)
+        changing, settled = set[int](), list[_OracleJob]()
         for job in live:
-            for stretch in job.run(now, interval_s):
-                _extend(segments, job.submission.name, stretch)
-        live = [job for job in live if job.ended is None]
-        now += interval_s
-        on_time(now, len(jobs) - len(live) - len(waiting))
-    gpus = cluster.gpus
-    return Outcome(
-        policy=policy.name,
-        workload=workload.name,
-        seed=seed,
-        gpus=gpus,
-        jobs=tuple(_outcome(job, presence, gpus, cluster.gpus_per_node) for job in jobs),
-        segments=tuple(segments),
-        decision_s=tuple(decisions),
-        goodput=tuple((at, value / gpus) for at, value in goodput),
-        wall_s=time.perf_counter() - began,
-    )
+            got = schedule.allocations.get(job.job_id)
+            if hot and job.busy:
+                continue
+            if got is not None and not job.differs(got):
+                job.batch = got.batch
+                settled.append(job)
+                continue
+            if job.shape is not None and (got is None or not hot):
+                self._stop(job)
+            if got is not None:
+                changing.add(job.job_id)
+        changes = {i: got for i, got in schedule.allocations.items() if i in changing}
+        if hot and changes and not self._spread:
+            now = self._world.timeline.now
+            changes |= {
+                job.job_id: Allocation(job.shape, job.batch, job.kind)
+                for job in settled
+                if job.shape is not None and job.scattered(now)
+            }
+        self._change(changes, {job.job_id for job in settled})
+        for job in live:
+            if job.job_id in schedule.promises:
+                job.promised = schedule.promises[job.job_id].given
+        places = [job.training.nodes if job.shape is not None else {} for job in live]
+        for job, slowdown in zip(live, slowdowns(self._cluster, places), strict=True):
+            job.training.adjust(job.training.position.wanted if job.busy else job.batch, slowdown.exchange)
 
+    def _change(self, changes: Mapping[int, Allocation], optional: Collection[int]) -> None:
+        """Start and change jobs; those of them that are `optional` keep their size."""
+        world = self._world
+        world.timeline.run(world.timeline.now)
+        asked = [Change(i, got.shape, self.jobs[i].own, got.kind, optional=i in optional) for i, got in changes.items()]
+        free = {
+            name: gpus
+            for spec in world.cluster.nodes.partitions
+            for name, gpus in world.cluster.nodes.free(spec).items()
+        }
+        plans = plan_changes(self._cluster, free, asked, spread=self._spread)
+        if not isinstance(world.mechanism, Hot) and len(plans) < len(changes):
+            raise ValueError(f"the schedule cannot be placed: {changes.keys() - plans.keys()} find no room")
+        for job_id, plan in plans.items():
+            self._leave(self.jobs[job_id], plan, changes[job_id])
+        world.timeline.run(world.timeline.now)
+        for job_id, plan in plans.items():
+            self._take(self.jobs[job_id], plan, changes[job_id])
 
-def idealized_cluster(
-    nodes: int, gpus_per_node: int, *, uniform: bool = False, parts: Sequence[Part] = ()
-) -> ClusterView:
-    """A cluster of equal nodes, or of `parts` with GPUs of a kind each; a public study's jobs may be spread over them
-    in any way."""
-    parts = parts or (Part(nodes, gpus_per_node),)
-    each = [part for part in parts for _ in range(part.nodes)]
-    views = tuple(NodeView(f"n{i}", part.gpus_per_node, kind=part.kind) for i, part in enumerate(each, 1))
-    full = {part.kind: part.gpus_per_node for part in parts} if len(parts) > 1 else {}
-    most = max(part.gpus_per_node for part in parts)
-    return ClusterView(views, node_gpus=most, uniform=uniform, gpus_of_kind=full)
+    def _stop(self, job: _OracleJob) -> None:
+        job.training.save_at_once(job.batch)
+        self._world.cluster.requeue(job.job_id, hold=True)
+        job.shape, job.target = None, None
 
+    def _leave(self, job: _OracleJob, plan: Plan, got: Allocation) -> None:
+        """Leave the GPUs that it does not keep."""
+        if not job.own or plan.keeps == job.own:
+            return
+        if not plan.keeps:
+            self._stop(job)
+            return
+        self._world.cluster.place(job.job_id, plan.keeps)
+        batch = got.batch if plan.keeps == plan.nodes else job.training.position.wanted
+        job.training.go_on(plan.keeps, batch, self._world.mechanism.shrink_s(job.training.application))
 
-def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool) -> None:
-    """Put the schedule in force: unchanged jobs stay where they are, the others are placed anew."""
-    by_id = {job.job_id: job for job in live}
-    free = {node.name: node.gpus for node in cluster.nodes}
-    for job in live:
-        got = schedule.allocations.get(job.job_id)
-        if got is None or job.shape is None or _differs(job, got):
-            job.stop()
-        else:
-            job.batch = got.batch
-        for name, gpus in job.nodes.items():
-            free[name] -= gpus
-    moving = [(by_id[i], got) for i, got in schedule.allocations.items() if by_id[i].shape is None]
-    if not spread:
-        moving.sort(key=lambda pair: -pair[1].shape.gpus)
-    for job, got in moving:
-        place = place_freely(got.shape, free, cluster, spread, got.kind)
-        job.start(now, got.shape, place, got.batch)
+    def _take(self, job: _OracleJob, plan: Plan, got: Allocation) -> None:
+        """Take the GPUs that it is to have: to start on them, or to train on them once they are ready."""
+        world, training = self._world, job.training
+        app, fresh = training.application, job.shape is None
+        job.shape, job.batch, job.placed = got.shape, got.batch, world.timeline.now
+        job.changed_epoch = int(training.position.progress / app.dataset)
+        training.changes = 0 if training.changes is None else training.changes + 1
+        if fresh:
+            training.save_at_once(got.batch)
+            world.cluster.place(job.job_id, plan.nodes)
+        elif plan.nodes != plan.keeps:
+            job.target = plan.nodes
+            world.cluster.place(job.job_id, dict(Counter(plan.keeps) | Counter(plan.nodes)))
+            world.timeline.after(world.mechanism.prepare_s(app), lambda: self._join(job, plan.nodes))
 
-
-def _differs(job: IdealizedJob, got: Allocation) -> bool:
-    """Whether that are other GPUs than it has."""
-    return job.shape is None or got.shape.gpus != job.shape.gpus or got.kind not in ("", job.kind)
-
-
-def _apply_hot(
-    schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool
-) -> None:
-    """Put the schedule in force as far as nothing else is under way: see `plan_hot`."""
-    changes: list[tuple[IdealizedJob, Allocation]] = []
-    same: list[IdealizedJob] = []
-    for job in live:
-        got = schedule.allocations.get(job.job_id)
-        if job.change is not None or job.starting:
-            continue
-        if got is None:
-            job.stop()
-        elif _differs(job, got):
-            changes.append((job, got))
-        else:
-            job.batch = got.batch
-            same.append(job)
-    if not spread:
-        changes.sort(key=lambda pair: -pair[1].shape.gpus)
-    asked = [
-        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.kind)
-        for job, got in changes
-    ]
-    apart = [] if spread or not changes else [(job, job.shape) for job in same if job.shape and job.scattered(now)]
-    scattered = [
-        Asked(job.job_id, shape, job.nodes, job.mechanism.prepare_s(job.application), job.kind) for job, shape in apart
-    ]
-    plans = plan_hot(cluster, [_holding(job) for job in live], asked, spread, scattered)
-    for job, got in [*changes, *((job, Allocation(shape, job.batch)) for job, shape in apart)]:
-        plan = plans.get(job.job_id)
-        if plan is not None:
-            job.go(now, got.shape, plan, got.batch)
-
-
-def _holding(job: IdealizedJob) -> Holding:
-    change = job.change
-    return Holding(job.held) if change is None else Holding(job.held, change.nodes, change.begins_s, change.left_s)
-
-
-def _worth(job: IdealizedJob) -> float:
-    """GPUs that the job puts to good use: its goodput over what one GPU brings at its best batch."""
-    return 0.0 if job.shape is None else job.goodput / job.application.single_goodput(job.done)
-
-
-def _extend(segments: list[Segment], name: str, stretch: Stretch) -> None:
-    start, end, nodes, batch = stretch.start, stretch.end, stretch.nodes, stretch.batch
-    gpus = sum(nodes.values())
-    for i in range(len(segments) - 1, max(len(segments) - 200, -1), -1):
-        last = segments[i]
-        if last.job == name:
-            if last.end >= start - EPSILON and (last.gpus, last.nodes) == (gpus, len(nodes)):
-                segments[i] = Segment(name, last.start, end, gpus, len(nodes), batch)
-                return
-            break
-    segments.append(Segment(name, start, end, gpus, len(nodes), batch))
-
-
-def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int, per_node: int) -> JobOutcome:
-    return JobOutcome(
-        name=job.submission.name,
-        application=job.submission.application,
-        submitted=job.submission.time,
-        started=job.started,
-        ended=job.ended,
-        running_s=job.running_s,
-        gpu_s=job.gpu_s,
-        lost_gpu_s=job.lost_gpu_s,
-        resizes=job.resizes,
-        fair_s=fair_seconds(
-            job.application, job.submission.epochs, job.submission.time, job.ended, presence, gpus, per_node
-        ),
-        metric=job.application.metric_at(job.done, job.batch),
-        target=job.application.target,
-        elastic=job.submission.elastic,
-        deadline=job.deadline,
-        promised=job.promised,
-    )
+    def _join(self, job: _OracleJob, nodes: dict[str, int]) -> None:
+        if job.target is nodes and job.record.running:
+            job.target = None
+            self._world.cluster.place(job.job_id, nodes)
+            job.training.go_on(nodes, job.batch, self._world.mechanism.grow_s(job.training.application))

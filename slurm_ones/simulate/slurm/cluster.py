@@ -6,7 +6,7 @@ What it does beyond Slurm's documentation is what real ones were seen to do; tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from slurm_ones.simulate.slurm.scheduler import (
     backfill,
     starts,
 )
-from slurm_ones.simulate.slurm.simulated_job import Allocation, Idle, Program, Request, SimulatedJob, TaskArray
+from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobKey, JobState, Snapshot, Task
@@ -184,6 +184,21 @@ class SimulatedCluster:
             if job.running:
                 self._end(job, JobState.FAILED, code, killed=True)
 
+    def place(self, job_id: int, gpus: Mapping[str, int]) -> None:
+        """Have a job hold these GPUs at once, past the scheduler: one that waits starts, one that runs goes on.
+
+        Raises ValueError if they are not free.
+        """
+        job, now = self.jobs[job_id], self.timeline.now
+        if job.pending:
+            self._start(job, gpus)
+        if job.gpus == gpus:
+            return
+        job.allocations = job.held(now)
+        self.nodes.give_back(job_id, job.gpus)
+        self.nodes.take(job_id, gpus)
+        job.gpus, job.since = dict(gpus), now
+
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
@@ -280,16 +295,15 @@ class SimulatedCluster:
             job.events.append(self.timeline.at(begin, lambda: self._wait(job, 0.0)))
         self._schedule_soon()
 
-    def _start(self, job: SimulatedJob, nodes: Sequence[str]) -> None:
+    def _start(self, job: SimulatedJob, gpus: Mapping[str, int]) -> None:
         now = self.timeline.now
         if len(job.array_tasks) > 1:
             job = self.records.set_apart(job, job.array_tasks[0])
         job.cancel_events()
-        job.gpus = dict.fromkeys(nodes, self._per_node(job))
-        job.node_list = tuple(nodes)
+        job.gpus, job.since, job.node_list = dict(gpus), now, tuple(gpus)
         self.nodes.take(job.job_id, job.gpus)
         job.state, job.start_time, job.begin = JobState.RUNNING, now, 0.0
-        job.nodes = job.max_nodes = len(nodes)
+        job.nodes = job.max_nodes = len(gpus)
         if job.limit_s:
             job.events.append(self.timeline.after(job.limit_s, lambda: self._end(job, JobState.TIMEOUT, 0)))
         if self.settings.preempt_mtbf_s:
@@ -297,6 +311,9 @@ class SimulatedCluster:
             job.events.append(self.timeline.after(seconds, lambda: self._requeue(job, hold=False)))
         self.timeline.changed = True
         job.program.start(job.restart, job.gpus)
+
+    def _start_on(self, nodes: Sequence[str], job: SimulatedJob) -> None:
+        self._start(job, dict.fromkeys(nodes, self._per_node(job)))
 
     def _requeue(self, job: SimulatedJob, *, hold: bool, killed: bool = False) -> None:
         gone = job.program.stop(killed=killed)
@@ -334,11 +351,10 @@ class SimulatedCluster:
     def _end_processes(self, job: SimulatedJob, seconds: float) -> None:
         """Its processes end; until the last is gone it holds its GPUs."""
         job.ending = True
-        started = job.start_time
 
         def gone() -> None:
             self.nodes.give_back(job.job_id, job.gpus)
-            job.allocations.append(Allocation(started, self.timeline.now, job.gpus, job.program.batch))
+            job.allocations = job.held(self.timeline.now)
             job.gpus, job.ending = {}, False
             self.timeline.changed = True
             self._schedule_soon()
@@ -389,7 +405,7 @@ class SimulatedCluster:
                 continue
             chosen, waiting = starts(queue, self.nodes.free(partition), self.nodes.whole(partition))
             for job_id, nodes in chosen:
-                self._start(self.jobs[job_id], nodes)
+                self._start_on(nodes, self.jobs[job_id])
             self._say_throttled(job_id for job_id, _ in chosen)
             for job_id in waiting:
                 self.jobs[job_id].reason = "Resources" if job_id == waiting[0] else "Priority"
@@ -418,5 +434,5 @@ class SimulatedCluster:
             ]
             queue = self._queue(partition)
             for job_id, nodes in backfill(queue, self.nodes.free(partition), self.nodes.whole(partition), held, now):
-                self._start(self.jobs[job_id], nodes)
+                self._start_on(nodes, self.jobs[job_id])
         self._schedule_soon()

@@ -57,9 +57,11 @@ class JobRecords:
         return tuple(self.look(Task(array_id, task)) for task in numbers)
 
     def of(self, job_id: int) -> list[SimulatedJob]:
-        """All that a job ever was: itself, or the records of an array by their tasks."""
+        """All that a job ever was: itself, or the records of an array by their tasks; nothing if there is none."""
         array = self.arrays.get(job_id)
-        return sorted(array.records, key=lambda r: r.array_tasks) if array is not None else [self.jobs[job_id]]
+        if array is not None:
+            return sorted(array.records, key=lambda r: r.array_tasks)
+        return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
         """What Slurm still knows of an array, by the tasks; nothing of what is none."""

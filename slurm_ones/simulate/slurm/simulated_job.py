@@ -149,6 +149,9 @@ class SimulatedJob:
     forgotten: Event | None = None
     """Slurm forgets it, some time after its end."""
     allocations: list[Allocation] = field(default_factory=list)
+    """What it held before."""
+    since: float = 0.0
+    """When it got the GPUs that it has."""
     _model: Job | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -187,6 +190,11 @@ class SimulatedJob:
     def as_queued(self, gpus: int) -> QueuedJob:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
         return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s, self.excluded)
+
+    def held(self, now: float) -> list[Allocation]:
+        """All that it held until now."""
+        here = [Allocation(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
+        return [*self.allocations, *here]
 
     def cancel_events(self) -> None:
         """Nothing that was to happen happens."""

@@ -96,16 +96,6 @@ class ClusterSettings:
     """… on starting the new run's ranks, which a first start costs as well …"""
     load: float = 0.3
     """… and on loading the checkpoint."""
-    hot_grow_s: float = 0.3
-    """How long training of a job of blocks stands still when blocks join, besides sending them its state …"""
-    hot_bytes: int = 60_000_000
-    """… of so many bytes: 5 million parameters and their optimizer state …"""
-    hot_rate: float = 650e6
-    """… at so many bytes/s."""
-    hot_shrink_s: float = 0.03
-    """The same when blocks only leave."""
-    hot_recover_s: float = 5.0
-    """From the loss of a block to the next step of those that are left."""
 
     refused: float = 0.0
     """Share of the updates of a shape that Slurm refuses."""

@@ -11,11 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import Part
+from slurm_ones.simulate.engines.spec import ClusterSpec, Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.training.network import Network, wired
+from slurm_ones.simulate.training.network import Network
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
@@ -116,11 +115,10 @@ class Plan:
         parts = self.parts or [Part(self.nodes, self.gpus_per_node)]
         return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in parts)
 
-    def cluster(self) -> ClusterView:
-        """What the idealized engine runs the work on. Raises ValueError where network and nodes do not fit."""
-        from slurm_ones.simulate.engines.idealized import idealized_cluster
-
-        return wired(idealized_cluster(self.nodes, self.gpus_per_node, parts=self.parts), self.network, self.slow_nodes)
+    def cluster(self) -> ClusterSpec:
+        """What the work runs on. Raises ValueError if network and nodes do not fit."""
+        parts = self.parts or (Part(self.nodes, self.gpus_per_node),)
+        return ClusterSpec(slow_nodes=self.slow_nodes, network=self.network, parts=parts)
 
     def description(self) -> dict[str, str]:
         """What is run, in words."""
@@ -175,10 +173,9 @@ class Plan:
             raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
         if self.settings:
             from slurm_ones.simulate.engines.companion_engine import companion_settings
-            from slurm_ones.simulate.engines.world import ClusterSpec
 
             try:
-                companion_settings(ClusterSpec(self.nodes, self.gpus_per_node), Path(), self.settings)
+                companion_settings(self.cluster(), Path(), self.settings)
             except ValidationError as error:
                 wrong = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
                 raise BadInput(f"--set: {'; '.join(wrong)}") from None

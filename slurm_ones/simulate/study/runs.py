@@ -21,7 +21,6 @@ from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.bounds import against_bound
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
-from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -101,24 +100,14 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
         )
     # The companion and its database are needed for this one alone.
     from slurm_ones.simulate.engines.companion_engine import run
-    from slurm_ones.simulate.engines.world import ClusterSpec
-    from slurm_ones.simulate.slurm.timeline import ClusterSettings
 
-    how = plan.mechanism
-    if isinstance(how, Requeue):
-        resize, resize_s, costs = "requeue", how.seconds, ClusterSettings()
-    else:
-        resize, resize_s = "hot", how.launch_s
-        costs = ClusterSettings(hot_grow_s=how.pause_s, hot_shrink_s=how.shrink_pause_s, hot_rate=how.bytes_per_s)
     return run(
         policy.name,
         policy.options,
         workload,
-        ClusterSpec(plan.nodes, plan.gpus_per_node, slow_nodes=plan.slow_nodes),
+        plan.cluster(),
         interval_s=plan.interval_s,
-        resize_s=resize_s,
-        resize=resize,
-        cluster_settings=costs,
+        mechanism=plan.mechanism,
         seed=seed,
         settings=plan.settings,
         on_time=on_time,

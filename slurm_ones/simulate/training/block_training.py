@@ -14,6 +14,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.blocks import PATIENCE_S, Block, BlockProgram, next_members
 from slurm_ones.simulate.training.job_reports import JobFiles
+from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.training.training import TERMINATED, Phase, Training
 
 PEER_LOST = 103
@@ -36,9 +37,11 @@ class BlockTraining(Training):
         settings: ClusterSettings,
         resize_s: float,
         rng: np.random.Generator,
+        hot: Hot,
     ) -> None:
         super().__init__(submission, application, files, timeline, settings, resize_s, rng)
         self._reporter.spec = replace(self._reporter.spec, hot=True)
+        self._hot = hot
         self.exit_block: Callable[[int, int], None] = lambda task, code: None
         """Called with task and exit code when a block ends by itself."""
         self.over: Callable[[], None] = lambda: None
@@ -244,10 +247,10 @@ class BlockTraining(Training):
     def _switch(self, plan: tuple[int, ...], why: str) -> None:
         """Training stands still until the next membership is in force."""
         self.phase, self._joining = Phase.SWITCHING, plan
-        new, settings = set(plan) - set(self.members), self._settings
-        sent = settings.hot_bytes if new else 0
-        transfer_s = sent / settings.hot_rate
-        pause_s = settings.hot_grow_s + transfer_s if new else settings.hot_shrink_s
+        new, hot = set(plan) - set(self.members), self._hot
+        sent = hot.sent_bytes(self.application) if new else 0
+        transfer_s = sent / hot.bytes_per_s
+        pause_s = hot.pause_s + transfer_s if new else hot.shrink_pause_s
         self._then(
             self._timeline.now + pause_s,
             lambda: self._switched(why, pause_s, sent * len(new), transfer_s if new else 0.0),
@@ -317,10 +320,6 @@ class BlockTraining(Training):
 
     # -- blocks that are lost ------------------------------------------------------------------------------------
 
-    def _count_until_now(self) -> None:
-        if self.phase is Phase.TRAINING:
-            self._count_training(self._interval.samples(self._timeline.now, self._left))
-
     def _lose(self, task: int, *, killed: bool) -> None:
         """A block that trains is gone: the others go on from memory, or nobody is left."""
         self._count_until_now()
@@ -362,7 +361,7 @@ class BlockTraining(Training):
                     self._reporter.checkpoint(self._position, name, 0.0, None)
                     self._reporter.bye(self._position, "error", PEER_LOST)
         self.phase, self._joining = Phase.RECOVERING, ()
-        self._then(self._timeline.now + self._settings.hot_recover_s, self._recovered)
+        self._then(self._timeline.now + self._hot.recover_s, self._recovered)
 
     def _recovered(self) -> None:
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -373,7 +372,7 @@ class BlockTraining(Training):
         self.members = (first,)
         self._set_placement()
         self._begin_term(0.0, 0.0, restored=True)
-        self._report_membership("first", self._settings.hot_recover_s)
+        self._report_membership("first", self._hot.recover_s)
         self._timeline.after(PATIENCE_S, self._look_soon)
         self._look_soon()
 

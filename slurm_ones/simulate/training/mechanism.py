@@ -51,9 +51,11 @@ class Hot:
     launch_s: float = 7.0
     """From the start of a block until it is ready: imports, model, first pass. As long, a job that starts from nothing
     holds its GPUs before they train."""
+    recover_s: float = 5.0
+    """From the loss of a block to the next step of those that are left."""
 
     def __post_init__(self) -> None:
-        for name in ("pause_s", "shrink_pause_s", "launch_s"):
+        for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):
             if not 0 <= getattr(self, name) < 86400:
                 raise ValueError(f"{name}: {getattr(self, name)!r} must be seconds, 0 at least and less than a day")
         if not 0 < self.bytes_per_s <= 1e15:
@@ -65,7 +67,12 @@ class Hot:
 
     def grow_s(self, app: Application) -> float:
         """See `Requeue.grow_s`."""
-        return self.pause_s + STATE_BYTES * app.parameters / self.bytes_per_s
+        return self.pause_s + self.sent_bytes(app) / self.bytes_per_s
+
+    @staticmethod
+    def sent_bytes(app: Application) -> int:
+        """Bytes of the state that each new block is sent."""
+        return round(STATE_BYTES * app.parameters)
 
     def shrink_s(self, app: Application) -> float:
         """See `Requeue.shrink_s`."""

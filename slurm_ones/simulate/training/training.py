@@ -92,12 +92,21 @@ class Training:
         self.exited: Callable[[int], None] = lambda code: None
         self.speeds: Mapping[str, float] = {}
         """Of the nodes that are slower than others."""
+        self.kinds: Mapping[str, str] = {}
+        """Kind of GPU of each node, if they differ."""
+        self.on: Mapping[str, Application] = {"": application}
+        """The application on each kind of GPU."""
+        self.nodes: Mapping[str, int] = {}
+        """GPUs of each node that train, or did."""
+        self.changes: int | None = None
+        """Changes of its GPUs; None if Slurm's records have them."""
         self._timeline = timeline
         self._settings = settings
         self._resize_s = resize_s
         self._reporter = Reporter(self.curve, files, timeline, settings, rng, submission.declares)
-        wanted = min(max(submission.batch, application.min_batch or application.base_batch), application.max_batch)
-        self.durable = Position(wanted=wanted)
+        least = application.min_batch or application.base_batch
+        self.requested_batch = min(max(submission.batch, least), application.max_batch)
+        self.durable = Position(wanted=self.requested_batch)
         """What the newest checkpoint holds."""
         self._position = self.durable
         self._restart = 0
@@ -123,8 +132,7 @@ class Training:
 
     def stop(self, *, killed: bool = False) -> float:
         """Its processes are killed; returns the seconds until the last is gone."""
-        if self.phase is Phase.TRAINING:
-            self._count_training(self._interval.samples(self._timeline.now, self._left))
+        self._count_until_now()
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -174,8 +182,9 @@ class Training:
 
     def _hold(self, gpus: Mapping[str, int]) -> None:
         """Train on so many GPUs of each node, as fast as the slowest of them."""
-        self._placement = tuple(gpus.values())
-        self._slowdown = Slowdown(1.0 / min((self.speeds.get(name, 1.0) for name in gpus), default=1.0))
+        self.nodes, self._placement = dict(gpus), tuple(gpus.values())
+        slowest = min((self.speeds.get(name, 1.0) for name in gpus), default=1.0)
+        self._slowdown = Slowdown(1.0 / slowest, self._slowdown.exchange)
 
     def _then(self, time: float, action: Callable[[], None]) -> None:
         if self._event is not None:
@@ -229,8 +238,8 @@ class Training:
         """Train on from here."""
         self.phase = Phase.TRAINING
         self._reporter.tell(self._position)
-        app = self.application.at(self._position.progress)
-        rate = app.placed_speed(self._placement, float(self.batch), self._slowdown)
+        # Of several kinds of GPU the slowest sets the pace.
+        rate = min(self.speed_on(kind) for kind in {self.kinds.get(name, "") for name in self.nodes})
         self._interval = Interval(self._timeline.now, self._position, self.batch, rate)
         self._schedule_boundary()
 
@@ -291,6 +300,42 @@ class Training:
         self.finished = True
         self._ended()
         self.exited(0)
+
+    # -- what an oracle does with it -----------------------------------------------------------------------------
+
+    def speed_on(self, kind: str) -> float:
+        """Samples/s if all its GPUs were of that kind."""
+        app = self.on[kind].at(self._position.progress)
+        return app.placed_speed(self._placement, float(self.batch or self._position.wanted), self._slowdown)
+
+    def save_at_once(self, wanted: int) -> None:
+        """Leave a checkpoint that costs nothing; its next run begins there, with that batch."""
+        self._count_until_now()
+        self.durable = self._position = replace(self._position, wanted=wanted)
+
+    def go_on(self, gpus: Mapping[str, int], batch: int, pause_s: float) -> None:
+        """Stand still for a while, then train on with these GPUs and that batch."""
+        self._count_until_now()
+        self._hold(gpus)
+        self.phase = Phase.SWITCHING
+        self._position = replace(self._position, wanted=batch)
+        self.batch = self._in_force(batch)
+        self._then(self._timeline.now + pause_s, self._train)
+
+    def adjust(self, batch: int, exchange: float) -> None:
+        """Train on with that batch, and gradient exchange that takes so many times longer."""
+        if (batch, exchange) == (self._position.wanted, self._slowdown.exchange):
+            return
+        self._count_until_now()
+        self._slowdown = self._slowdown._replace(exchange=exchange)
+        self._position = replace(self._position, wanted=batch)
+        if self.phase is Phase.TRAINING:
+            self.batch = self._in_force(batch)
+            self._train()
+
+    def _count_until_now(self) -> None:
+        if self.phase is Phase.TRAINING:
+            self._count_training(self._interval.samples(self._timeline.now, self._left))
 
     # -- orders and checkpoints ----------------------------------------------------------------------------------
 
