@@ -117,7 +117,7 @@ def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path
     """With two partitions, too, a decision that says the same as its partition's last is not stored again."""
     bench, one, two = Bench(own_store, tmp_path, mode="advise"), 1, 2
     bench.add(one, Shape(1, 1), "n1")
-    bench.add(two, Shape(1, 1), "n2", partition="other")
+    bench.add(two, Shape(1, 1), "n2", partitions=("other",))
     wanted = {one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 32)}
     for _ in range(3):
         bench.act(wanted)

@@ -88,7 +88,9 @@ def test_the_shape_is_exact_where_blocks_are_alike() -> None:
     assert seen(task(0, "n1", gpus=2), task(1, "n1", gpus=2)).shape == Shape(1, 4)
     both = seen(task(0, "n1", gpus=2), task(1, "n1", "n2", gpus=2))
     assert (both.shape, both.holdings) == (Shape(1, 6), {"n1": 4, "n2": 2})
-    assert seen(task(0, "n1", gpus=0, partition="whole"), task(1, "n2", gpus=0, partition="whole")).shape == Shape(2, 4)
+    assert seen(
+        task(0, "n1", gpus=0, partitions=("whole",)), task(1, "n2", gpus=0, partitions=("whole",))
+    ).shape == Shape(2, 4)
 
 
 def test_a_word_that_is_wrong_in_the_comment_takes_no_running_job_apart() -> None:
@@ -173,7 +175,7 @@ def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
         ({"work_dir": "/elsewhere"}, "blocks_differ"),
         ({"uid": 2002}, "blocks_differ"),
         ({"account": "other"}, "blocks_differ"),
-        ({"partition": "whole"}, "blocks_differ"),
+        ({"partitions": ("whole",)}, "blocks_differ"),
         ({"comment": "ones: gpus=1-2 array=blocks"}, "blocks_differ"),
         ({"comment": ""}, "blocks_differ"),
         ({"reason": "Dependency"}, "blocks_depend"),
@@ -182,7 +184,7 @@ def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
         ({"requeue": False}, "not_requeueable"),
         ({"gpus_per_node": 0}, "gpus_per_job"),
         ({"kind": "a100,v100"}, "several_gpu_types"),
-        ({"partition": "gpu,whole"}, ""),
+        ({"partitions": ("gpu", "whole")}, ""),
     ],
 )
 def test_what_cannot_be_blocks_is_refused_by_name(changes: dict[str, Any], code: str) -> None:
@@ -270,7 +272,7 @@ def anything(random_: random.Random) -> list[Job]:
                 start_time=random_.choice((0.0, 2000.0, 2500.0)),
                 end_time=random_.choice((0.0, 3000.0, 3500.0)),
                 reason=random_.choice(("None", "Dependency", "JobHeldUser")),
-                partition=random_.choice(("gpu", "gpu", "whole", "gpu,whole", "gone")),
+                partitions=random_.choice((("gpu",), ("gpu",), ("whole",), ("gpu", "whole"), ("gone",))),
                 comment=random_.choice(comments),
                 throttle=random_.choice((0, 1)),
                 array_tasks=several if state is JobState.PENDING else (random_.randint(0, 8),),

@@ -65,7 +65,7 @@ def test_what_is_begun_counts_at_once() -> None:
     next."""
     jobs = [
         running(1, Shape(1, 1), "n1", user="alice"),
-        running(2, Shape(1, 1), "n2", user="alice", partition="other"),
+        running(2, Shape(1, 1), "n2", user="alice", partitions=("other",)),
     ]
     look = seen(*jobs, used={"n1": 1, "n2": 1})
     both = replace(
@@ -83,5 +83,5 @@ def test_what_is_begun_counts_at_once() -> None:
 
 def test_resizes_of_a_partition_with_other_nodes_take_nothing_here() -> None:
     """A job of another partition finds its GPUs there."""
-    held = waiting(1, Shape(1, 4), partition="other", held=True)
+    held = waiting(1, Shape(1, 4), partitions=("other",), held=True)
     assert sum(rules_of(seen(held), replace(GROWING, new_nodes=1)).free.values()) == 16

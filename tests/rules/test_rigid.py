@@ -57,8 +57,8 @@ def test_slurms_order() -> None:
         {"reason": "BadConstraints"},
         {"reason": "ReqNodeNotAvail, UnavailableNodes:n1"},
         {"reason": "PartitionTimeLimit"},
-        {"partition": "other"},
-        {"partition": "other,gpu"},
+        {"partitions": ("other",)},
+        {"partitions": ("other", "gpu")},
         {"nodes": 5},
         {"gpus_per_node": 5},
         {"gpus_per_node": 0},
@@ -135,7 +135,7 @@ def test_caps_of_users_accounts_and_partitions() -> None:
     jobs = [
         running(1, Shape(1, 4), "n1", user="alice", account="a"),
         running(2, Shape(1, 2), "n2", user="bob", account="a"),
-        running(3, Shape(1, 3), "n3", user="alice", account="b", partition="other"),
+        running(3, Shape(1, 3), "n3", user="alice", account="b", partitions=("other",)),
     ]
     look = seen(*jobs, used={"n1": 4, "n2": 2, "n3": 3})
     site = {"gpus_per_user": 8, "gpus_of_user": {"bob": 3}, "gpus_of_account": {"a": 6}, "share": 0.5}

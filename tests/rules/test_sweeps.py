@@ -45,7 +45,7 @@ def test_a_running_job_of_one_gpu_may_carry_others() -> None:
         swept(2, comment="ones: gpus=1 fuse=b"),
         swept(2, comment="ones: gpus=1"),
         swept(2, account="x"),
-        swept(2, partition="x"),
+        swept(2, partitions=("x",)),
         swept(2, work_dir="/home/a/b"),
         swept(2, time_limit_s=60.0),
         swept(2, held=True),

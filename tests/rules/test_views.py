@@ -108,7 +108,7 @@ def test_while_rigid_jobs_wait_nothing_is_free() -> None:
         {"held": True},
         {"reason": "Dependency"},
         {"reason": "BeginTime"},
-        {"partition": "other"},
+        {"partitions": ("other",)},
         {"comment": "ones: gpus=1"},
     ],
 )

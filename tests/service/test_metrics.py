@@ -258,9 +258,9 @@ def test_names_are_text_and_few() -> None:
     assert labels.who("gpu", "") == ("gpu", "none")
 
     figures = Figures()
-    jobs = [elastic(1, Shape(1, 1), "n1", account=NAME, partition=NAME)]
-    jobs += [elastic(2, Shape(1, 1), "n1", account='"} evil 1\n# TYPE x', partition="\udcff\ud800")]
-    jobs += [elastic(i, Shape(1, 1), "n1", account=f"a{i}", partition=f"p{i % 40}") for i in range(3, 3000)]
+    jobs = [elastic(1, Shape(1, 1), "n1", account=NAME, partitions=(NAME,))]
+    jobs += [elastic(2, Shape(1, 1), "n1", account='"} evil 1\n# TYPE x', partitions=("\udcff\ud800",))]
+    jobs += [elastic(i, Shape(1, 1), "n1", account=f"a{i}", partitions=(f"p{i % 40}",)) for i in range(3, 3000)]
     figures.tick(*jobs)
     figures.tick(*jobs, ended=[replace(resize(), job_id=job.job.job_id) for job in jobs])
     figures.tick(*jobs)
@@ -272,7 +272,7 @@ def test_names_are_text_and_few() -> None:
 def test_a_tick_costs_next_to_nothing() -> None:
     """At 1,000 jobs, all of them measured and refused something: against the seconds that their decision takes."""
     figures = Figures()
-    jobs = [elastic(i, Shape(1, 2), "n1", account=f"a{i % 37}", partition=f"p{i % 10}") for i in range(1000)]
+    jobs = [elastic(i, Shape(1, 2), "n1", account=f"a{i % 37}", partitions=(f"p{i % 10}",)) for i in range(1000)]
     told = {i: history(i, throughput=(ThroughputPoint(1, 2, 64, 190.0, 9.0),)) for i in range(1000)}
     view: Any = SimpleNamespace(model=MeasuredThroughput.of(()), on={})
     decided = [PartitionSchedule("p0", Schedule({}), 0.1, dict.fromkeys(range(1000), view))]
