@@ -48,24 +48,26 @@ $(VENV)/.demo: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requireme
 	@echo "All packages of the demo are installed"
 	@touch $@
 
+# $(call with_types,COMMAND): mypy runs next to it, for it takes a minute of one core. Its errors stand at the end, and
+# fail the whole. What runs in the background hears no Ctrl-C, so it is ended by the shell.
+with_types = log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & mypy=$$!; \
+	trap 'rm -f $$log' EXIT; trap 'kill $$mypy; exit 130' INT TERM; $(1); tests=$$?; \
+	wait $$mypy; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
+
 # What to run before each commit: lint, and every test that needs no Slurm and is not slow. Under 3 minutes on two cores.
 CHECK_WORKERS ?= 2
-check: lint
-	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile -m 'not cluster and not slow and not nightly'
+check: style
+	@$(call with_types,$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile \
+		-m 'not cluster and not slow and not nightly')
 
 # All tests but those marked nightly. More workers than a small machine has cores: two of them begin with what waits for
-# a Slurm, each on clusters of its own (tests/workers.py).
+# a Slurm, each on clusters of its own (tests/workers.py). Tests are collected once before, so that not every worker
+# compiles all of them.
 WORKERS ?= 4
-# mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole. What runs
-# in the background hears no Ctrl-C, so it is ended by the shell. Tests are collected once before, so that not every
-# worker compiles all of them.
 CHOSEN := -m 'not nightly'
 test: style
-	@log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & beside=$$!; \
-	trap 'rm -f $$log' EXIT; trap 'kill $$beside; exit 130' INT TERM; \
-	$(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHOSEN); tests=$$?; \
-	wait $$beside; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
+	@$(call with_types,$(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
+		$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHOSEN))
 
 # Everything: what takes minutes, 200 examples of each property instead of 20, and fresh seeds. What is found becomes an
 # explicit example of its test. The contract of strategies runs on the oldest processor's instructions, too.
