@@ -15,6 +15,8 @@ pytest.importorskip("accelerate")
 
 from ones_wrapper.frameworks.accelerate import Accelerator
 
+pytestmark = pytest.mark.slow
+
 ROWS = 23
 
 

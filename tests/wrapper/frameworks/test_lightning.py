@@ -22,6 +22,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from ones_wrapper.frameworks.lightning import ElasticStrategy
 
+pytestmark = pytest.mark.slow
+
 warnings.filterwarnings("ignore", module="lightning")
 ROWS = 23
 

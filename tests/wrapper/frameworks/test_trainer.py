@@ -21,6 +21,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArgumen
 
 from ones_wrapper.frameworks.transformers import Trainer
 
+pytestmark = pytest.mark.slow
+
 ITEMS = 23
 
 

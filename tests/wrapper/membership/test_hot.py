@@ -55,6 +55,7 @@ def test_grows_and_shrinks(job: Job) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.slow
 def test_is_replaced_whole(job: Job) -> None:
     """Protects: a job outlives its first block; the leader's role moves to a block that was not there before, and the
     old one stays until the new one is ready."""
@@ -104,6 +105,7 @@ def test_a_block_that_is_told_to_end_leaves(job: Job) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.slow
 def test_all_are_told_to_end(job: Job) -> None:
     """Protects: scancel of the whole job leaves a checkpoint, and no block behind."""
     job.start(0)
@@ -117,6 +119,7 @@ def test_all_are_told_to_end(job: Job) -> None:
     assert job.of(Checkpoint)
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
     """Protects those who train: a new block that dies at any time before the change costs them nothing."""
     job.start(0)
@@ -135,6 +138,7 @@ def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leader", [False, True])
 @pytest.mark.parametrize("how", ["rank", "block"])
 def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -> None:
@@ -186,6 +190,7 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--static",), ("--views",)])
 def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Protects: parameters, moments, averages, scaler, scheduler, learning rate, batch and progress are the same on all

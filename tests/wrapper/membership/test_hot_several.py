@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from ones_wrapper.data.feed import permutation
 from tests.wrapper import gan
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_gan_goes_on_in_other_blocks(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def worlds(job: Job) -> list[int]:
     return [one.world for one in job.of(Membership)]
 
 
+@pytest.mark.slow
 def test_a_sharded_model_grows_and_shrinks(job: Job) -> None:
     """Protects every sample and the result of a model sharded by FSDP2: it trains on one rank, on two, and on one
     again, of another block; each change costs one checkpoint, and no start of a block."""
