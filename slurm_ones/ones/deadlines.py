@@ -167,8 +167,18 @@ def _now(timeline: Timeline, curves: Sequence[Curve], shares: Sequence[Filled]) 
 
 def _hurried(curve: Curve) -> Curve:
     """The same with some time in reserve."""
-    spare = SPARE * curve.due_s + ROUND_S + float(curve.pause_s.max(initial=0.0))
-    return replace(curve, due_s=max(curve.due_s - spare, 0.0))
+    reserve = reserve_s(curve.due_s, float(curve.pause_s.max(initial=0.0)))
+    return replace(curve, due_s=max(curve.due_s - reserve, 0.0))
+
+
+def reserve_s(due_s: float, pause_s: float) -> float:
+    """Seconds kept in reserve of those to a deadline, for a job that a change stops for `pause_s`."""
+    return SPARE * due_s + ROUND_S + pause_s
+
+
+def pause_s(job: JobView) -> float:
+    """Seconds from a change of the job's size until it trains there."""
+    return within(job.resize_s, 0.0, LONGEST) + within(job.prepare_s, 0.0, LONGEST)
 
 
 def _smallest(rate: Floats, sizes: Ints) -> Ints:
@@ -181,8 +191,7 @@ def _smallest(rate: Floats, sizes: Ints) -> Ints:
 def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least: int) -> Curve:
     job = tables.jobs[j]
     due = within((job.deadline or 0.0) - now, 0.0, LONGEST)
-    pause = within(job.resize_s, 0.0, LONGEST) + within(job.prepare_s, 0.0, LONGEST)
-    pauses = np.where(tables.sizes == tables.sizes[tables.current[j]], 0.0, pause)
+    pauses = np.where(tables.sizes == tables.sizes[tables.current[j]], 0.0, pause_s(job))
     return Curve.of(tables.sizes, rate, work_of(job, sure), due, pauses, least)
 
 

@@ -17,15 +17,15 @@ from typing import Protocol
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.ones.assign import assign
 from slurm_ones.ones.candidates import Nodes
+from slurm_ones.ones.deadlines import pause_s, reserve_s, work_of
 from slurm_ones.ones.terms import Priced, Situation
 from slurm_ones.ones.worth import Choices
 from slurm_ones.schedule.kinds import (
     KindTables,
-    accepts,
     free_of_kind,
     kinds_held,
+    part_of,
     relative_speeds,
     side_by_side,
     slowest,
@@ -34,6 +34,141 @@ from slurm_ones.schedule.kinds import (
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
 from slurm_ones.schedule.shapes import shape_of
+
+SWEEPS, HALVINGS = 4, 18
+"""Of the prices: times that each is set while the others stand, and halvings of the interval in which it lies."""
+STEPS = 100
+"""Most steps and trades."""
+OFFERS = 6
+"""Columns that each job offers to go to, so that another can have what it gives up."""
+ASKED, CELLS = 16, 20_000
+"""Most such offers that are looked at, those that cost least, and of many jobs as many as make so many cells: where
+many jobs are, prices alone come close to the best."""
+LEAST = 1e-9
+"""Less gain than this, as a share of all worth, is none."""
+
+
+def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) -> tuple[Ints, Floats]:
+    """Columns (J,) of high worth, and the prices (K,) of a GPU of each kind.
+
+    `worth` (J, U) is -inf where a job may not be; column u takes `sizes[u]` GPUs of kind `kind[u]`, column 0, waiting,
+    none. There are `gpus` (K,). What the jobs have now, `current` (J,), must fit: the result is worth as much at least.
+    """
+    used = np.zeros((len(sizes), len(gpus)), dtype=np.int64)
+    used[np.arange(1, len(sizes)), kind[1:]] = sizes[1:]
+    if not len(worth):
+        return np.zeros(0, dtype=np.int64), np.zeros(len(gpus))
+    prices = _prices(worth, used, gpus)
+    fitted = _fitted(worth, used, gpus, prices, current)
+    rows = np.arange(len(worth))
+    better = fitted is not None and float(worth[rows, fitted].sum()) > float(worth[rows, current].sum())
+    start = fitted if fitted is not None and better else current
+    return improved(worth, used, gpus, start, prices), prices
+
+
+def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
+    """Prices (K,) at which about as many GPUs of each kind are wanted as there are; 0 where fewer are at any price."""
+    finite = np.where(np.isfinite(worth), worth, 0.0)
+    most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
+    prices = np.zeros(len(gpus))
+    for _ in range(SWEEPS):
+        before = prices.copy()
+        for k in range(len(gpus)):
+            low, high = 0.0, 2.0 * most
+            prices[k] = 0.0
+            if _wanted(worth, used, prices)[k] <= gpus[k]:
+                continue
+            for _ in range(HALVINGS):
+                prices[k] = (low + high) / 2
+                if _wanted(worth, used, prices)[k] > gpus[k]:
+                    low = prices[k]
+                else:
+                    high = prices[k]
+            prices[k] = high
+        if np.allclose(prices, before, rtol=1e-3):
+            break
+    return prices
+
+
+def _wanted(worth: Floats, used: Ints, prices: Floats) -> Ints:
+    found: Ints = used[(worth - used @ prices).argmax(axis=1)].sum(axis=0)
+    return found
+
+
+def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints) -> Ints | None:
+    """What each job wants most at the prices of what is left when its turn comes: first those that run, of all others
+    those that lose most without. None where one that runs would be left without."""
+    left = gpus.copy()
+    net = worth - used @ prices
+    order = np.lexsort((-(net.max(axis=1) - np.maximum(net[:, 0], -1e300)), current == 0))
+    columns = np.zeros(len(worth), dtype=np.int64)
+    for j in order.tolist():
+        possible = np.where((used <= left).all(axis=1), net[j], -np.inf)
+        u = int(possible.argmax())
+        if not np.isfinite(possible[u]):
+            return None
+        columns[j] = u
+        left -= used[u]
+    return columns
+
+
+def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Floats) -> Ints:
+    """The columns (J,) after steps of one job, and trades in which another gives up some of its GPUs, or its kind,
+    while any of these gains."""
+    columns = columns.copy()
+    rows = np.arange(len(columns))
+    net = worth - used @ prices
+    offers = np.argsort(-net, axis=1, kind="stable")[:, :OFFERS]
+    held = worth[rows, columns]
+    least = LEAST * max(float(np.abs(held[np.isfinite(held)]).sum()), 1e-300)
+    for _ in range(STEPS):
+        left = gpus - used[columns].sum(axis=0)
+        mine = used[columns]
+        gain = worth - np.where(np.isfinite(held), held, 0.0)[:, None]
+        step = np.where(_fits(used, left + mine), gain, -np.inf)
+        j, u = divmod(int(step.argmax()), len(used))
+        if step[j, u] > least:
+            columns[j], held[j] = u, worth[j, u]
+            continue
+        trade = _trade(worth, used, left, columns, gain, net, offers)
+        if trade is None or trade[0] <= least:
+            break
+        _, i, a, j, u = trade
+        columns[i], columns[j] = a, u
+        held[i], held[j] = worth[i, a], worth[j, u]
+    return columns
+
+
+def _fits(used: Ints, room: Ints) -> Bools:
+    """(…, U) whether each column finds its GPUs in the room (…, K)."""
+    found: Bools = np.all(used <= room[..., None, :], axis=-1)
+    return found
+
+
+def _trade(
+    worth: Floats, used: Ints, left: Ints, columns: Ints, gain: Floats, net: Floats, offers: Ints
+) -> tuple[float, int, int, int, int] | None:
+    """The best (gain, i, column of i, j, column of j) in which i changes and j then can: i takes what is left, or gives
+    up something, and j what that frees. Both together must fit."""
+    rows = np.arange(len(columns))
+    lost = net[rows, columns][:, None] - net[rows[:, None], offers]
+    lost = np.where(offers == columns[:, None], np.inf, lost)
+    asked = np.argsort(lost, axis=None, kind="stable")[: min(ASKED, CELLS // worth.size)]
+    best: tuple[float, int, int, int, int] | None = None
+    for at in asked.tolist():
+        i, o = divmod(at, offers.shape[1])
+        a = int(offers[i, o])
+        if not np.isfinite(lost[i, o]) or not np.isfinite(worth[i, a]):
+            continue
+        room = left + used[columns[i]] - used[a]
+        both = np.where(_fits(used, room + used[columns]), gain, -np.inf)
+        both[i] = -np.inf
+        j, u = divmod(int(both.argmax()), len(used))
+        total = float(both[j, u]) + float(gain[i, a])
+        if np.isfinite(total) and (best is None or total > best[0]):
+            best = total, i, a, j, u
+    return best
+
 
 ROUNDS = 3
 """Times that the kinds are decided within, before all who would change theirs stay."""
@@ -80,12 +215,16 @@ class _Wanted:
 class ByKind:
     """The search over several kinds. It remembers a search within each kind, and what GPUs of each kind are worth."""
 
-    def __init__(self, search: Search, make: Callable[[], Search]) -> None:
-        """`search` says what GPUs of all kinds are worth, and one from `make` searches within each kind."""
+    def __init__(self, search: Search, make: Callable[[], Search], sure: float) -> None:
+        """`search` says what GPUs of all kinds are worth, and one from `make` searches within each kind. `sure` is the
+        probability with which a job has no more to do than is reckoned with for its deadline."""
         self._search = search
         self._make = make
+        self._sure = sure
         self._within: dict[str, Search] = {}
         self._equivalents: dict[str, float] = {}
+        self._promised_on: dict[int, str] = {}
+        """The kind on which each deadline is promised, by job id."""
         self._most: Mapping[int, int] = {}
         self._since = 0.0
 
@@ -144,16 +283,15 @@ class ByKind:
         """The kind and the GPUs of each job at which all of them are worth most, places on nodes aside."""
         found = []
         for kind in cluster.kinds:
-            views = []
-            for job in jobs:
-                mine = held[job.job_id]
-                view = view_on(job, kind, runs=bool(mine) and slowest(job, mine) == kind)
-                views.append(view if accepts(job, kind) else replace(view, limits=replace(view.limits, gpus=())))
-            # Where on the nodes is seen to within the kind.
-            views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None) for view in views]
+            runs = [bool(held[job.job_id]) and slowest(job, held[job.job_id]) == kind for job in jobs]
+            views = [view_on(job, kind, runs=there) for job, there in zip(jobs, runs, strict=True)]
+            # Nodes and deadlines are seen to within the kind.
+            views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None, deadline=None) for view in views]
             found.append(self._search.situation(cluster.of_kind(kind), views, [], now))
         # Of giving up GPUs alone the search within a kind knows what it costs.
-        tables = side_by_side([replace(job, shrink_s=None) for job in jobs], [at.tables for at, _ in found])
+        tables = side_by_side(
+            [replace(job, shrink_s=None, deadline=None) for job in jobs], [at.tables for at, _ in found]
+        )
         waits = np.logical_and.reduce([mine[:, 0] for _, mine in found])
         may = np.concatenate([waits[:, None], *(mine[:, 1:] for _, mine in found)], axis=1)
         there = free_of_kind(cluster, fixed)
@@ -163,10 +301,37 @@ class ByKind:
         nodes = Nodes(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
         nodes.gpus = round(float(each @ there))
         at = replace(found[0][0], cluster=cluster, tables=replace(tables.tables, sizes=costs), nodes=nodes)
-        choices = self._search.choices(self._search.priced(at, rng), may)
+        priced = self._search.priced(at, rng)
+        choices = self._search.choices(priced, may & self._in_time(cluster, jobs, tables, priced.speed, held, now))
         columns, prices = assign(choices.worth, tables.tables.sizes, tables.kind, there, tables.tables.current)
         self._learn(cluster, prices)
         return _Wanted(jobs, tables, choices, columns, prices)
+
+    def _in_time(
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        tables: KindTables,
+        speed: Floats,
+        held: Mapping[int, Sequence[str]],
+        now: float,
+    ) -> Bools:
+        """(J, U) columns that deadlines leave open: of a promised job those of the kind on which it was promised, or
+        that it has; of one that waits and is not promised those of kinds on which it could end in time, if there are
+        any; and what each job has."""
+        found = np.ones(speed.shape, dtype=np.bool_)
+        for j, job in enumerate(jobs):
+            if job.deadline is None or not job.deadline > now or (job.shape is not None and not job.promised):
+                continue
+            left_s = job.deadline - now - reserve_s(job.deadline - now, pause_s(job)) - pause_s(job)
+            ends = speed[j] * left_s >= work_of(job, self._sure)
+            soon = {cluster.kinds[k] for k in set(tables.kind[1:][ends[1:]].tolist())}
+            promised_on = self._promised_on.get(job.job_id)
+            on = set(held[job.job_id]) if len(held[job.job_id]) == 1 else {promised_on} if promised_on else soon
+            if on and (job.promised or on == soon):
+                found[j] = np.isin(tables.kind, [-1, *(k for k, kind in enumerate(cluster.kinds) if kind in on)])
+                found[j, tables.tables.current[j]] = True
+        return found
 
     def _known(self, cluster: ClusterView, tables: KindTables) -> dict[str, float]:
         if self._equivalents.keys() >= set(cluster.kinds):
@@ -211,25 +376,18 @@ class ByKind:
         for job in jobs:
             if job.job_id in spread or kinds[job.job_id] != kind:
                 continue
+            # One that runs on a kind that it does not accept stays as it is, if it does not leave.
             view = view_on(job, kind, runs=tuple(held[job.job_id]) == (kind,))
-            if not accepts(job, kind):  # one that runs there all the same stays as it is, if it does not leave
-                stays = (view.shape.gpus,) if view.shape is not None else ()
-                view = replace(view, limits=replace(view.limits, gpus=stays))
             if job.shape is not None and view.shape is None:
                 gpus = int(wanted.tables.tables.sizes[columns[row[job.job_id]]])
                 view = replace(view, requested=max(job.requested, gpus))
             mine.append(view)
-        part = cluster.of_kind(kind)
-        taken: dict[str, int] = {}
-        for job in jobs:
-            if job.job_id in spread:
-                taken |= {name: taken.get(name, 0) + gpus for name, gpus in job.nodes.items()}
-        nodes = tuple(replace(node, gpus=max(node.gpus - taken.get(node.name, 0), 0)) for node in part.nodes)
+        part = part_of(cluster, kind, [job for job in jobs if job.job_id in spread])
         if kind not in self._within:
             self._within[kind] = self._make()
         within = self._within[kind]
         within.take_over(mine, self._most, self._since)
-        return within.decide(replace(part, nodes=nodes, node_gpus=part.gpus_per_node), mine, now, rng)
+        return within.decide(part, mine, now, rng)
 
     def _back(
         self,
@@ -283,7 +441,10 @@ class ByKind:
         reasons = {job.job_id: reasons[job.job_id] for job in jobs}
         parked = frozenset().union(*(schedule.parked for schedule in found.values()))
         score = sum(schedule.score for schedule in found.values())
-        return Schedule(allocations, reasons, score, parked, self._weighed(cluster, wanted))
+        promises = {id_: one for schedule in found.values() for id_, one in schedule.promises.items()}
+        given = {job.job_id for job in jobs if job.promised} | {id_ for id_, one in promises.items() if one.given}
+        self._promised_on = {id_: kinds[id_] for id_ in given if id_ not in spread}
+        return Schedule(allocations, reasons, score, parked, self._weighed(cluster, wanted), promises=promises)
 
     def _changes(
         self,

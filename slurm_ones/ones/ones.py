@@ -73,7 +73,7 @@ class Options:
     places: bool = True
     """Weigh what sizes across leaf switches cost their job and each other, if the network is known and tapered."""
     deadlines: bool = True
-    """Promise deadlines that can be kept, and keep them; not yet where GPUs are of several kinds."""
+    """Promise deadlines that can be kept, and keep them; on GPUs of several kinds on one of them."""
     sure: float = 0.9
     """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
     stand: bool = True
@@ -148,9 +148,10 @@ class Ones:
     def _decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """`jobs` in order of submission, and remembered."""
         if self.options.kinds and len(cluster.kinds) > 1:
-            self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
-            undated = [job if job.deadline is None else replace(job, deadline=None) for job in jobs]
-            return self._by_kind.decide(cluster, undated, now, rng, self._most, self._last_arrival_or_end)
+            self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options), self.options.sure)
+            if not self.options.deadlines:
+                jobs = [replace(job, deadline=None) for job in jobs]
+            return self._by_kind.decide(cluster, jobs, now, rng, self._most, self._last_arrival_or_end)
         fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]

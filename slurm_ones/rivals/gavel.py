@@ -26,8 +26,7 @@ from scipy.optimize import linprog
 
 from ones_db.reasons import reason
 from slurm_ones.schedule.build import mobile_jobs
-from slurm_ones.schedule.by_kind import build_by_kind, views_on
-from slurm_ones.schedule.kinds import free_of_kind
+from slurm_ones.schedule.kinds import build_by_kind, free_of_kind, views_on
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import asked, predict

@@ -28,9 +28,8 @@ from scipy.sparse import csr_array
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
-from slurm_ones.schedule.by_kind import build_by_kind, views_on
 from slurm_ones.schedule.job_figures import History, bounded, restart_factor
-from slurm_ones.schedule.kinds import free_of_kind, side_by_side
+from slurm_ones.schedule.kinds import build_by_kind, free_of_kind, side_by_side, views_on
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables

@@ -6,14 +6,17 @@ at the pace of the slowest; it counts as one with all its GPUs of that kind unti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ones_db.reasons import Reason
+from slurm_ones.schedule.build import build_schedule
 from slurm_ones.schedule.ledger import free_by_node
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView
-from slurm_ones.schedule.tables import Tables
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import BatchRule, Tables, build_tables
 
 
 def kinds_held(cluster: ClusterView, job: JobView) -> tuple[str, ...]:
@@ -28,10 +31,21 @@ def accepts(job: JobView, kind: str) -> bool:
 
 
 def view_on(job: JobView, kind: str, *, runs: bool) -> JobView:
-    """The job as it is on one kind of GPU: with its model there, waiting unless it `runs` there."""
-    model = job.on.get(kind, job.model)
-    found = replace(job, model=model, on={})
+    """The job as it is on one kind of GPU: with its model there, waiting unless it `runs` there, and without sizes on a
+    kind that it does not accept."""
+    limits = job.limits if accepts(job, kind) else replace(job.limits, gpus=())
+    found = replace(job, model=job.on.get(kind, job.model), on={}, limits=limits)
     return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False, nodes_at=None)
+
+
+def part_of(cluster: ClusterView, kind: str, holders: Sequence[JobView]) -> ClusterView:
+    """The nodes of that kind, less what the `holders` have there."""
+    taken: Counter[str] = Counter()
+    for job in holders:
+        taken.update(job.nodes)
+    part = cluster.of_kind(kind)
+    nodes = tuple(replace(node, gpus=max(node.gpus - taken[node.name], 0)) for node in part.nodes)
+    return replace(part, nodes=nodes, node_gpus=part.gpus_per_node)
 
 
 def slowest(job: JobView, kinds: Sequence[str]) -> str:
@@ -92,3 +106,44 @@ def relative_speeds(tables: KindTables, count: int) -> Floats:
         both = (best[0] > 0) & (best[k] > 0)
         found[k] = float(np.median(best[k, both] / best[0, both])) if both.any() else 1.0
     return found
+
+
+Wanted = Mapping[int, tuple[str, int]]
+"""Kind and number of GPUs, by job id."""
+
+
+def views_on(cluster: ClusterView, jobs: Sequence[JobView], kind: str) -> list[JobView]:
+    """Each job as it is on that kind of GPU."""
+    return [view_on(job, kind, runs=kinds_held(cluster, job) == (kind,)) for job in jobs]
+
+
+def build_by_kind(
+    cluster: ClusterView,
+    jobs: Sequence[JobView],
+    fixed: Mapping[int, Reason],
+    wanted: Wanted,
+    rule: BatchRule,
+    why: Reason,
+    score: float = float("nan"),
+) -> Schedule:
+    """As `build_schedule`, within each kind by itself. `wanted` in order of precedence; jobs left out wait. Jobs whose
+    GPUs are of several kinds, or of none here, keep them where they are `fixed`."""
+    held = {job.job_id: kinds_held(cluster, job) for job in jobs}
+    stays = [job for job in jobs if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1]
+    kind_of = {job.job_id: wanted.get(job.job_id, ((*held[job.job_id], *cluster.kinds, "")[0], 0))[0] for job in jobs}
+    kind_of |= {job.job_id: held[job.job_id][0] for job in jobs if job.job_id in fixed and held[job.job_id]}
+    allocations: dict[int, Allocation] = {}
+    reasons = {job.job_id: fixed[job.job_id] for job in stays}
+    parked: frozenset[int] = frozenset()
+    for kind in cluster.kinds or ("",):
+        part = part_of(cluster, kind, stays)
+        mine = views_on(cluster, [job for job in jobs if kind_of[job.job_id] == kind and job not in stays], kind)
+        here = {job.job_id: fixed[job.job_id] for job in mine if job.job_id in fixed}
+        tables = build_tables(part, [job for job in mine if job.job_id not in here], rule)
+        counts = {id_: gpus for id_, (on, gpus) in wanted.items() if kind_of[id_] == on == kind and id_ not in here}
+        found = build_schedule(part, mine, here, tables, counts, why)
+        allocations |= {id_: replace(got, kind=kind) for id_, got in found.allocations.items()}
+        reasons |= found.reasons
+        parked |= found.parked
+    allocations |= {job.job_id: Allocation(job.shape, job.batch) for job in stays if job.shape is not None}
+    return Schedule(allocations, reasons, score, parked)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
-from slurm_ones.ones.assign import assign
+from slurm_ones.ones.kinds import assign
 from slurm_ones.policies import Ones, make_policy
 from slurm_ones.rivals.gavel import allocate
 from slurm_ones.schedule.kinds import kinds_held
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Progress
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
@@ -67,6 +67,45 @@ class TestContract:
         plain = [Ones().decide(view, jobs, 60.0, seeded(seed))]
         named = [Ones().decide(of_kinds(view, "a100"), jobs, 60.0, seeded(seed))]
         assert repr(plain) == repr(named)
+
+
+class TestDeadlines:
+    """What is promised where GPUs are of several kinds."""
+
+    VIEW = of_kinds(cluster(4), "slow", "fast")
+
+    def due(self, job_id: int, seconds: float, factor: float, held: dict[str, int] | None = None) -> JobView:
+        """20,000 samples to come: 57 s on four slow GPUs."""
+        made = job(job_id, held, gpus=(4,), on=fast_and_slow(factor), epochs=3 if held else 0, running_s=3000.0)
+        return replace(made, deadline=1000.0 + seconds, progress=Progress(2.0, 20.0, most=20.0), dataset=1000)
+
+    @pytest.mark.parametrize(("seconds", "given"), [(190.0, True), (150.0, True), (130.0, False)])
+    def test_what_one_kind_can_keep_is_promised(self, seconds: float, given: bool) -> None:
+        """It needs 57 s on slow GPUs, 14 on fast ones, a pause, and a reserve of a minute, a pause and 3 %."""
+        found = Ones().decide(self.VIEW, [self.due(1, seconds, 4.0)], 1000.0, seeded())
+        assert found.promises[1].given is given
+
+    def test_a_job_goes_where_it_ends_in_time(self) -> None:
+        """Others gain more by the fast GPUs; one whose deadline only these can meet gets them, and keeps them."""
+        view = of_kinds(cluster(2), "slow", "fast")
+        long = replace(job(2, gpus=(4,), on=fast_and_slow(20.0), to_come=1.0), submitted=-9000.0)
+        urgent = self.due(1, 150.0, 4.0)
+        policy = Ones()
+        without = Ones().decide(view, [replace(urgent, deadline=None), long], 1000.0, seeded())
+        assert without.allocations[2].kind == "fast"
+        found = policy.decide(view, [urgent, long], 1000.0, seeded())
+        assert found.promises[1].given and found.allocations[1].kind == "fast"
+        runs = replace(urgent, shape=Shape(1, 4), nodes={"n2": 4}, promised=True, running_s=5.0)
+        assert policy.decide(view, [runs, long], 1005.0, seeded()).allocations[1].kind == "fast"
+
+    def test_a_promised_job_keeps_its_kind(self) -> None:
+        """Another would gain more on its GPUs, and it would still end, but not where its deadline was promised."""
+        mine = replace(self.due(1, 5000.0, 1.0, {"n2": 4}), promised=True, progress=Progress(2.0, 900.0, most=900.0))
+        other = replace(job(2, {"n1": 4}, epochs=30, to_come=900.0, gpus=(4,), running_s=3000.0), on=fast_and_slow(8.0))
+        view = of_kinds(cluster(2), "slow", "fast")
+        assert Ones().decide(view, [mine, other], 3000.0, seeded()).allocations[1].kind == "fast"
+        free = replace(mine, deadline=None, promised=None)
+        assert Ones().decide(view, [free, other], 3000.0, seeded()).allocations[1].kind == "slow"
 
 
 class TestChoice:
