@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import getpass
+import inspect
 import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
@@ -30,6 +31,7 @@ from slurm_ones.text import plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 # A pipe has no width: wide enough for the tables. A user's ":x:" is no picture.
 console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
@@ -61,6 +63,30 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
     return wrapped
+
+
+def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Have a command take the fields of a dataclass as its options."""
+
+    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
+        def wrapped(**given: Any) -> None:
+            function(options(**given))
+
+        hints = get_type_hints(options, include_extras=True)
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(options)  # type: ignore[arg-type]
+        ]
+        wrapped.__name__, wrapped.__doc__, wrapped.__annotations__ = function.__name__, function.__doc__, hints
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return wrapped
+
+    return decorate
 
 
 def check_outputs(json: Path | None, html: Path | None, needed: Sequence[str] = ("matplotlib", "jinja2")) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from slurm_ones.cli.common import check_outputs, command, console, errors
+from slurm_ones.cli.common import check_outputs, command, console, errors, takes
 from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain
@@ -24,8 +24,8 @@ from slurm_ones.text import plain
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
     from slurm_ones.simulate.engines.spec import Part
-    from slurm_ones.simulate.study.plan import Plan, PolicySpec
-    from slurm_ones.simulate.study.runs import PolicySummary, Run
+    from slurm_ones.simulate.study.plan import Contender, StudyPlan
+    from slurm_ones.simulate.study.runs import ContenderSummary, StudyRun
     from slurm_ones.simulate.training.mechanism import Mechanism
     from slurm_ones.simulate.training.network import Network
 
@@ -35,8 +35,6 @@ QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
 """Seconds between decisions: on that mix, on others, and on others where resizes are hot."""
 REQUEUE_S = "30"
 """`--resize-cost` where it is not given."""
-MOST_ACROSS = 4
-"""Policies beyond which a terminal's table no longer shows intervals."""
 EXECUTORS = ("local", "slurm")
 DIRECTORY = "ones-study"
 """`--directory` where it is not given."""
@@ -104,17 +102,17 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def parse_policy(text: str) -> PolicySpec:
+def parse_policy(text: str) -> Contender:
     """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
     `BadInput`."""
     from slurm_ones.policies import POLICIES
-    from slurm_ones.simulate.study.plan import PolicySpec
+    from slurm_ones.simulate.study.plan import Contender
 
     name, _, options = text.partition(":")
     if options and name not in POLICIES and "=" not in options.partition(":")[0]:
         cls, _, options = options.partition(":")
         name = f"{name}:{cls}"
-    return PolicySpec(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
+    return Contender(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
 
 
 def parse_resize_cost(text: str) -> float | None:
@@ -153,55 +151,52 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
         raise BadInput(f"--resize hot: {error}") from None
 
 
-@command
-def simulate(
+@dataclass(frozen=True)
+class SimulateOptions:
+    """Options of `slurm-ones simulate`, as they are given."""
+
     workload: Annotated[
         str,
         typer.Option(
             help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly, uniform or strategies."
         ),
-    ] = "philly",
+    ] = "philly"
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of measured profiles, for a workload from a CSV file.")
-    ] = None,
-    cluster: Annotated[
-        str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")
-    ] = "16x4",
+    ] = None
+    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")] = "16x4"
     network: Annotated[
-        str | None,
-        typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized)."),
-    ] = None,
+        str | None, typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized).")
+    ] = None
     slow_nodes: Annotated[
         str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7.")
-    ] = None,
+    ] = None
     policy: Annotated[
         list[str] | None,
         typer.Option(
             help="Policy as NAME:option=value,… where NAME may be package.module:Class. Repeatable (default: ones)."
         ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1,
-    first_seed: Annotated[int, typer.Option(min=0)] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of jobs (default: that of the workload's study).")
-    ] = None,
-    load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
-    arrivals: Annotated[
-        str | None, typer.Option(help="poisson, uniform or diurnal (default: as in the study).")
-    ] = None,
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1
+    first_seed: Annotated[int, typer.Option(min=0)] = 0
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs (default: that of the workload's study).")] = (
+        None
+    )
+    load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0
+    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal (default: as in the study).")] = None
     hours: Annotated[
         float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
-    ] = None,
-    rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
+    ] = None
+    rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0
     deadlines: Annotated[
         float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
-    ] = 0.0,
+    ] = 0.0
     interval: Annotated[
         float | None,
         typer.Option(
             help="Seconds between decisions (default: 60, with --resize hot 15; 10 for the workload ones-sc21)."
         ),
-    ] = None,
+    ] = None
     resize: Annotated[
         str,
         typer.Option(
@@ -209,140 +204,143 @@ def simulate(
             "Costs measured on a real Slurm can be changed as hot:launch_s=7,pause_s=0.3,"
             "shrink_pause_s=0.03,bytes_per_s=6.5e8."
         ),
-    ] = "requeue",
+    ] = "requeue"
     resize_cost: Annotated[
         str | None,
         typer.Option(
             help="Seconds that a requeue stops a job, or the word measured (default: 30).", show_default=False
         ),
-    ] = None,
+    ] = None
     idealized: Annotated[
         bool,
         typer.Option(
             "--idealized", "--plain", help="Assumptions of published studies: no Slurm, no companion, no noise."
         ),
-    ] = False,
+    ] = False
     bound: Annotated[
         bool,
         typer.Option(
             "--bound", help="Compute a mean JCT that no schedule can beat, and on what each policy's time goes."
         ),
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
-    processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
+    ] = False
+    json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None
+    processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0
     executor: Annotated[
         str, typer.Option(help="local, or slurm: a job of this site for each policy and seed, gone on with if killed.")
-    ] = "local",
+    ] = "local"
     sbatch: Annotated[
         str | None,
         typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00 --account=a'."),
-    ] = None,
+    ] = None
     directory: Annotated[
         Path | None,
         typer.Option(help="Where results and logs of these jobs are; nodes must see it (default: ./ones-study)."),
-    ] = None,
+    ] = None
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Setting of the companion, such as resize.dwell_s=60. Repeatable."),
-    ] = None,
-) -> None:
-    """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
-    from slurm_ones.simulate.study.bounds import bounds_of
-    from slurm_ones.simulate.study.plan import Plan, Source
-    from slurm_ones.simulate.study.present import as_json, page
-    from slurm_ones.simulate.study.runs import summarize
+    ] = None
 
-    parts = parse_cluster(cluster)
-    mechanism = parse_mechanism(resize, resize_cost)
-    if interval is None:
-        usual = USUAL_S if resize == "requeue" else HOT_S
-        interval = QUICK_S if workload == QUICK_MIX else usual
-    if not (math.isfinite(interval) and interval > 0):
-        raise BadInput(f"--interval: {interval} is not above 0")
-    if idealized and settings:
-        raise BadInput("--set: the settings are the companion's, and --idealized does without it")
-    if network and not idealized:
-        raise BadInput("--network: only --idealized knows of leaf switches")
-    plan = Plan(
-        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid, deadlines),  # type: ignore[arg-type]
-        policies=tuple(parse_policy(text) for text in policy or ["ones"]),
-        seeds=tuple(range(first_seed, first_seed + seeds)),
-        nodes=sum(part.nodes for part in parts),
-        gpus_per_node=min(part.gpus_per_node for part in parts),
-        interval_s=interval,
-        mechanism=mechanism,
-        idealized=idealized,
-        network=parse_network(network) if network else None,
-        slow_nodes=parse_slow_nodes(slow_nodes) if slow_nodes else (),
-        settings=parse_pairs("--set", settings or ()),
-        parts=parts if parts[0].kind else (),
-    )
-    if executor not in EXECUTORS:
-        raise BadInput(f"--executor: {executor!r:.40} is neither {' nor '.join(EXECUTORS)}")
-    if executor == "local" and (sbatch is not None or directory is not None):
-        raise BadInput("--sbatch and --directory: only --executor slurm sends jobs")
-    check_outputs(json, html)
-    plan.check()
-    console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
-    if executor == "local":
-        runs = _run(plan, processes or os.cpu_count() or 1)
-    else:
-        runs = _send(plan, sbatch or "", directory or Path(DIRECTORY))
-    bounds = bounds_of(plan, processes or os.cpu_count() or 1) if bound else {}
-    found = summarize(plan, runs, bounds)
-    _print(found)
-    if json is not None:
-        json.write_text(
-            json_format.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False), encoding="utf-8"
+    def plan(self) -> StudyPlan:
+        """The study that they ask for. Raises `BadInput`."""
+        from slurm_ones.simulate.study.plan import Source, StudyPlan
+
+        parts = parse_cluster(self.cluster)
+        usual = QUICK_S if self.workload == QUICK_MIX else USUAL_S if self.resize == "requeue" else HOT_S
+        interval = usual if self.interval is None else self.interval
+        for wrong, why in (
+            (not 0 < interval < math.inf, f"--interval: {interval} is not above 0"),
+            (self.idealized and self.settings, "--set: the settings are the companion's; --idealized does without it"),
+            (self.network and not self.idealized, "--network: only --idealized knows of leaf switches"),
+            (self.executor not in EXECUTORS, f"--executor: {self.executor!r:.40} is neither local nor slurm"),
+            (
+                self.executor == "local" and (self.sbatch is not None or self.directory is not None),
+                "--sbatch and --directory: only --executor slurm sends jobs",
+            ),
+        ):
+            if wrong:
+                raise BadInput(why)
+        plan = StudyPlan(
+            source=Source(**{field.name: getattr(self, field.name) for field in fields(Source)}),
+            contenders=tuple(parse_policy(text) for text in self.policy or ["ones"]),
+            seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
+            nodes=sum(part.nodes for part in parts),
+            gpus_per_node=min(part.gpus_per_node for part in parts),
+            interval_s=interval,
+            mechanism=parse_mechanism(self.resize, self.resize_cost),
+            idealized=self.idealized,
+            network=parse_network(self.network) if self.network else None,
+            slow_nodes=parse_slow_nodes(self.slow_nodes) if self.slow_nodes else (),
+            settings=parse_pairs("--set", self.settings or ()),
+            parts=parts if parts[0].kind else (),
         )
-    if html is not None:
-        from slurm_ones.show.page import write_study
+        check_outputs(self.json, self.html)
+        plan.check()
+        return plan
 
-        write_study(html, *page(plan, found, runs))
+
+@command
+@takes(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
+    """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
+    from slurm_ones.show.page import write_study
+    from slurm_ones.simulate.study.bounds import bounds_of
+    from slurm_ones.simulate.study.present import as_json, page, pictures, rows
+    from slurm_ones.simulate.study.runs import run_all, summarize
+
+    plan, processes = options.plan(), options.processes or os.cpu_count() or 1
+    d = plan.description()
+    console.print(
+        plain(
+            f"{d['work']}: {d['jobs']}, {d['cluster']}, seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}; a decision "
+            f"{d['decisions']}, a resize costs {d['a resize']}; {d['engine']}",
+            400,
+        ),
+        markup=False,
+        soft_wrap=True,
+    )
+    if options.executor == "local":
+        runs = shown(len(list(plan.runs())), lambda on_progress: run_all(plan, processes, on_progress))
+    else:
+        runs = _send(plan, options.sbatch or "", options.directory or Path(DIRECTORY))
+    bounds = bounds_of(plan, processes) if options.bound else {}
+    found = summarize(plan, runs, bounds)
+    print_table(["", *(summary.label for summary in found)], [(row.title, row.cells) for row in rows(plan, found)])
+    if options.json is not None:
+        text = json_format.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False)
+        options.json.write_text(text, encoding="utf-8")
+    if options.html is not None:
+        write_study(options.html, *pictures(plan, runs), page(plan, found))
+    end(found)
+
+
+def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
+    """All runs, as jobs of the site's Slurm."""
+    from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue, parse_sbatch
+    from slurm_ones.simulate.study.parts import StudyFolder
+
+    folder = StudyFolder(directory.absolute())
+    jobs = StudyJobs(folder.jobs, parse_sbatch(sbatch))
+    with folder.locked():
+        study = StudyQueue(plan, folder, jobs, say)
+        return shown(study.left, study.run)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
+    """A study's table: titles, and for each figure its mean with the interval below."""
+    table = Table(box=None, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(escape(plain(head, 60)), justify="right" if index else "left")
+    for title, cells in rows:
+        table.add_row(escape(title), *(f"{mean}\n({between})" if between else mean for mean, between in cells))
+    console.print(table)
+
+
+def end(found: Sequence[ContenderSummary]) -> None:
+    """Print all errors; exit code 1 if there are any."""
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
     for line in failed:
         errors.print(f"slurm-ones: {plain(line, 1000)}", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
-
-
-def _headline(plan: Plan) -> str:
-    d = plan.description()
-    return (
-        f"{d['work']}: {d['jobs']}, {d['cluster']}, seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}; a decision "
-        f"{d['decisions']}, a resize costs {d['a resize']}; {d['engine']}"
-    )
-
-
-def _run(plan: Plan, processes: int) -> list[Run]:
-    """All runs, in processes of this machine."""
-    from slurm_ones.simulate.study.runs import run_all
-
-    runs = len(plan.policies) * len(plan.seeds)
-    return shown(runs, lambda on_progress: run_all(plan, min(processes, runs), on_progress))
-
-
-def _send(plan: Plan, sbatch: str, directory: Path) -> list[Run]:
-    """All runs, as jobs of the site's Slurm."""
-    from slurm_ones.simulate.study.elsewhere import Study
-    from slurm_ones.simulate.study.parts import StudyFolder
-    from slurm_ones.simulate.study.slurm_site import SlurmSite, parse_sbatch
-
-    folder = StudyFolder(directory.absolute())
-    site = SlurmSite(folder.jobs, parse_sbatch(sbatch))
-    with folder.locked():
-        study = Study(plan, folder, site, say)
-        return shown(study.left, study.run)
-
-
-def _print(found: Sequence[PolicySummary]) -> None:
-    from slurm_ones.simulate.study.present import rows
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for summary in found:
-        table.add_column(escape(plain(summary.label, 60)), justify="right")
-    for title, cells in rows(found, intervals=len(found) <= MOST_ACROSS):
-        table.add_row(escape(title), *cells)
-    console.print(table)

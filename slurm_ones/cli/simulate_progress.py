@@ -33,7 +33,7 @@ class ProgressLines:
 
     def __call__(self, progress: RunProgress) -> None:
         """See `runs.OnProgress`."""
-        key = progress.policy, progress.seed
+        key = progress.label, progress.seed
         before = self._latest.get(key)
         if before is not None and before.finished:
             return
@@ -50,7 +50,7 @@ class ProgressLines:
         finished = sum(one.finished for one in self._latest.values())
         left = seconds(elapsed_s * (1.0 - done) / done) if done > 0 else "–"
         return (
-            f"{finished} of {self._runs} runs done after {seconds(elapsed_s)}, about {left} left; {progress.policy}, "
+            f"{finished} of {self._runs} runs done after {seconds(elapsed_s)}, about {left} left; {progress.label}, "
             f"seed {progress.seed}: {progress.ended} of {progress.jobs} jobs ended in "
             f"{seconds(progress.simulated_s)} of simulated time{', done' * progress.finished}"
         )
@@ -70,7 +70,7 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
         task = bar.add_task(f"{runs} runs", total=float(runs), last="")
 
         def on_progress(progress: RunProgress) -> None:
-            key = progress.policy, progress.seed
+            key = progress.label, progress.seed
             shares[key] = max(progress.share, shares.get(key, 0.0))
             bar.update(task, completed=sum(shares.values()), last=f"{safe(key[0], 40)}, seed {key[1]}")
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from slurm_ones.cli.common import check_outputs, command, console, errors
 from slurm_ones.cli.import_ import moment
-from slurm_ones.cli.simulate import parse_cluster
+from slurm_ones.cli.simulate import end, parse_cluster, print_table
 from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.config import ConfigError
 from slurm_ones.simulate import BadInput
@@ -22,8 +21,7 @@ from slurm_ones.text import plain, seconds
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.elasticity.curves import Curves
-    from slurm_ones.simulate.elasticity.study import Study
+    from slurm_ones.simulate.study.curves import Curves
     from slurm_ones.simulate.traces.trace import Trace
 
 PAGE = Path("elasticity.html")
@@ -69,12 +67,12 @@ def study(
 
     Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
     """
-    from slurm_ones.show.page import write_elasticity
-    from slurm_ones.simulate.elasticity.page import as_json, fidelity, lanes, page, verdict
-    from slurm_ones.simulate.elasticity.stretch import stretch_of
-    from slurm_ones.simulate.elasticity.study import done_before, interval_of, runs_of
-    from slurm_ones.simulate.elasticity.study import study as run
-    from slurm_ones.simulate.study.parts import StudyFolder
+    from slurm_ones.show.page import write_study
+    from slurm_ones.simulate.study.elasticity import ElasticityStudy
+    from slurm_ones.simulate.study.parts import StudyFolder, run_kept
+    from slurm_ones.simulate.study.present import pictures, rows
+    from slurm_ones.simulate.study.runs import summarize
+    from slurm_ones.simulate.study.stretch import plan_of, recorded, stretch_of
 
     check_outputs(json, html)
     size = None
@@ -90,11 +88,12 @@ def study(
     curves = _curves(profiles)
     read = _read(trace, since, until, partition)
     stretch = stretch_of(read, jobs, size, sample)
-    runs = runs_of(seeds)
+    plan = plan_of(read.name, stretch, curves, range(seeds), profiles=profiles)
+    all_runs = len(list(plan.runs()))
     say(
         f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "
         f"{seconds(stretch.hours * 3600)} are simulated on {stretch.nodes}x{stretch.gpus_per_node} GPUs; "
-        f"{runs} runs, a decision every {seconds(interval_of(stretch))}"
+        f"{all_runs} runs, a decision every {seconds(plan.interval_s)}"
     )
     there = stretch.nodes * stretch.gpus_per_node / stretch.most_held
     if there < CROWDED:
@@ -104,31 +103,26 @@ def study(
     workers = processes or os.cpu_count() or 1
     folder = StudyFolder((directory or html.with_suffix(".runs")).absolute())
     with folder.locked():
-        done = done_before(read.name, stretch, curves, range(seeds), folder, profiles)
+        done = len(folder.done(plan))
         if done:
-            say(f"{done} of {runs} runs were done before ({folder.root})")
-        found = shown(
-            runs - done,
-            lambda on_progress: run(
-                read.name, stretch, curves, range(seeds), workers, on_progress, folder=folder, profiles=profiles
-            ),
-        )
-    if found.outcomes:
-        _print(found)
-        for line in [*verdict(found), fidelity(found)]:
-            console.print(plain(line, 1000), markup=False, soft_wrap=True)
+            say(f"{done} of {all_runs} runs were done before ({folder.root})")
+        runs = shown(all_runs - done, lambda on_progress: run_kept(plan, workers, folder, on_progress))
+    found = ElasticityStudy(read, stretch, curves, plan, summarize(plan, runs), runs)
+    print_table(
+        ["jobs elastic", "recorded", *(summary.label for summary in found.summaries)],
+        [(row.title, [(row.recorded, ""), *row.cells]) for row in rows(plan, found.summaries, recorded(stretch))],
+    )
+    for line in [*found.verdict(), found.fidelity()]:
+        console.print(plain(line, 1000), markup=False, soft_wrap=True)
     if json is not None:
-        json.write_text(json_format.dumps(as_json(found, read), indent=1, allow_nan=False), encoding="utf-8")
-    write_elasticity(html, *lanes(found), page(found, read))
+        json.write_text(json_format.dumps(found.as_json(), indent=1, allow_nan=False), encoding="utf-8")
+    write_study(html, *pictures(plan, runs), found.page())
     say(f"{html} says what was assumed, and shows more")
-    for error in found.errors:
-        errors.print(f"slurm-ones: {plain(error, 1000)}", markup=False, soft_wrap=True)
-    if found.errors:
-        raise typer.Exit(1)
+    end(found.summaries)
 
 
 def _curves(profiles: Path | None) -> Curves:
-    from slurm_ones.simulate.elasticity.curves import catalogue, measured
+    from slurm_ones.simulate.study.curves import catalogue, measured
     from slurm_ones.simulate.workloads.profiles import read_profiles
 
     return catalogue() if profiles is None else measured(read_profiles(profiles))
@@ -155,16 +149,3 @@ def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
             Sacct(), began, ended, partition,
             lambda share, rows: bar.update(task, completed=share, description=f"accounting, {rows} rows"),
         )  # fmt: skip
-
-
-def _print(found: Study) -> None:
-    from slurm_ones.simulate.elasticity.page import label, rows, shares
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("jobs elastic", "recorded", *map(label, shares(found))):
-        table.add_column(title, justify="left" if title == "jobs elastic" else "right")
-    for row in rows(found):
-        table.add_row(
-            row.title, row.recorded, *(f"{mean}\n({between})" if between else mean for mean, between in row.cells)
-        )
-    console.print(table)

@@ -97,30 +97,11 @@ def write_page(path: Path, store: Store, panels: list[Panel], found: dict[str, A
     )
 
 
-@dataclass(frozen=True)
-class StudyText:
-    """What the page says."""
-
-    title: str
-    run: Sequence[tuple[str, str]]
-    """What was run: a name and a value each."""
-    rows: Sequence[tuple[str, Sequence[str]]]
-    """The table: a title, and a cell for each lane."""
-    meanings: Sequence[tuple[str, str]]
-    errors: Sequence[str] = ()
-
-
-def write_study(path: Path, text: StudyText, lanes: Sequence[Lane], groups: Mapping[str, str]) -> None:
+def write_study(path: Path, lanes: Sequence[Lane], groups: Mapping[str, str], values: Mapping[str, Any]) -> None:
     """Write the page of a study. `groups` gives each job's kind by its name: jobs of a kind have a colour in common."""
     from markupsafe import Markup
 
-    pictures = {name: Markup(svg) for name, svg in study_charts(lanes, groups).items()}
-    write(path, "study.html", text=text, lanes=lanes, pictures=pictures)
-
-
-def write_elasticity(path: Path, lanes: Sequence[Lane], groups: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Write the page of a study of elasticity. `groups` says of each bar's job what it is."""
-    from markupsafe import Markup
-
-    pictures = {name: Markup(svg) for name, svg in study_charts(lanes, groups).items()} if lanes else {}
-    write(path, "elasticity.html", pictures=pictures, **values)
+    drawn = study_charts(lanes, groups) if any(lane.bars for lane in lanes) else {}
+    if not any(lane.goodput for lane in lanes):
+        drawn.pop("goodput", None)
+    write(path, "study.html", pictures={name: Markup(svg) for name, svg in drawn.items()}, **values)

@@ -50,7 +50,7 @@ def test_a_study_goes_on_after_a_kill(harness: Harness) -> None:
         return cluster.run(["squeue", "-h", "-u", "alice", "-o", "%F"]).stdout.partition("\n")[0]
 
     def results() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in work.glob("ones-study/results/*.json")}
+        return {path: path.stat().st_mtime_ns for path in work.glob("ones-study/results/*.pkl")}
 
     # All wait for the node; then one may have it, and the others wait for us.
     blocker = harness.rigid("--nodelist=n1", "--exclusive")

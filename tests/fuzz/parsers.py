@@ -712,11 +712,16 @@ def _pages(text: str) -> Iterable[str]:
             begin=0.0, decisions=[Acted(1.0, text, text, text, text)], written="",
         )
     )  # fmt: skip
-    said = {"title": text, "run": [(text, text)], "rows": [(text, [text])], "meanings": [(text, text)]}
+    row = {"title": text, "cells": [(text, text)], "recorded": text}
+    elasticity = {
+        "said": [text], "seeds": [text], "by_seed": [[text, text]], "assigned": [[text, text]], "more": 1,
+        "listed": [[text, text, text, text]], "assumptions": [text], "left_out": [(text, 1)], "doubts": [text],
+    }  # fmt: skip
+    said = {"title": text, "run": {text: text}, "columns": [text], "rows": [row], "meanings": [(text, text)]}
     yield (
         environment()
         .get_template("study.html")
-        .render(text={**said, "errors": [text]}, lanes=[{"label": text}], pictures={}, written="")
+        .render(**said, errors=[text], elasticity=elasticity, pictures={}, written="")
     )
 
 

@@ -193,9 +193,9 @@ def test_values_are_what_they_look_like() -> None:
         "a": 1, "b": 2.5, "c": True, "d": "x", "e": 1000.0,
     }  # fmt: skip
     found = parse_policy("ones:population=8,goodput=false")
-    assert (found.name, found.options) == ("ones", {"population": 8, "goodput": False})
+    assert (found.policy, found.options) == ("ones", {"population": 8, "goodput": False})
     for text, options in (("mine.policies:Mine", {}), ("mine.policies:Mine:speed=2", {"speed": 2})):
-        assert (parse_policy(text).name, parse_policy(text).options) == ("mine.policies:Mine", options)
+        assert (parse_policy(text).policy, parse_policy(text).options) == ("mine.policies:Mine", options)
     assert parse_cluster("16x4") == ((16, 4, ""),)
     assert parse_cluster("8x4:a100+2x8:t4") == ((8, 4, "a100"), (2, 8, "t4"))
     for wrong in ("8x4:a100+8x4", "8x4:a100+8x4:a100", "8x4:abacus", "8x4+", "0x4:t4"):

@@ -15,22 +15,26 @@ from typer.testing import CliRunner
 
 from slurm_ones.cli import app
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.elasticity.curves import KINDS, LEAST_S, catalogue, fitted, measured, rigid
-from slurm_ones.simulate.elasticity.page import fidelity, rows, verdict
-from slurm_ones.simulate.elasticity.stretch import (
-    Stretch,
-    TraceSource,
-    _there,
-    node_gpus,
-    picked,
-    stretch_of,
-)
-from slurm_ones.simulate.elasticity.study import INTERVAL_S, Study, figures_of, interval_of, plan_of, recorded, study
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
+from slurm_ones.simulate.study.curves import KINDS, LEAST_S, catalogue, fitted, measured, rigid
+from slurm_ones.simulate.study.elasticity import ElasticityStudy
 from slurm_ones.simulate.study.parts import parts_of
+from slurm_ones.simulate.study.present import rows
+from slurm_ones.simulate.study.runs import StudyRun, run_all, summarize
+from slurm_ones.simulate.study.stretch import (
+    INTERVAL_S,
+    Stretch,
+    _there,
+    interval_of,
+    node_gpus,
+    picked,
+    plan_of,
+    recorded,
+    stretch_of,
+)
 from slurm_ones.simulate.traces.trace import Trace, TraceJob
 from slurm_ones.simulate.training.mechanism import Requeue
 
@@ -135,8 +139,8 @@ RIGID = [(0, 0, 900, 4), (10, 10, 500, 2), (20, 20, 800, 8), (30, 30, 300, 1), (
 
 
 def alone(stretch: Stretch) -> dict[str, tuple[float, float]]:
-    """Start and seconds of each job where Slurm runs without any companion."""
-    work = TraceSource("t", stretch=stretch, curves=CURVES, share=0.0).load_workload(0, 8, 4)
+    """Start and seconds of each job if Slurm runs without any companion."""
+    work = plan_of("t", stretch, CURVES, (0,)).workload(0)
     world = World(work, ClusterSpec(2, 4), Path(), ClusterSettings(), mechanism=Requeue(None))
     while not world.done:
         world.pass_time(1e4)
@@ -147,72 +151,72 @@ def alone(stretch: Stretch) -> dict[str, tuple[float, float]]:
     }
 
 
+def studied(trace: Trace, outcomes: dict[str, Outcome] | None = None) -> ElasticityStudy:
+    """None and all of a trace's jobs elastic; run, unless their outcomes are given."""
+    stretch = stretch_of(trace, 10, (2, 4))
+    plan = plan_of("t", stretch, CURVES, (1,), shares=(0.0, 1.0))
+    runs = run_all(plan, 1) if outcomes is None else [StudyRun(name, 1, one) for name, one in outcomes.items()]
+    return ElasticityStudy(trace, stretch, CURVES, plan, summarize(plan, runs), runs)
+
+
 @pytest.fixture(scope="module")
-def small() -> Study:
+def small() -> ElasticityStudy:
     """Six jobs, none and all of them elastic."""
-    return study("t", stretch_of(trace_of(*RIGID), 10, (2, 4)), CURVES, (1,), 1, shares=(0.0, 1.0))
+    return studied(trace_of(*RIGID))
 
 
-def test_rigid_jobs_stay_as_they_were(small: Study) -> None:
-    """Without elastic jobs the schedule is Slurm's alone, and each job holds its GPUs for as long as it did, until its
-    last process is gone a second later."""
-    schedule = alone(small.stretch)
-    outcome = small.outcomes[0.0]
-    assert not small.errors and not any(one.elastic for one in outcome.jobs)
+def test_rigid_jobs_stay_as_they_were(small: ElasticityStudy) -> None:
+    """Without elastic jobs the schedule is Slurm's alone, backfill included, and each job holds its GPUs for as long as
+    it did, until its last process is gone a second later."""
+    schedule, outcome = alone(small.stretch), small.runs[0].outcome
+    assert outcome is not None and not any(one.elastic for one in outcome.jobs)
     for one, (_, _, run_s, gpus) in zip(outcome.jobs, RIGID, strict=True):
         assert one.started is not None
         assert (one.started, one.running_s) == pytest.approx(schedule[one.name], abs=1e-6)
         assert one.running_s == pytest.approx(run_s + ClusterSettings().ending_s)
         assert one.gpu_s == pytest.approx(gpus * one.running_s)
+    starts = {one.name: one.started or 0.0 for one in outcome.jobs}
+    assert starts["4"] < starts["3"] <= 905 and starts["5"] > starts["3"], "the fourth overtakes, and delays nobody"
 
 
-def test_backfill_by_the_true_run_time(small: Study) -> None:
-    """The fourth overtakes the third, which needs the whole cluster, and does not delay it."""
-    starts = {one.name: one.started or 0.0 for one in small.outcomes[0.0].jobs}
-    assert starts["4"] < starts["3"] <= 905 and starts["5"] > starts["3"]
-
-
-def test_all_elastic(small: Study) -> None:
-    """All but the short one; none is lost, and the table says so."""
-    found = small.figures[1.0, 1]
+def test_all_elastic(small: ElasticityStudy) -> None:
+    """All but the short one; none is lost, and table and verdict say so."""
+    none, found = (summary.each[1] for summary in small.summaries)
     assert found["elastic_jobs"] == pytest.approx(5 / 6) and found["unfinished"] == 0
     assert found["gpu_hours"] > 0 and found["rigid_jct"] > 0 and found["elastic_jct"] > 0
-    shown = {row.title: row for row in rows(small)}
+    shown = {row.title: row for row in rows(small.plan, small.summaries, recorded(small.stretch))}
     assert shown["elastic jobs"].cells == [("0 %", ""), ("83 %", "")] and shown["mean JCT"].recorded != "–"
     assert "unfinished" not in shown
-    (said,) = verdict(small)
-    less = 100 * (found["mean_jct_s"] / small.figures[0.0, 1]["mean_jct_s"] - 1)
-    more = 100 * (found["gpu_hours"] / small.figures[0.0, 1]["gpu_hours"] - 1)
+    (said,) = small.verdict()
+    less, more = (100 * (found[key] / none[key] - 1) for key in ("mean_jct_s", "gpu_hours"))
     assert f"mean JCT changes by {less:+.0f} %" in said and f"jobs hold by {more:+.0f} %; one seed alone" in said
 
 
-def test_how_far_the_simulation_is() -> None:
-    """Said in words: near, far, or not known."""
-    stretch = stretch_of(trace_of(*((at, at + 500, run, gpus) for at, _, run, gpus in RIGID)), 10, (2, 4))
-    assert recorded(stretch)["mean_wait_s"] == 500
+@pytest.mark.parametrize(
+    ("wait_s", "starts", "said"),
+    [(450.0, True, "near this"), (5.0, True, "far from this"), (500.0, False, "records no starts")],
+)
+def test_how_far_the_simulation_is(small: ElasticityStudy, wait_s: float, starts: bool, said: str) -> None:
+    jobs = [(at, at + 500, run, gpus) for at, _, run, gpus in RIGID]
+    trace = trace_of(*jobs)
+    if not starts:
+        trace = replace(trace, jobs=tuple(one._replace(started=None) for one in trace.jobs))
+    stretch = stretch_of(trace, 10, (2, 4))
+    assert recorded(stretch).get("mean_wait_s") == (500 if starts else None)
+    summary = replace(small.summaries[0], each={1: {"mean_wait_s": wait_s}})
+    assert said in replace(small, stretch=stretch, summaries=[summary]).fidelity()
 
-    def said(wait_s: float, known: bool = True) -> str:
-        figures = {(0.0, 0): {"mean_wait_s": wait_s}}
-        return fidelity(Study(stretch, CURVES, (0,), 60.0, figures, {}, {}, recorded(stretch) if known else {}))
 
-    assert "near this cluster" in said(450.0) and "far from this cluster" in said(5.0)
-    assert "records no starts" in said(500.0, known=False)
-
-
-def test_figures_of_nothing(small: Study) -> None:
-    """A run in which no job ended has none, and breaks nothing."""
+def test_figures_of_nothing(small: ElasticityStudy) -> None:
+    """A run in which no job ended has none, breaks nothing, and is named with the verdict."""
     empty = Outcome("ones", "t", 0, 8, ())
-    found = figures_of(empty, small.stretch, {})
+    broken = studied(small.trace, {"0 %": empty, "100 %": empty})
+    found = broken.summaries[0].each[1]
     assert found["unfinished"] == 6 and math.isnan(found["mean_jct_s"])
-    broken = replace(small, figures={(0.0, 1): found, (1.0, 1): found})
-    assert rows(broken)[-1].title == "unfinished" and verdict(broken) == []
-
-
-def test_jobs_that_did_not_end_are_named_with_the_verdict(small: Study) -> None:
-    """They are in no mean."""
-    figures = {key: found | {"unfinished": 2.0 * (key[0] == 0)} for key, found in small.figures.items()}
-    (said,) = verdict(replace(small, figures=figures))
-    assert "up to 2 jobs had not ended" in said and "not ended" not in verdict(small)[0]
+    assert rows(broken.plan, broken.summaries)[-1].title == "unfinished" and broken.verdict() == []
+    some = replace(small.summaries[0], each={1: small.summaries[0].each[1] | {"unfinished": 2.0}})
+    (said,) = replace(small, summaries=[some, small.summaries[1]]).verdict()
+    assert "up to 2 jobs had not ended" in said and "not ended" not in small.verdict()[0]
 
 
 def test_who_is_there_when_the_stretch_begins() -> None:
@@ -255,8 +259,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert "<script>x()" not in text and "&lt;script&gt;" in text
     assert "Another assignment" in text and "Simulated." in text and text.count("<svg") == 2
     found = json.loads(figures.read_text())
-    assert set(found["shares"]) == {"0 %", "20 %", "50 %", "100 %"} and len(found["curves"]) == 2
-    assert found["stretch"]["cluster"] == "2x2"
+    del found["run"]["wall_s"]
+    assert list(found["policies"]) == ["0 %", "20 %", "50 %", "100 %"] and len(found["curves"]) == 2
+    assert found["run"]["cluster"] == "2x2"
     # As if it had been killed: of its runs one is missing and one is damaged; a failed attempt is none.
     same = (str(path), "--seeds", "1", "--processes", "1", "--html", str(page), "--json", str(figures))
     first, second, *others = sorted((tmp_path / "p.runs" / "results").iterdir())
@@ -265,16 +270,18 @@ def test_the_command(tmp_path: Path) -> None:
     second.write_text("damaged")
     code, _, err = call(*same)
     assert code == 0 and "2 of 4 runs were done before" in err and "2 of 2 runs done" in err
-    assert json.loads(figures.read_text()) == found and first.exists()
+    now = json.loads(figures.read_text())
+    del now["run"]["wall_s"]
+    assert now == found and first.exists()
     assert {other: other.stat().st_mtime_ns for other in others} == times
 
 
-def test_what_a_kept_run_stands_for(small: Study, tmp_path: Path) -> None:
+def test_what_a_kept_run_stands_for(small: ElasticityStudy, tmp_path: Path) -> None:
     """Protects a study from results of other jobs, another cluster, share or curves."""
     (tmp_path / "x.json").write_text("{}")
 
     def key(stretch: Stretch, share: float = 0.5, profiles: Path | None = None) -> str:
-        (part,) = parts_of(plan_of("t", stretch, CURVES, share, [0], profiles))
+        (part,) = parts_of(plan_of("t", stretch, CURVES, [0], [share], profiles))
         return part.key
 
     stretch = small.stretch

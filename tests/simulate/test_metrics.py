@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment
-from slurm_ones.simulate.study.figures import METRICS, Estimate, compare, completion_times, estimate, figures
+from slurm_ones.simulate.study.figures import Estimate, compare, completion_times, estimate, figures, metrics_of
 from slurm_ones.simulate.study.present import estimated, probability
 
 FIRST = JobOutcome(
@@ -58,7 +58,7 @@ def test_figures_of_two_jobs() -> None:
         }
     )
     due = {"deadlines_met", "deadlines_promised", "promises_kept", "others_mean_jct_s"}
-    assert list(found) == [metric.key for metric in METRICS if metric.key not in due]
+    assert list(found) == [metric.key for metric in metrics_of("policies") if metric.key not in due]
 
 
 def test_deadlines_are_counted_by_who_was_promised_what() -> None:
@@ -69,7 +69,7 @@ def test_deadlines_are_counted_by_who_was_promised_what() -> None:
     assert found["deadlines_met"] == found["deadlines_promised"] == 0.5
     assert found["promises_kept"] == 0.0
     assert found["others_mean_jct_s"] == 400.0
-    assert list(found) == [metric.key for metric in METRICS]
+    assert list(found) == [metric.key for metric in metrics_of("policies")]
 
 
 def test_longest_jobs_are_those_with_most_to_do() -> None:
@@ -144,9 +144,8 @@ def test_comparison_of_equals_claims_nothing() -> None:
 
 def test_cells_say_how_sure_they_are() -> None:
     """A mean alone for one seed, with its interval for several, a dash for nothing."""
-    assert estimated(Estimate(1234.4, math.nan, math.nan), "s") == "1,234"
-    assert estimated(Estimate(0.5, 0.25, 0.75), "share") == "50.0 (25.0 – 75.0)"
-    assert estimated(Estimate(0.5, 0.25, 0.75), "share", interval=False) == "50.0"
-    assert estimated(Estimate(0.0123, 0.0123, 0.0123), "ms") == "12.3"
-    assert estimated(None, "s") == estimated(Estimate(math.nan, math.nan, math.nan), "s") == "–"
+    assert estimated(Estimate(1234.4, math.nan, math.nan), "s") == ("1,234", "")
+    assert estimated(Estimate(0.5, 0.25, 0.75), "share") == ("50.0", "25.0 – 75.0")
+    assert estimated(Estimate(0.0123, 0.0123, 0.0123), "ms") == ("12.3", "")
+    assert estimated(None, "s") == estimated(Estimate(math.nan, math.nan, math.nan), "s") == ("–", "")
     assert probability(0.0000123) == "1.2e-05" and probability(0.04) == "0.040"

@@ -16,7 +16,7 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.placement import place
 from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
+from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns
 from slurm_ones.simulate.workloads.profiles import read_profile
@@ -123,6 +123,6 @@ def test_what_is_wrong_with_a_network_is_said() -> None:
         with pytest.raises(BadInput, match="is not COUNT:SPEED"):
             parse_slow_nodes(text)
     assert (parse_network("4x4:3"), parse_slow_nodes("2:0.7")) == (Network(4, 4, 3.0), (0.7, 0.7))
-    plan = Plan(Source("philly", jobs=2), (PolicySpec("ones", "ones"),), (0,), nodes=4, network=Network(3, 4))
+    plan = StudyPlan(Source("philly", jobs=2), (Contender("ones", "ones"),), (0,), nodes=4, network=Network(3, 4))
     with pytest.raises(BadInput, match="12 nodes, and the cluster has 4"):
         plan.check()

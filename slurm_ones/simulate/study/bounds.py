@@ -14,10 +14,10 @@ import numpy as np
 from slurm_ones.simulate.bound.bound import Bound, bound_of
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.study.figures import completion_times
-from slurm_ones.simulate.study.plan import Plan
+from slurm_ones.simulate.study.plan import StudyPlan
 
 
-def bounds_of(plan: Plan, processes: int) -> dict[int, Bound]:
+def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
     """The bound of each seed's workload, in that many processes."""
     if min(processes, len(plan.seeds)) <= 1:
         return {seed: _bound(plan, seed) for seed in plan.seeds}
@@ -26,7 +26,7 @@ def bounds_of(plan: Plan, processes: int) -> dict[int, Bound]:
         return {seed: future.result() for seed, future in zip(plan.seeds, found, strict=True)}
 
 
-def _bound(plan: Plan, seed: int) -> Bound:
+def _bound(plan: StudyPlan, seed: int) -> Bound:
     return bound_of(plan.workload(seed), plan.parts or [(plan.nodes, plan.gpus_per_node, "")])
 
 

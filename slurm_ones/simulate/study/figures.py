@@ -1,4 +1,4 @@
-"""The figures by which policies are compared, and how sure they are."""
+"""Figures of a study, their confidence intervals, and the comparison of two policies."""
 
 from __future__ import annotations
 
@@ -18,53 +18,62 @@ UNFAIR = 1.05
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a study, and how it is called in JSON and in tables."""
+    """One figure of a study, and its names in JSON and in tables."""
 
     key: str
     title: str
     unit: str
     """`s`, `ms`, `hours`, `share` or nothing."""
     meaning: str
+    tables: str = "policies"
+    """Words of `policies` (contenders), `bound` (with `--bound`) and `shares` (of a trace's jobs that are elastic)."""
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("mean_jct_s", "mean JCT", "s", "job completion time, submission to end"),
-    Metric("median_jct_s", "median JCT", "s", "the job in the middle"),
+    Metric("elastic_jobs", "elastic jobs", "share", "jobs drawn whose curves and length allow it", "shares"),
+    Metric("elastic_hours", "their GPU hours", "share", "of all GPU hours that were recorded", "shares"),
+    Metric("mean_jct_s", "mean JCT", "s", "job completion time, submission to end", "policies shares"),
+    Metric("median_jct_s", "median JCT", "s", "the job in the middle", "policies shares"),
     Metric("p90_jct_s", "p90 JCT", "s", "nine jobs in ten are done sooner"),
-    Metric("p99_jct_s", "p99 JCT", "s", "99 jobs in a hundred are done sooner"),
+    Metric("p99_jct_s", "p99 JCT", "s", "99 jobs in a hundred are done sooner", "policies shares"),
     Metric("longest_tenth_jct_s", "longest tenth", "s", "mean JCT of the tenth of the jobs that have most to do"),
     Metric("makespan_s", "makespan", "s", "first submission to last end"),
     Metric("mean_queueing_s", "queueing", "s", "mean time without GPUs, between resizes too"),
+    Metric("mean_wait_s", "mean wait", "s", "time without GPUs, between resizes too", "shares"),
+    Metric("median_wait_s", "median wait", "s", "of the job in the middle", "shares"),
+    Metric("p99_wait_s", "p99 wait", "s", "99 jobs in a hundred wait for less", "shares"),
     Metric("mean_running_s", "running", "s", "mean time holding GPUs"),
     Metric("gpu_use", "GPU use", "share", "GPU-seconds held over those there were until the last end"),
+    Metric("gpu_hours", "GPU hours", "hours", "held by the jobs that are counted", "shares"),
     Metric("gpu_seconds_lost", "GPU-s lost", "s", "GPU-seconds held without training: starts, stops, resizes"),
     Metric("resizes_per_job", "resizes a job", "", "interruptions after its first start"),
-    Metric(
-        "missed_accuracy", "missed accuracy", "share", "jobs that ended short of their target accuracy, or not at all"
-    ),
+    Metric("resizes", "resizes an elastic job", "", "starts after its first one, each by a requeue", "shares"),
+    Metric("rigid_jct", "rigid jobs, to 0 %", "", "mean JCT of jobs that stay rigid, over theirs at 0 %", "shares"),
+    Metric("elastic_jct", "elastic jobs, to 0 %", "", "the same of the jobs that are elastic", "shares"),
+    Metric("missed_accuracy", "missed accuracy", "share", "jobs that ended short of their target accuracy, or never"),
     Metric("worst_unfairness", "worst unfairness", "", "largest JCT over the time alone on its share of the cluster"),
     Metric("unfair_share", "unfair", "share", f"jobs for which that is above {UNFAIR}"),
     Metric("deadlines_met", "deadlines met", "share", "of all jobs with a deadline"),
     Metric("deadlines_promised", "promised", "share", "jobs with a deadline that was promised"),
     Metric("promises_kept", "promises kept", "share", "of the promised deadlines"),
-    Metric("others_mean_jct_s", "mean JCT, others", "s", "jobs without a deadline, beside some with one"),
+    Metric("others_mean_jct_s", "mean JCT, others", "s", "jobs without a deadline, among some with one"),
     Metric("decision_s", "decision", "ms", "mean real time of one decision"),
     Metric("decision_p99_s", "p99 decision", "ms", "its 99th percentile"),
     Metric("unfinished", "unfinished", "", "jobs that had not ended; their JCT counts up to when it was given up"),
+    Metric("unfinished", "unfinished", "", "jobs that had not ended when the simulation gave up", "shares"),
+    Metric("bound_s", "bound", "s", "mean JCT that no schedule can beat (--bound)", "bound"),
+    Metric("over_bound", "mean JCT over the bound", "", "mean JCT over that bound", "bound"),
+    Metric("alone_s", "of it: alone", "s", "mean time of each job alone on the cluster", "bound"),
+    Metric("sharing_s", "of it: sharing", "s", "added by a schedule with fractions of GPUs and without costs", "bound"),
+    Metric("pauses_s", "of it: pauses", "s", "GPUs held without training, and waits for the first decision", "bound"),
+    Metric("rest_s", "of it: the rest", "s", "whole GPUs, placement, changes that were not worth it, doubt", "bound"),
 )
-"""All figures, in the order in which they are shown."""
+"""All figures, in the order in which each table shows its own."""
 
-BOUND_METRICS: tuple[Metric, ...] = (
-    Metric("bound_s", "bound", "s", "mean JCT that no schedule can beat (--bound)"),
-    Metric("over_bound", "mean JCT over the bound", "", "mean JCT over that bound"),
-    Metric("alone_s", "of it: alone", "s", "mean time of each job alone on the cluster"),
-    Metric(
-        "sharing_s", "of it: sharing", "s", "what sharing adds in a schedule with fractions of GPUs and without costs"
-    ),
-    Metric("pauses_s", "of it: pauses", "s", "holding GPUs without training, and waiting for the first decision"),
-    Metric("rest_s", "of it: the rest", "s", "whole GPUs, placement, changes that were not worth it, doubt"),
-)
-"""Those that need the bound, shown after them."""
+
+def metrics_of(*tables: str) -> list[Metric]:
+    """Metrics of these tables."""
+    return [metric for metric in METRICS if set(tables) & set(metric.tables.split())]
 
 
 def end_of(outcome: Outcome) -> float:
@@ -138,6 +147,41 @@ def _deadlines(jobs: Sequence[JobOutcome], jct: Floats) -> dict[str, float]:
 def _share(values: Iterable[bool]) -> float:
     found = list(values)
     return sum(found) / len(found) if found else math.nan
+
+
+def share_figures(
+    outcome: Outcome, recorded_hours: Mapping[str, float], rigid: Mapping[str, float]
+) -> dict[str, float]:
+    """Figures of a trace's jobs by key. `recorded_hours` are each job's GPU hours; `rigid` is each one's JCT in seconds
+    with no job elastic."""
+    jobs = [job for job in outcome.jobs if job.ended is not None]
+    elastic = [job for job in jobs if job.elastic]
+    jct = np.array([job.jct_s for job in jobs])
+
+    def against(some: Iterable[JobOutcome]) -> float:
+        both = [job for job in some if job.name in rigid]
+        return sum(job.jct_s for job in both) / sum(rigid[job.name] for job in both) if both else math.nan
+
+    return {
+        **spread(jct, jct - [job.running_s for job in jobs]),
+        "elastic_jobs": len(elastic) / len(recorded_hours),
+        "elastic_hours": sum(recorded_hours[job.name] for job in elastic) / sum(recorded_hours.values()),
+        "gpu_hours": sum(job.gpu_s for job in jobs) / 3600.0,
+        "resizes": sum(job.resizes for job in elastic) / len(elastic) if elastic else math.nan,
+        "rigid_jct": against(job for job in jobs if not job.elastic),
+        "elastic_jct": against(sorted(elastic, key=lambda job: job.name)),
+        "unfinished": float(len(recorded_hours) - len(jobs)),
+    }
+
+
+def spread(jct: Floats, waits: Floats) -> dict[str, float]:
+    """Mean, median and 99th percentile of times and waits in seconds; NaN for no job."""
+    found = {}
+    for key, times in (("jct_s", jct), ("wait_s", np.maximum(waits, 0.0))):
+        some = times if len(times) else np.array([math.nan])
+        found[f"mean_{key}"], found[f"median_{key}"] = float(some.mean()), float(np.median(some))
+        found[f"p99_{key}"] = float(np.percentile(some, 99))
+    return found
 
 
 CONFIDENCE = 0.95

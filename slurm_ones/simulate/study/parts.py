@@ -1,8 +1,7 @@
-"""Parts of a study: one policy on one seed each, run by any process that sees the study's directory.
+"""Parts of a study, one contender on one seed each, and the directory that keeps their results.
 
-A result is a file of its own, written atomically under a name that follows from all that determines it: the plan, the
-policy, the seed, the workload's files, the code and the numerical libraries. So what is found under that name may be
-taken, once its checksum holds, and whatever has changed is run anew.
+A result is a file of its own, written atomically under a digest of all that determines it: the plan, the contender, the
+seed, the workload's files, the code and the numerical libraries. Whatever has changed is run again.
 """
 
 from __future__ import annotations
@@ -13,67 +12,60 @@ import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import platform
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment
-from slurm_ones.simulate.study.plan import Plan, PolicySpec
-from slurm_ones.simulate.study.runs import Run, RunProgress, attempt
+from slurm_ones.simulate.study.plan import Contender, StudyPlan
+from slurm_ones.simulate.study.runs import OnProgress, RunProgress, StudyRun, attempt, run_all
 
-FORMAT = 1
-"""Of the files; another one is another name of every part."""
+FORMAT = 2
+"""Version of the files; it is part of every digest."""
 REPORT_S = 1.0
-"""Seconds between two reports of how far a part has come."""
+"""Seconds between two reports of a part's progress."""
 OURS = ("slurm_ones", "ones_db", "ones_wrapper")
 LIBRARIES = ("numpy", "scipy")
 """Packages on which the last digits of a result depend."""
 
-_OUTCOME = TypeAdapter(Outcome)
-
 
 class BadResult(Exception):
-    """A result that is not to be believed; the message says why."""
+    """A result that cannot be believed; the message says why."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One policy on one seed."""
+class StudyPart:
+    """One contender on one seed."""
 
-    policy: PolicySpec
+    contender: Contender
     seed: int
     key: str
-    """The name of its result: a digest of all that determines it."""
+    """Digest of all that determines its result, and the result's name."""
 
     @property
     def label(self) -> str:
-        """How it is named to people."""
-        return f"{self.policy.label}, seed {self.seed}"
+        """Name for people."""
+        return f"{self.contender.label}, seed {self.seed}"
 
 
-def parts_of(plan: Plan) -> list[Part]:
+def parts_of(plan: StudyPlan) -> list[StudyPart]:
     """All parts, in the order of `run_all`. Reads the workload's files and the code."""
-    common = repr((FORMAT, replace(plan, policies=(), seeds=()), _files(plan), _code(), _libraries()))
+    common = repr((FORMAT, replace(plan, contenders=(), seeds=()), _files(plan), _code(), _libraries()))
     found = []
-    for seed in plan.seeds:
-        for policy in plan.policies:
-            # Only the first seed keeps what is drawn.
-            own = repr((policy, _module(policy.name), seed, seed == plan.seeds[0]))
-            found.append(Part(policy, seed, hashlib.sha256(f"{common}\n{own}".encode()).hexdigest()[:24]))
+    for contender, seed in plan.runs():
+        # Only the first seed keeps what is drawn.
+        own = repr((contender, _module(contender.policy), seed, seed == plan.seeds[0]))
+        found.append(StudyPart(contender, seed, hashlib.sha256(f"{common}\n{own}".encode()).hexdigest()[:24]))
     return found
 
 
-def _files(plan: Plan) -> str:
-    """A digest of what the workload is read from; empty for one that is generated."""
+def _files(plan: StudyPlan) -> str:
     profiles, workload = plan.source.profiles, Path(plan.source.workload)
     found = [_digest(workload.parent, [workload])] if workload.is_file() else []
     if profiles is not None:
@@ -83,7 +75,7 @@ def _files(plan: Plan) -> str:
 
 @lru_cache
 def _code() -> str:
-    """A digest of our packages' sources: a version alone does not tell one checkout from the next."""
+    """Digest of our packages' sources: one version may stand for several checkouts."""
     found: list[str] = []
     for package in OURS:
         spec = importlib.util.find_spec(package)
@@ -93,16 +85,14 @@ def _code() -> str:
 
 
 def _module(policy: str) -> str:
-    """A digest of the file that a policy of the user's own is in."""
+    """Digest of the file of a user's own policy."""
     name, colon, _ = policy.partition(":")
     spec = importlib.util.find_spec(name) if colon else None
-    if spec is None or not spec.origin:
-        return ""
-    return _digest(Path(spec.origin).parent, [Path(spec.origin)])
+    return _digest(Path(spec.origin).parent, [Path(spec.origin)]) if spec is not None and spec.origin else ""
 
 
 def _digest(folder: Path, paths: Iterable[Path]) -> str:
-    """Of files within a folder: their names there and what is in them."""
+    """Digest of files' names within a folder and their contents."""
     found = hashlib.sha256()
     for path in sorted(paths):
         data = path.read_bytes()
@@ -120,19 +110,19 @@ def _libraries() -> list[str]:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """The directory of a study, which all its processes see. Several studies may use it, one after the other."""
+    """Directory of a study, which all its processes see. Several studies may use it, one after the other."""
 
     root: Path
 
     @property
     def jobs(self) -> Path:
-        """Where the jobs' scripts and logs are."""
+        """Scripts and logs of the jobs."""
         return self.root / "jobs"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else sends parts from here meanwhile. Raises `BadInput` where somebody does, where others may write
-        here, or where it cannot be made."""
+        """Keep other commands from sending parts from here. Raises `BadInput` if one does already, if others may write
+        here, and if the directory cannot be made."""
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
                 (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
@@ -153,73 +143,90 @@ class StudyFolder:
         finally:
             os.close(handle)
 
-    def result(self, part: Part) -> Run | None:
-        """What became of a part; None where nothing did yet. Raises `BadResult`."""
+    def result(self, part: StudyPart) -> StudyRun | None:
+        """A part's run; None if there is none yet. Raises `BadResult`."""
         try:
-            text = self._result(part.key).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise BadResult(f"{self._result(part.key)}: {error}") from None
+            data = self._result(part).read_bytes()
         except OSError:  # there is none, or it cannot be read now; a good one is not to be thrown away for that
             return None
-        digest, _, body = text.partition("\n")
-        if digest != hashlib.sha256(body.encode()).hexdigest():
-            raise BadResult(f"{self._result(part.key)}: its checksum does not hold")
-        try:
-            found = json.loads(body)
-            if (found["key"], found["policy"], found["seed"]) != (part.key, part.policy.label, part.seed):
-                raise BadResult(f"{self._result(part.key)}: it is another part's")
-            outcome = None if found["outcome"] is None else _outcome(found["outcome"])
-            return Run(part.policy.label, part.seed, outcome, str(found["error"]))
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
-            raise BadResult(f"{self._result(part.key)}: {type(error).__name__}: {error}") from None
+        digest, body = data[:32], data[32:]
+        if digest != hashlib.sha256(body).digest():
+            raise BadResult(f"{self._result(part)}: its checksum does not hold")
+        key, run = pickle.loads(body)
+        if key != part.key:
+            raise BadResult(f"{self._result(part)}: it is another part's")
+        return run if isinstance(run, StudyRun) else None
 
-    def put_result(self, part: Part, run: Run) -> None:
+    def put_result(self, part: StudyPart, run: StudyRun) -> None:
         """Store it durably, all of it or nothing."""
-        outcome = None if run.outcome is None else asdict(run.outcome)
-        found = {"key": part.key, "policy": run.policy, "seed": run.seed, "error": run.error, "outcome": outcome}
-        body = json.dumps(found, default=_plain)
-        _write(self._result(part.key), f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}", durable=True)
+        body = pickle.dumps((part.key, run))
+        _write(self._result(part), hashlib.sha256(body).digest() + body, durable=True)
 
-    def drop_result(self, part: Part) -> None:
-        """It is to be run again."""
-        self._result(part.key).unlink(missing_ok=True)
+    def drop_result(self, part: StudyPart) -> None:
+        """Have it run again."""
+        self._result(part).unlink(missing_ok=True)
 
-    def progress(self, part: Part) -> RunProgress | None:
-        """How far a part has come, as it said last."""
+    def done(self, plan: StudyPlan) -> dict[tuple[str, int], StudyRun]:
+        """Runs that ended well, by label and seed."""
+        found = {}
+        for part in parts_of(plan):
+            with contextlib.suppress(BadResult):
+                run = self.result(part)
+                if run is not None and run.outcome is not None:
+                    found[run.label, run.seed] = run
+        return found
+
+    def progress(self, part: StudyPart) -> RunProgress | None:
+        """A part's last report of its progress."""
         try:
             found = json.loads((self.root / "progress" / f"{part.key}.json").read_text(encoding="utf-8"))
-            return RunProgress(part.policy.label, part.seed, float(found[0]), int(found[1]), int(found[2]))
+            return RunProgress(part.contender.label, part.seed, float(found[0]), int(found[1]), int(found[2]))
         except (OSError, ValueError, TypeError, LookupError):
             return None
 
-    def put_progress(self, part: Part, progress: RunProgress) -> None:
-        """Say how far it has come. What is lost of this is not missed."""
-        words = json.dumps([progress.simulated_s, progress.ended, progress.jobs], default=_plain)
+    def put_progress(self, part: StudyPart, progress: RunProgress) -> None:
+        """Report a part's progress; losing a report is harmless."""
+        words = json.dumps([float(progress.simulated_s), progress.ended, progress.jobs])
         with contextlib.suppress(OSError):
-            _write(self.root / "progress" / f"{part.key}.json", words)
+            _write(self.root / "progress" / f"{part.key}.json", words.encode())
 
-    def sent(self) -> dict[str, list[str]]:
-        """The parts that were ever sent, by the name that their jobs have, in the order of the tasks."""
+    def sent(self) -> dict[tuple[str, int], str]:
+        """Key of each part that was ever sent, by its jobs' name and its place in their array."""
         found = {}
         for path in sorted((self.root / "sent").glob("*.json")):
             with contextlib.suppress(OSError, ValueError):
-                found[path.stem] = [str(key) for key in json.loads(path.read_text(encoding="utf-8"))]
+                keys = json.loads(path.read_text(encoding="utf-8"))
+                found.update({(path.stem, index): str(key) for index, key in enumerate(keys)})
         return found
 
-    def put_sent(self, name: str, parts: Sequence[Part]) -> None:
-        """Written before they are sent: whoever goes on with the study finds them in Slurm by that name."""
-        _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]), durable=True)
+    def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
+        """Note, before they are sent, the name by which the next command finds these parts in Slurm."""
+        keys = json.dumps([part.key for part in parts])
+        _write(self.root / "sent" / f"{name}.json", keys.encode(), durable=True)
 
     def drop_sent(self, name: str) -> None:
-        """They were not sent."""
+        """Forget parts that were not sent."""
         (self.root / "sent" / f"{name}.json").unlink(missing_ok=True)
 
-    def _result(self, key: str) -> Path:
-        return self.root / "results" / f"{key}.json"
+    def _result(self, part: StudyPart) -> Path:
+        return self.root / "results" / f"{part.key}.pkl"
 
 
-def run_part(plan: Plan, key: str, root: Path) -> None:
-    """One part in this process: the job of a study. Raises RuntimeError where this is not what was asked for."""
+def run_kept(plan: StudyPlan, processes: int, folder: StudyFolder, on_progress: OnProgress) -> list[StudyRun]:
+    """Like `run_all`, except for runs that the folder has; each new one is added. Needs `folder.locked()`."""
+    parts = {(part.contender.label, part.seed): part for part in parts_of(plan)}
+
+    def keep(run: StudyRun) -> None:
+        # What cannot be kept, as on a full disk, is only run again.
+        with contextlib.suppress(OSError):
+            folder.put_result(parts[run.label, run.seed], run)
+
+    return run_all(plan, processes, on_progress, folder.done(plan), keep)
+
+
+def run_part(plan: StudyPlan, key: str, root: Path) -> None:
+    """Run one part in this process, a job of a study. Raises RuntimeError if plan, code or libraries are not the
+    sender's."""
     part = {part.key: part for part in parts_of(plan)}.get(key)
     if part is None:
         raise RuntimeError(
@@ -230,7 +237,7 @@ def run_part(plan: Plan, key: str, root: Path) -> None:
     with contextlib.suppress(BadResult):
         if folder.result(part) is not None:
             return  # a job that Slurm started again after its end
-    sent, latest = 0.0, RunProgress(part.policy.label, part.seed)
+    sent, latest = 0.0, RunProgress(part.contender.label, part.seed)
 
     def on_progress(progress: RunProgress) -> None:
         nonlocal sent, latest
@@ -239,13 +246,13 @@ def run_part(plan: Plan, key: str, root: Path) -> None:
             sent = now
             folder.put_progress(part, progress)
 
-    run = attempt(plan, part.policy, part.seed, on_progress)
+    run = attempt(plan, part.contender, part.seed, on_progress)
     folder.put_progress(part, latest)
     folder.put_result(part, run)
 
 
 def _check_ours(folder: Path) -> None:
-    """Raises `BadInput` for a folder that others may write: jobs are pickled there, and results are believed."""
+    """Raises `BadInput` for a folder that others may write: jobs and results are unpickled there."""
     info = folder.stat()
     if info.st_uid != os.geteuid():
         raise BadInput(
@@ -258,34 +265,12 @@ def _check_ours(folder: Path) -> None:
         )
 
 
-def _outcome(found: Mapping[str, Any]) -> Outcome:
-    """Checked by its types, and built of the very numbers that were written: 1 and 1.0 differ in JSON."""
-    _OUTCOME.validate_python(found)
-    return Outcome(
-        **{
-            **found,
-            "jobs": tuple(JobOutcome(**job) for job in found["jobs"]),
-            "segments": tuple(Segment(**segment) for segment in found["segments"]),
-            "decision_s": tuple(found["decision_s"]),
-            "goodput": tuple((at, value) for at, value in found["goodput"]),
-            "notes": tuple(found["notes"]),
-        }
-    )
-
-
-def _plain(value: Any) -> Any:
-    """A number of numpy's as Python has it."""
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _write(path: Path, text: str, *, durable: bool = False) -> None:
-    """The whole file or none; whoever reads it meanwhile finds the old one."""
+def _write(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace the whole file or nothing; concurrent readers find the old one."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,18 +1,21 @@
-"""What a study is to run: which policies, on which work, on which cluster. Plain data, checked before anything runs."""
+"""Plan of a study: contenders on the same work and cluster. Plain data, checked before anything runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
 from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.engines.spec import ClusterSpec, Part
+from slurm_ones.simulate.study.figures import figures
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.training.network import Network
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
@@ -20,24 +23,32 @@ from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
 from slurm_ones.text import seconds
 
+VARIANT = re.compile(r"-[a-h]$")
+"""Ending of names of generated applications of one kind."""
+
 
 @dataclass(frozen=True)
-class PolicySpec:
+class Contender:
     """A policy with its options, under the name by which it is shown."""
 
     label: str
-    name: str
+    policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    elastic: float | None = None
+    """Share of a trace's jobs that are elastic."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the work comes from: one of the `MIXES`, or a file with a folder of profiles."""
+    """Origin of the work: one of the `MIXES`, or a file with a folder of profiles."""
+
+    table: ClassVar[str] = "policies"
+    """Table of `figures.METRICS` that compares its contenders."""
 
     workload: str
     profiles: Path | None = None
     jobs: int | None = None
-    """As many as the study has; of a file, its first ones."""
+    """None for as many as its study has; of a file, its first ones."""
     load: float = 1.0
     arrivals: Arrivals | None = None
     hours: float | None = None
@@ -45,21 +56,11 @@ class Source:
     deadlines: float = 0.0
     """Share of jobs with a deadline."""
 
-    def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
-        """The work of one seed; a file's is the same for all. Raises `BadInput`."""
+    def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
+        """The work of one seed; a file's is the same for all. `elastic` is for traces alone. Raises `BadInput`."""
         if self.workload in MIXES:
-            return generate(
-                self.workload,
-                jobs=self.jobs,
-                seed=seed,
-                load=self.load,
-                gpus=gpus,
-                gpus_per_node=per_node,
-                arrivals=self.arrivals,
-                hours=self.hours,
-                rigid=self.rigid,
-                deadlines=self.deadlines,
-            )
+            options = {name: value for name, value in vars(self).items() if name not in ("workload", "profiles")}
+            return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
         path = Path(self.workload)
         if not path.exists():
             raise BadInput(f"workload: {self.workload!r:.200} is neither a file nor one of {', '.join(MIXES)}")
@@ -79,29 +80,56 @@ class Source:
             scaled = with_deadlines(scaled, found.applications, self.deadlines, per_node, seed)
         return replace(found, submissions=scaled)
 
+    def counted(self, outcome: Outcome) -> Outcome:
+        """The outcome of the jobs that count."""
+        return outcome
+
+    def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
+        """Each metric by its key. `work` is each job's, in any unit; `first` is the first contender's outcome."""
+        return figures(outcome, work)
+
+    def kind(self, job: JobOutcome) -> str:
+        """Jobs of a kind have a colour in common."""
+        return VARIANT.sub("", job.application) if self.workload in MIXES else job.application
+
+    def described(self) -> dict[str, Any]:
+        """What was asked for, as JSON."""
+        return {**asdict(self), "profiles": str(self.profiles) if self.profiles else None}
+
 
 @dataclass(frozen=True)
-class Plan:
-    """What is run. Plain data, so that it reaches a process of its own."""
+class StudyPlan:
+    """Contenders, seeds, cluster and engine of a study. Plain data, which a process of its own can unpickle."""
 
     source: Source
-    policies: tuple[PolicySpec, ...]
+    contenders: tuple[Contender, ...]
     seeds: tuple[int, ...]
     nodes: int = 16
     gpus_per_node: int = 4
     interval_s: float = 60.0
     mechanism: Mechanism = field(default_factory=Requeue)
-    """How jobs are resized, and what that costs."""
+    """Way and costs of a resize."""
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
     network: Network | None = None
-    """Leaf switches, and how slow the links between them are; None for a network that jobs do not notice."""
+    """Leaf switches and the speed of the links between them; None for a network that jobs do not notice."""
     slow_nodes: tuple[float, ...] = ()
     """Speeds of the nodes that are slower than others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
     parts: tuple[Part, ...] = ()
-    """Of a cluster with GPUs of several kinds, its parts, in place of `nodes`; `gpus_per_node` is then the fewest."""
+    """Parts of a cluster with GPUs of several kinds, in place of `nodes`; `gpus_per_node` is then the fewest."""
+
+    def seeds_of(self, contender: Contender) -> tuple[int, ...]:
+        """Seeds that are run: with no job elastic nothing depends on the seed, and the first stands for all."""
+        return self.seeds[:1] if contender.elastic == 0 else self.seeds
+
+    def runs(self) -> Iterator[tuple[Contender, int]]:
+        """Each contender on each of its seeds, seed by seed."""
+        for seed in self.seeds:
+            for contender in self.contenders:
+                if seed in self.seeds_of(contender):
+                    yield contender, seed
 
     @property
     def gpus(self) -> int:
@@ -146,21 +174,22 @@ class Plan:
             found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return found
 
-    def workload(self, seed: int) -> Workload:
-        """The work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
-        found = self.source.load_workload(seed, self.gpus, self.gpus_per_node)
+    def workload(self, seed: int, contender: Contender | None = None) -> Workload:
+        """A contender's work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
+        elastic = contender.elastic if contender is not None else None
+        found = self.source.load_workload(seed, self.gpus, self.gpus_per_node, elastic)
         check_fits(found, self.gpus)
         return found
 
     def check(self) -> None:
         """Raises `BadInput` for whatever can be known to be wrong before anything is run."""
-        labels = [policy.label for policy in self.policies]
+        labels = [contender.label for contender in self.contenders]
         for label in labels:
             if labels.count(label) > 1:
                 raise BadInput(f"policy: {label!r:.80} is given twice")
-        for policy in self.policies:
+        for contender in self.contenders:
             try:
-                make_policy(policy.name, **policy.options)
+                make_policy(contender.policy, **contender.options)
             except (TypeError, ValueError) as error:
                 raise BadInput(str(error)) from None
         try:

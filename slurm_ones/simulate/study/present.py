@@ -1,77 +1,45 @@
-"""What a study found, as a table's cells and as JSON."""
+"""A study's figures as cells of a table, as JSON, and as the data of its page."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurm_ones.show.charts import Bar, Lane
-from slurm_ones.show.page import StudyText
 from slurm_ones.simulate.bound.bound import Bound
 from slurm_ones.simulate.study.bounds import as_json as bounds_as_json
-from slurm_ones.simulate.study.figures import BOUND_METRICS, METRICS, Estimate, completion_times
-from slurm_ones.simulate.study.plan import Plan
-from slurm_ones.simulate.study.runs import NO_BOUNDS, PolicySummary, Run
-from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.workloads.generate import MIXES
+from slurm_ones.simulate.study.figures import Comparison, Estimate, Metric, completion_times, metrics_of
+from slurm_ones.simulate.study.plan import StudyPlan
+from slurm_ones.simulate.study.runs import NO_BOUNDS, ContenderSummary, StudyRun
+from slurm_ones.simulate.training.mechanism import Requeue
+from slurm_ones.text import seconds
 
-VARIANT = re.compile(r"-[a-h]$")
-"""What sets generated applications of one kind apart."""
-
-Row = tuple[str, list[str]]
-"""Title, and a cell for each policy."""
-
-UNITS = {"s": ", s", "ms": ", ms", "share": ", %", "": ""}
-"""How a title names the unit of its row."""
+UNITS = {"s": ", s", "ms": ", ms", "share": ", %"}
+"""Unit in the title of a row that compares policies."""
 
 
-def value(number: float, unit: str) -> str:
-    """A figure as people read it."""
-    if not math.isfinite(number):
+def value(found: float, unit: str) -> str:
+    """A figure of the comparison of policies, whose unit stands in its row's title."""
+    if not math.isfinite(found):
         return "–"
     if unit == "s":
-        return f"{number:,.0f}"
+        return f"{found:,.0f}"
     if unit == "ms":
-        return f"{number * 1e3:.3g}"
-    if unit == "share":
-        return f"{number * 100:.1f}"
-    return f"{number:.2f}"
+        return f"{found * 1e3:.3g}"
+    return f"{found * 100:.1f}" if unit == "share" else f"{found:.2f}"
 
 
-def estimated(found: Estimate | None, unit: str, *, interval: bool = True) -> str:
-    """The mean, and its interval where there are several seeds."""
-    if found is None or not math.isfinite(found.mean):
+def value_and_unit(found: float, unit: str) -> str:
+    """A figure of a study of shares, with its unit."""
+    if not math.isfinite(found):
         return "–"
-    if not interval or not math.isfinite(found.low) or found.low == found.high:
-        return value(found.mean, unit)
-    return f"{value(found.mean, unit)} ({value(found.low, unit)} – {value(found.high, unit)})"
-
-
-def rows(summaries: Sequence[PolicySummary], *, intervals: bool = True) -> list[Row]:
-    """All metrics, then each policy against the first. Figures that no policy has are left out."""
-
-    def cell(found: Estimate | None, unit: str) -> str:
-        return estimated(found, unit, interval=intervals)
-
-    found: list[Row] = []
-    for metric in (*METRICS, *BOUND_METRICS):
-        cells = [cell(summary.metrics.get(metric.key), metric.unit) for summary in summaries]
-        nothing_wrong = metric.key == "unfinished" and all(c in ("0.00", "–") for c in cells)
-        if any(c != "–" for c in cells) and not nothing_wrong:
-            found.append((metric.title + UNITS[metric.unit], cells))
-    if len(summaries) > 1:
-        first = summaries[0].label
-        pairs = [summary.against_first for summary in summaries]
-        found += [
-            (f"mean JCT less {first}'s, s", [cell(p.difference if p else None, "s") for p in pairs]),
-            (f"mean JCT over {first}'s", [cell(p.ratio if p else None, "") for p in pairs]),
-            (f"jobs sooner than with {first}, %", [value(p.sooner, "share") if p else "–" for p in pairs]),
-            ("Wilcoxon p, paired by job", [probability(p.p_value) if p else "–" for p in pairs]),
-        ]
-    return found
+    if unit == "s":
+        return seconds(found)
+    if unit == "hours":
+        return f"{found:,.1f}"
+    return f"{100 * found:.0f} %" if unit == "share" else f"{found:.2f}"
 
 
 def probability(p: float) -> str:
@@ -79,97 +47,154 @@ def probability(p: float) -> str:
     return "–" if math.isnan(p) else f"{p:.1e}" if p < 0.001 else f"{p:.3f}"
 
 
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a study's table: a title, and a figure for each contender."""
+
+    title: str
+    cells: Sequence[tuple[str, str]]
+    """Mean, and its interval; nothing if that is unknown or of no width."""
+    recorded: str = ""
+    """The figure that a trace recorded."""
+
+
+def rows(
+    plan: StudyPlan, summaries: Sequence[ContenderSummary], recorded: Mapping[str, float] | None = None
+) -> list[TableRow]:
+    """All metrics, without those that no contender has; then each policy against the first."""
+    shares = plan.source.table == "shares"
+    found = []
+    for metric in metrics_of(plan.source.table, "bound"):
+        cells = [_cell(summary, metric, shares) for summary in summaries]
+        means = {mean for mean, _ in cells}
+        if means - {"–"} and not (metric.key == "unfinished" and means <= {"0.00", "–"}):
+            was = value_and_unit((recorded or {}).get(metric.key, math.nan), metric.unit)
+            found.append(TableRow(metric.title + ("" if shares else UNITS.get(metric.unit, "")), cells, was))
+    if shares or len(summaries) < 2:
+        return found
+    first, pairs = summaries[0].label, [summary.against_first for summary in summaries]
+
+    def row(title: str, cell: Callable[[Comparison], tuple[str, str]]) -> TableRow:
+        return TableRow(title, [("–", "") if pair is None else cell(pair) for pair in pairs])
+
+    return [
+        *found,
+        row(f"mean JCT less {first}'s, s", lambda pair: estimated(pair.difference, "s")),
+        row(f"mean JCT over {first}'s", lambda pair: estimated(pair.ratio, "")),
+        row(f"jobs sooner than with {first}, %", lambda pair: (value(pair.sooner, "share"), "")),
+        row("Wilcoxon p, paired by job", lambda pair: (probability(pair.p_value), "")),
+    ]
+
+
+def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str, str]:
+    """Mean and 95 % confidence interval; of shares, whose seeds are a few assignments, the lowest and the highest."""
+    if not shares:
+        return estimated(summary.metrics.get(metric.key), metric.unit)
+    found = [one.get(metric.key, math.nan) for one in summary.each.values()]
+    known = [one for one in found if math.isfinite(one)]
+    if not known:
+        return "–", ""
+    low, high = value_and_unit(min(known), metric.unit), value_and_unit(max(known), metric.unit)
+    return value_and_unit(sum(known) / len(known), metric.unit), "" if low == high else f"{low} – {high}"
+
+
+def estimated(found: Estimate | None, unit: str) -> tuple[str, str]:
+    """A mean and its interval."""
+    if found is None or not math.isfinite(found.mean):
+        return "–", ""
+    if not math.isfinite(found.low) or found.low == found.high:
+        return value(found.mean, unit), ""
+    return value(found.mean, unit), f"{value(found.low, unit)} – {value(found.high, unit)}"
+
+
 def as_json(
-    plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run], bounds: Mapping[int, Bound] = NO_BOUNDS
+    plan: StudyPlan,
+    summaries: Sequence[ContenderSummary],
+    runs: Sequence[StudyRun],
+    bounds: Mapping[int, Bound] = NO_BOUNDS,
 ) -> dict[str, Any]:
-    """What was run and all that was found. Means over seeds are under their own names, intervals beside them."""
+    """The plan and all that was found. Means over seeds have their own names, next to their intervals."""
+    mechanism = plan.mechanism
     policies = {
         summary.label: {
-            **{key: number(found.mean) for key, found in summary.metrics.items()},
-            "intervals": {key: [number(found.low), number(found.high)] for key, found in summary.metrics.items()},
-            "seeds": list(summary.seeds),
-            "against_first": _finite(asdict(summary.against_first)) if summary.against_first else None,
+            **{key: found.mean for key, found in summary.metrics.items()},
+            "intervals": {key: [found.low, found.high] for key, found in summary.metrics.items()},
+            "seeds": list(summary.each),
+            "of_seeds": list(summary.each.values()),
+            "against_first": asdict(summary.against_first) if summary.against_first else None,
             "errors": list(summary.errors),
         }
         for summary in summaries
     }
-    return {
-        "run": {
-            **_finite(asdict(plan.source)),
-            "profiles": str(plan.source.profiles) if plan.source.profiles else None,
-            "cluster": plan.nodes_and_gpus,
-            "network": asdict(plan.network) if plan.network else None,
-            "slow_nodes": list(plan.slow_nodes),
-            "seeds": list(plan.seeds),
-            "interval_s": plan.interval_s,
-            **_mechanism(plan.mechanism),
-            "engine": "idealized" if plan.idealized else "companion",
-            "settings": dict(plan.settings),
-            "policies": {c.label: {"policy": c.name, "options": dict(c.options)} for c in plan.policies},
-            "wall_s": {
-                c.label: sum(r.outcome.wall_s for r in runs if r.outcome is not None and r.policy == c.label)
-                for c in plan.policies
-            },
-            "notes": sorted({note for run in runs if run.outcome is not None for note in run.outcome.notes}),
-        },
+    ended = [(run, run.outcome) for run in runs if run.outcome is not None]
+    run = {
+        **plan.source.described(),
+        "cluster": plan.nodes_and_gpus,
+        "network": asdict(plan.network) if plan.network else None,
+        "slow_nodes": list(plan.slow_nodes),
+        "seeds": list(plan.seeds),
+        "interval_s": plan.interval_s,
+        **(
+            {"resize": "requeue", "resize_cost_s": "measured" if mechanism.seconds is None else mechanism.seconds}
+            if isinstance(mechanism, Requeue)
+            else {"resize": "hot", "hot": asdict(mechanism)}
+        ),
+        "engine": "idealized" if plan.idealized else "companion",
+        "settings": dict(plan.settings),
+        "policies": {c.label: {"policy": c.policy, "options": dict(c.options)} for c in plan.contenders},
+        "wall_s": {c.label: sum(o.wall_s for r, o in ended if r.label == c.label) for c in plan.contenders},
+        "notes": sorted({note for _, outcome in ended for note in outcome.notes}),
+    }
+    found = {
+        "run": run,
         **(bounds_as_json(bounds) if bounds else {}),
         "policies": policies,
-        "jobs": [job for run in runs for job in _jobs(run)],
+        "jobs": [
+            {"policy": run.label, "seed": run.seed, **asdict(job), "jct_s": float(jct), "missed": job.missed}
+            for run, outcome in ended
+            for job, jct in zip(outcome.jobs, completion_times(outcome), strict=True)
+        ],
+    }
+    known: dict[str, Any] = finite(found)
+    return known
+
+
+def finite(found: Any) -> Any:
+    """The same with null, as JSON has it, in place of numbers that are not finite."""
+    if isinstance(found, float):
+        return found if math.isfinite(found) else None
+    if isinstance(found, dict):
+        return {key: finite(item) for key, item in found.items()}
+    return [finite(item) for item in found] if isinstance(found, list | tuple) else found
+
+
+def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, Any]:
+    """What the template `study.html` takes, pictures apart."""
+    return {
+        "title": f"Policies compared: {plan.source.workload}",
+        "run": plan.description(),
+        "columns": [summary.label for summary in summaries],
+        "rows": rows(plan, summaries),
+        "meanings": [
+            (metric.title, metric.meaning)
+            for metric in metrics_of(plan.source.table, "bound")
+            if any(metric.key in summary.metrics for summary in summaries) or metric.tables != "bound"
+        ],
+        "errors": [f"{summary.label}: {error}" for summary in summaries for error in summary.errors],
     }
 
 
-def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
-    """How jobs were resized. `resize_cost_s` is there for a requeue, `hot` for the other."""
-    if isinstance(mechanism, Requeue):
-        return {"resize": "requeue", "resize_cost_s": "measured" if mechanism.seconds is None else mechanism.seconds}
-    return {"resize": "hot", "hot": asdict(mechanism)}
-
-
-def _jobs(run: Run) -> list[dict[str, Any]]:
-    if run.outcome is None:
-        return []
-    times = completion_times(run.outcome)
-    return [
-        {"policy": run.policy, "seed": run.seed, **_finite(asdict(job)), "jct_s": float(jct), "missed": job.missed}
-        for job, jct in zip(run.outcome.jobs, times, strict=True)
-    ]
-
-
-def page(
-    plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run]
-) -> tuple[StudyText, list[Lane], dict[str, str]]:
-    """What `report.page.write_study` takes."""
-    seed = plan.seeds[0]
-    lanes = []
-    for summary in summaries:
-        own = [run.outcome for run in runs if run.policy == summary.label and run.outcome is not None]
-        drawn = [run for run in runs if (run.policy, run.seed) == (summary.label, seed) and run.outcome is not None]
-        outcome = drawn[0].outcome if drawn else None
-        bars = [Bar(s.job, s.start, s.end, s.gpus) for s in outcome.segments] if outcome else []
-        jct = [float(t) for found in own for t in completion_times(found)]
-        lanes.append(Lane(summary.label, jct, bars, outcome.goodput if outcome else (), plan.gpus))
-    work = plan.workload(seed).submissions
-    generated = plan.source.workload in MIXES
-    groups = {s.name: VARIANT.sub("", s.application) if generated else s.application for s in work}
-    with_bound = any("bound_s" in summary.metrics for summary in summaries)
-    text = StudyText(
-        title=f"Policies compared: {plan.source.workload}",
-        run=tuple(plan.description().items()),
-        rows=rows(summaries),
-        meanings=[(metric.title, metric.meaning) for metric in (*METRICS, *(BOUND_METRICS if with_bound else ()))],
-        errors=[f"{summary.label}: {error}" for summary in summaries for error in summary.errors],
-    )
-    return text, lanes, groups
-
-
-def number(found: float) -> float | None:
-    """A number as JSON has it: none that are not finite."""
-    return found if math.isfinite(found) else None
-
-
-def _finite(found: Any) -> Any:
-    if isinstance(found, float):
-        return number(found)
-    if isinstance(found, dict):
-        return {key: _finite(item) for key, item in found.items()}
-    return found
+def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> tuple[list[Lane], dict[str, str]]:
+    """A lane for each contender, and the kind of each bar's job. Bars and goodput are the first seed's."""
+    lanes, kinds = [], dict[str, str]()
+    for contender in plan.contenders:
+        own = [(run, run.outcome) for run in runs if run.label == contender.label and run.outcome is not None]
+        drawn = [outcome for run, outcome in own if run.seed == plan.seeds[0]]
+        jct = [float(t) for _, outcome in own for t in completion_times(plan.source.counted(outcome))]
+        # A trace's job is elastic at one share and rigid at another.
+        mark = f"{contender.label} " if contender.elastic is not None else ""
+        bars = [Bar(f"{mark}{s.job}", s.start, s.end, s.gpus) for outcome in drawn for s in outcome.segments]
+        goodput = drawn[0].goodput if drawn and contender.elastic is None else ()
+        lanes.append(Lane(contender.label, jct, bars, goodput, plan.gpus))
+        kinds |= {f"{mark}{job.name}": plan.source.kind(job) for outcome in drawn for job in outcome.jobs}
+    return lanes, kinds

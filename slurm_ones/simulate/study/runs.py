@@ -1,4 +1,4 @@
-"""Policies compared on the same work: every policy on every seed's workload, in parallel processes."""
+"""Contenders on the same work: each on every seed's workload, in parallel processes."""
 
 from __future__ import annotations
 
@@ -19,51 +19,37 @@ from slurm_ones.simulate.bound.bound import Bound
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.bounds import against_bound
-from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
-from slurm_ones.simulate.study.plan import Plan, PolicySpec
+from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate
+from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
-from slurm_ones.simulate.workloads.workload import Workload
 
 POLL_S = 0.2
-"""Seconds between two looks at how far the processes have come."""
+"""Seconds between two questions about the processes' progress."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What keeps a numerical library from taking more cores than the process is meant to have."""
+"""Variables that keep a numerical library from taking more cores than its process is meant to have."""
 
 NO_BOUNDS: Mapping[int, Bound] = {}
 
 
 @dataclass(frozen=True)
-class Run:
-    """One policy on one seed, and what became of it."""
+class StudyRun:
+    """One contender on one seed, and its outcome."""
 
-    policy: str
+    label: str
     seed: int
     outcome: Outcome | None = None
     error: str = ""
-    """Why there is none."""
-
-
-@dataclass(frozen=True)
-class PolicySummary:
-    """One policy over all seeds."""
-
-    label: str
-    seeds: tuple[int, ...]
-    """Those that it came through."""
-    metrics: Mapping[str, Estimate]
-    against_first: Comparison | None
-    """None for the first policy, and where the two have no seed in common."""
-    errors: tuple[str, ...] = ()
+    """Cause of having none."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far one run has come."""
+    """Progress of one run."""
 
-    policy: str
+    label: str
     seed: int
     simulated_s: float = 0.0
-    """Simulated seconds so far; 0 where it is not known."""
+    """Simulated seconds so far; 0 if unknown."""
     ended: int = 0
     """Jobs that have ended."""
     jobs: int = 0
@@ -80,17 +66,17 @@ class RunProgress:
 OnProgress = Callable[[RunProgress], None]
 
 
-def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Outcome:
-    """One policy on one seed, in this process."""
-    workload = plan.workload(seed)
+def simulate(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> Outcome:
+    """One contender on one seed, in this process."""
+    workload = plan.workload(seed, contender)
     jobs = len(workload.submissions)
 
     def on_time(simulated_s: float, ended: int) -> None:
-        on_progress(RunProgress(policy.label, seed, simulated_s, ended, jobs))
+        on_progress(RunProgress(contender.label, seed, simulated_s, ended, jobs))
 
     if plan.idealized:
         return run_idealized(
-            make_policy(policy.name, **policy.options),
+            make_policy(contender.policy, **contender.options),
             workload,
             plan.cluster(),
             interval_s=plan.interval_s,
@@ -102,8 +88,8 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
     from slurm_ones.simulate.engines.companion_engine import run
 
     return run(
-        policy.name,
-        policy.options,
+        contender.policy,
+        contender.options,
         workload,
         plan.cluster(),
         interval_s=plan.interval_s,
@@ -115,79 +101,92 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
 
 
 def run_all(
-    plan: Plan,
+    plan: StudyPlan,
     processes: int,
     on_progress: OnProgress = lambda progress: None,
-    known: Mapping[tuple[str, int], Run] | None = None,
-    on_run: Callable[[Run], None] = lambda run: None,
-) -> list[Run]:
-    """Every policy on every seed, in that many processes. A policy that crashes costs itself that seed alone.
+    known: Mapping[tuple[str, int], StudyRun] | None = None,
+    on_run: Callable[[StudyRun], None] = lambda run: None,
+) -> list[StudyRun]:
+    """All runs of a plan, in parallel processes. A policy that crashes costs itself that seed alone.
 
-    Only the first seed's outcomes keep what is drawn: who held what when, and the goodput. Runs that are `known`, by
-    policy and seed, are taken as they are; `on_run` gets each other one as it ends.
+    Only the first seed's outcomes keep what is drawn: segments and goodput. Runs that are `known`, by label and seed,
+    are taken as they are; `on_run` gets each other one as it ends.
     """
-    runs = dict(known or {})
-    tasks = [(policy, seed) for seed in plan.seeds for policy in plan.policies]
-    left = [(policy, seed) for policy, seed in tasks if (policy.label, seed) not in runs]
+    runs, tasks = dict(known or {}), list(plan.runs())
+    left = [(contender, seed) for contender, seed in tasks if (contender.label, seed) not in runs]
 
-    def ended_as(run: Run) -> None:
-        runs[run.policy, run.seed] = run
+    def ended_as(run: StudyRun) -> None:
+        runs[run.label, run.seed] = run
         on_run(run)
-        on_progress(RunProgress(run.policy, run.seed, finished=True))
+        on_progress(RunProgress(run.label, run.seed, finished=True))
 
-    if processes <= 1 or not left:
-        for policy, seed in left:
-            ended_as(attempt(plan, policy, seed, on_progress))
-        return [runs[policy.label, seed] for policy, seed in tasks]
+    if min(processes, len(left)) <= 1:
+        for contender, seed in left:
+            ended_as(attempt(plan, contender, seed, on_progress))
+    else:
+        _in_processes(plan, left, processes, on_progress, ended_as)
+    return [runs[contender.label, seed] for contender, seed in tasks]
+
+
+def _in_processes(
+    plan: StudyPlan,
+    tasks: Sequence[tuple[Contender, int]],
+    processes: int,
+    on_progress: OnProgress,
+    ended_as: Callable[[StudyRun], None],
+) -> None:
     context = multiprocessing.get_context("spawn")
     reported = context.Queue()
     with (
         _one_thread_each(),
-        ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(reported,)) as pool,
+        ProcessPoolExecutor(
+            min(processes, len(tasks)), mp_context=context, initializer=_start_worker, initargs=(reported,)
+        ) as pool,
     ):
-        futures = {pool.submit(_run_in_worker, plan, policy, seed): (policy, seed) for policy, seed in left}
+        futures = {pool.submit(_run_in_worker, plan, *task): task for task in tasks}
         try:
-            going: set[Future[Run]] = set(futures)
+            going: set[Future[StudyRun]] = set(futures)
             while going:
                 ended, going = wait(going, timeout=POLL_S)
-                _forward(reported, on_progress)
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        on_progress(reported.get_nowait())
                 for future in ended:
                     ended_as(_result(future, *futures[future]))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [runs[policy.label, seed] for policy, seed in tasks]
 
 
-def attempt(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Run:
-    """One policy on one seed, in this process; a policy that crashes is a run with an error. Raises `BadInput`."""
+def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
+    """One contender on one seed, in this process; a policy that crashes is a run with an error. Raises `BadInput`."""
     try:
-        outcome = simulate(plan, policy, seed, on_progress)
+        outcome = simulate(plan, contender, seed, on_progress)
     except BadInput:
         raise
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(where.filename).name}:{where.lineno}"
-        return Run(policy.label, seed, error=f"{type(error).__name__}: {error} ({place})")
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(at.filename).name}:{at.lineno}"
+        return StudyRun(contender.label, seed, error=f"{type(error).__name__}: {error} ({place})")
     if seed != plan.seeds[0]:
         outcome = replace(outcome, segments=(), goodput=())
-    return Run(policy.label, seed, outcome)
+    return StudyRun(contender.label, seed, outcome)
 
 
 _reported: multiprocessing.Queue[RunProgress] | None = None
-"""Of a worker process: where it reports how far it has come."""
+"""A worker process's way to report its progress."""
 
 
 def _start_worker(reported: multiprocessing.Queue[RunProgress]) -> None:
     global _reported
     _reported = reported
-    # What native libraries print (HiGHS does) would appear in the midst of the progress bar.
+    # Output of native libraries (HiGHS prints) would appear in the midst of the progress bar.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
-def _run_in_worker(plan: Plan, policy: PolicySpec, seed: int) -> Run:
+def _run_in_worker(plan: StudyPlan, contender: Contender, seed: int) -> StudyRun:
     sent = 0.0
 
     def on_progress(progress: RunProgress) -> None:
@@ -198,21 +197,15 @@ def _run_in_worker(plan: Plan, policy: PolicySpec, seed: int) -> Run:
             sent = now
             _reported.put(progress)
 
-    return attempt(plan, policy, seed, on_progress)
+    return attempt(plan, contender, seed, on_progress)
 
 
-def _forward(reported: multiprocessing.Queue[RunProgress], on_progress: OnProgress) -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            on_progress(reported.get_nowait())
-
-
-def _result(future: Future[Run], policy: PolicySpec, seed: int) -> Run:
+def _result(future: Future[StudyRun], contender: Contender, seed: int) -> StudyRun:
     error = future.exception()
     if isinstance(error, BadInput):
         raise error
     if error is not None:
-        return Run(policy.label, seed, error=f"its process died: {error}")
+        return StudyRun(contender.label, seed, error=f"its process died: {error}")
     return future.result()
 
 
@@ -228,33 +221,49 @@ def _one_thread_each() -> Iterator[None]:
             del os.environ[name]
 
 
-def summarize(plan: Plan, runs: Sequence[Run], bounds: Mapping[int, Bound] = NO_BOUNDS) -> list[PolicySummary]:
-    """Each policy over the seeds that it came through, against the first on those that both did, and against the bound
-    of each seed where there is one."""
-    done = {(run.policy, run.seed): run.outcome for run in runs if run.outcome is not None}
-    work = {seed: _work_of(plan.workload(seed), plan.gpus_per_node) for seed in plan.seeds}
-    first = plan.policies[0].label
+@dataclass(frozen=True)
+class ContenderSummary:
+    """One contender over all seeds."""
+
+    label: str
+    each: Mapping[int, Mapping[str, float]]
+    """Figures of each seed that it came through, by their keys."""
+    metrics: Mapping[str, Estimate]
+    against_first: Comparison | None
+    """None for the first contender, and if the two have no seed in common."""
+    errors: tuple[str, ...] = ()
+
+
+def summarize(
+    plan: StudyPlan, runs: Sequence[StudyRun], bounds: Mapping[int, Bound] = NO_BOUNDS
+) -> list[ContenderSummary]:
+    """Each contender over the seeds that it came through, against the first on those that both did, and against the
+    bound of each seed that has one."""
+    done = {(run.label, run.seed): run.outcome for run in runs if run.outcome is not None}
+    for one in plan.contenders:
+        stands = [done[one.label, seed] for seed in plan.seeds_of(one) if (one.label, seed) in done]
+        if len(plan.seeds_of(one)) < len(plan.seeds) and stands:
+            done |= {(one.label, seed): stands[0] for seed in plan.seeds}
+    work = {seed: _work_of(plan, seed) for seed in plan.seeds}
+    first = {seed: done.get((plan.contenders[0].label, seed)) for seed in plan.seeds}
     found = []
-    for policy in plan.policies:
-        label = policy.label
-        seeds = tuple(seed for seed in plan.seeds if (label, seed) in done)
-        each = [figures(done[label, seed], work[seed]) for seed in seeds]
-        for seed, found_there in zip(seeds, each, strict=True):
-            if seed in bounds:
-                found_there |= against_bound(done[label, seed], bounds[seed], plan.interval_s)
-        both = [seed for seed in seeds if (first, seed) in done]
-        against = None
-        if label != first and both:
-            against = compare(
-                [completion_times(done[label, seed]) for seed in both],
-                [completion_times(done[first, seed]) for seed in both],
-            )
-        metrics = {key: estimate([one[key] for one in each]) for key in (each[0] if each else ())}
-        errors = tuple(f"seed {run.seed}: {run.error}" for run in runs if run.policy == label and run.error)
-        found.append(PolicySummary(label, seeds, metrics, against, errors))
+    for label in [contender.label for contender in plan.contenders]:
+        own = {seed: done[label, seed] for seed in plan.seeds if (label, seed) in done}
+        each = {seed: plan.source.figures(outcome, work[seed], first[seed]) for seed, outcome in own.items()}
+        for seed in own.keys() & bounds.keys():
+            each[seed] |= against_bound(own[seed], bounds[seed], plan.interval_s)
+        pairs = [] if label == plan.contenders[0].label else [(own[s], was) for s in own if (was := first[s])]
+        times = [[completion_times(plan.source.counted(outcome)) for outcome in pair] for pair in pairs]
+        times = [pair for pair in times if len(pair[0]) == len(pair[1]) > 0]
+        against = compare([now for now, _ in times], [was for _, was in times]) if times else None
+        keys = each[min(each)] if each else ()
+        metrics = {key: estimate([one[key] for one in each.values()]) for key in keys}
+        errors = tuple(f"seed {run.seed}: {run.error}" for run in runs if run.label == label and run.error)
+        found.append(ContenderSummary(label, each, metrics, against, errors))
     return found
 
 
-def _work_of(workload: Workload, per_node: int) -> dict[str, float]:
-    """How much each job has to do: its seconds at the size and batch that its user asks for."""
-    return {s.name: undisturbed_s(workload.applications[s.application], s, per_node) for s in workload.submissions}
+def _work_of(plan: StudyPlan, seed: int) -> dict[str, float]:
+    """Each job's seconds at the size and batch that its user asks for."""
+    work = plan.workload(seed)
+    return {s.name: undisturbed_s(work.applications[s.application], s, plan.gpus_per_node) for s in work.submissions}

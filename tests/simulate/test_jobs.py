@@ -8,7 +8,7 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,15 @@ import submitit
 
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study import parts as parts_module
-from slurm_ones.simulate.study.elsewhere import TRIES, Call, Seen, Study, Task, Waits
+from slurm_ones.simulate.study.jobs import TRIES, SeenJob, SentAs, StudyJobs, StudyQueue, Waits, parse_sbatch
 from slurm_ones.simulate.study.parts import BadResult, StudyFolder, parts_of, run_part
-from slurm_ones.simulate.study.plan import PolicySpec
+from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.study.present import as_json
-from slurm_ones.simulate.study.runs import Run, RunProgress, run_all, summarize
-from slurm_ones.simulate.study.slurm_site import SlurmSite, parse_sbatch
-from slurm_ones.slurm.client import Refused, Unreachable
+from slurm_ones.simulate.study.runs import RunProgress, StudyRun, run_all, summarize
+from slurm_ones.slurm.client import Refused, SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.simulate import test_study
-from tests.simulate.test_study import FIFO, STRICT, Crashing, crashing, unclocked
+from tests.simulate.test_study import FIFO, STRICT, crashing, unclocked
 
 __all__ = ["crashing"]
 
@@ -33,54 +32,67 @@ PLAN = replace(test_study.PLAN, source=replace(test_study.PLAN.source, jobs=6))
 SMALL = replace(PLAN, seeds=(0,))
 QUICK = Waits(files_s=0.02, first_s=0.05, most_s=0.2, late_s=0.2)
 
+Call = Callable[[], None]
 
-class Processes:
+
+class Processes(StudyJobs):
     """submitit's local executor as a site: each part is a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.jobs: dict[Task, submitit.LocalJob[None]] = {}
+        self.jobs: dict[SentAs, submitit.LocalJob[None]] = {}
 
     def submit(self, name: str, calls: Sequence[Call]) -> str:
         executor = submitit.LocalExecutor(self._folder)
         for index, job in enumerate(executor.submit_array(calls)):
-            self.jobs[Task(name, index)] = job  # type: ignore[assignment]
+            self.jobs[name, index] = job  # type: ignore[assignment]
         return f"{len(calls)} processes"
 
-    def states(self, names: Collection[str]) -> Mapping[Task, Seen]:
+    def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
         words = {"RUNNING": JobState.RUNNING, "FINISHED": JobState.COMPLETED}
         return {
-            task: Seen(words.get(job.state, JobState.FAILED), job.job_id, Path(job.paths.stderr))
+            task: SeenJob(words.get(job.state, JobState.FAILED), job.job_id, Path(job.paths.stderr))
             for task, job in self.jobs.items()
-            if task.name in names
+            if task[0] in names
         }
 
-    def cancelling(self, names: Collection[str]) -> str:
-        return f"kill {','.join(names)}"
 
+class Scripted(StudyJobs):
+    """A site in this process. `ends` are the states to which the parts of each submission come (by default all are
+    run), the second part's alone in `second`; `refuses` are raised first."""
 
-@dataclass
-class Fake:
-    """A site in this process. `does` says what becomes of a part, by its place and how often it was sent."""
-
-    folder: Path
-    does: Callable[[int, Call], JobState] = lambda sent, call: call() or JobState.COMPLETED  # type: ignore[func-returns-value]
-    refuses: list[Exception] = field(default_factory=list)
-    known: dict[Task, JobState] = field(default_factory=dict)
-    sent: list[int] = field(default_factory=list)
-    """How many parts each time."""
+    def __init__(
+        self, folder: Path, ends: Sequence[str] = (), second: Sequence[str] = (), refuses: Sequence[SlurmError] = ()
+    ) -> None:
+        self.folder, self.ends, self.second, self.refuses = folder, ends, second, list(refuses)
+        self.known: dict[SentAs, JobState] = {}
+        self.sent: list[int] = []
+        """Parts of each submission."""
+        self.lost: list[Call] = []
+        """Calls of jobs that did not complete."""
+        self.forgets = False
 
     def submit(self, name: str, calls: Sequence[Call]) -> str:
         if self.refuses:
             raise self.refuses.pop(0)
+        number = len(self.sent)
         self.sent.append(len(calls))
         for index, call in enumerate(calls):
-            self.known[Task(name, index)] = self.does(len(self.sent), call)
+            script = self.second if self.second and call.args[1] == parts_of(SMALL)[1].key else self.ends  # type: ignore[attr-defined]
+            state = JobState(script[number]) if number < len(script) else JobState.COMPLETED
+            self.known[name, index] = state
+            if state is JobState.COMPLETED:
+                call()
+            else:
+                self.lost.append(call)
         return "job 7"
 
-    def states(self, names: Collection[str]) -> Mapping[Task, Seen]:
+    def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
         (self.folder / "log").touch()
-        return {task: Seen(state, "7", self.folder / "log") for task, state in self.known.items() if task.name in names}
+        found = {task: SeenJob(state, "7", self.folder / "log") for task, state in self.known.items()}
+        if self.forgets:
+            self.known.clear()
+        return {task: seen for task, seen in found.items() if task[0] in names}
 
     def cancelling(self, names: Collection[str]) -> str:
         return "scancel"
@@ -94,34 +106,41 @@ def folder(tmp_path: Path) -> StudyFolder:
     return found
 
 
-def same(runs: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Bit for bit, but for what a clock measured."""
+def study(
+    site: Scripted, folder: StudyFolder, plan: StudyPlan = SMALL, said: list[str] | None = None
+) -> list[StudyRun]:
+    """All runs of a command."""
+    queue = StudyQueue(plan, folder, site, [].append if said is None else said.append, QUICK)
+    return queue.run(lambda progress: None)
+
+
+def same(runs: Sequence[StudyRun], others: Sequence[StudyRun]) -> bool:
+    """Equal to the bit, except for what a clock measured."""
     words = [repr([unclocked(run) for run in found]) for found in (runs, others)]
     return words[0] == words[1]
 
 
+@pytest.mark.slow
 def test_processes_find_what_this_one_finds_also_after_a_kill(folder: StudyFolder) -> None:
     """Same runs, JSON and order; what was there when the command was stopped is neither run nor written again."""
     said: list[str] = []
-    site = Processes(folder.jobs)
-    waits = replace(QUICK, late_s=20.0)
+    site, waits = Processes(folder.jobs), replace(QUICK, late_s=20.0)
 
     def stop(progress: RunProgress) -> None:
         if progress.finished:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), folder.locked():
-        Study(PLAN, folder, site, said.append, waits).run(stop)
-    assert "4 parts sent as 4 processes" in said[0]
-    assert "still wait or run; the same command goes on with them. To cancel them: kill ones-study-" in said[-1]
-    there = {path: path.stat().st_mtime_ns for path in (folder.root / "results").glob("*.json")}
+        StudyQueue(PLAN, folder, site, said.append, waits).run(stop)
+    assert "4 parts sent as 4 processes" in said[0] and "scancel --user=" in said[-1]
+    there = {path: path.stat().st_mtime_ns for path in (folder.root / "results").glob("*.pkl")}
     assert there
 
     seen: dict[tuple[str, int], RunProgress] = {}
     with folder.locked():
-        study = Study(PLAN, folder, site, said.append, waits)
-        assert study.left < 4
-        runs = study.run(lambda progress: seen.update({(progress.policy, progress.seed): progress}))
+        queue = StudyQueue(PLAN, folder, site, said.append, waits)
+        assert queue.left < 4
+        runs = queue.run(lambda progress: seen.update({(progress.label, progress.seed): progress}))
     assert len(site.jobs) == 4, "each part was one job"
     assert there == {path: path.stat().st_mtime_ns for path in there}
     here = run_all(PLAN, 1)
@@ -130,101 +149,83 @@ def test_processes_find_what_this_one_finds_also_after_a_kill(folder: StudyFolde
     assert jsons[0] == jsons[1]
     assert all(progress.finished for progress in seen.values())
     with folder.locked():
-        assert Study(PLAN, folder, site, said.append, waits).left == 0
+        assert StudyQueue(PLAN, folder, site, said.append, waits).left == 0
 
 
-def test_a_job_that_dies_is_repeated_a_few_times(folder: StudyFolder) -> None:
-    """Its log is named each time; the others go on, and a new command tries again."""
+@pytest.mark.parametrize(
+    ("ends", "second", "sent", "error"),
+    [
+        ([], ["FAILED"] * TRIES, [2, 1, 1], "ended without a result (FAILED); log: "),
+        (["TIMEOUT"], [], [2], "--time="),
+        (["OUT_OF_MEMORY"], [], [2], "--mem="),
+        (["CANCELLED"], [], [2], "somebody cancelled it"),
+        (["FAILED", "FAILED"], [], [2, 2, 2], ""),
+    ],
+)
+def test_a_job_that_dies(folder: StudyFolder, ends: list[str], second: list[str], sent: list[int], error: str) -> None:
+    """It is sent again, three times in all, unless it would end in the same way; a new command tries again."""
     said: list[str] = []
-
-    def dies(sent: int, call: Call) -> JobState:
-        part = {p.key: p for p in parts_of(SMALL)}[call.args[1]]  # type: ignore[attr-defined]
-        if part.policy == STRICT and sent <= TRIES:
-            return JobState.FAILED
-        call()
-        return JobState.COMPLETED
-
-    site = Fake(folder.root, dies)
-    good, bad = Study(SMALL, folder, site, said.append, QUICK).run(lambda progress: None)
-    assert good.outcome is not None and bad.outcome is None
-    assert "ended without a result (FAILED); log: " in bad.error and str(folder.root / "log") in bad.error
-    assert site.sent == [2, 1, 1] and len([line for line in said if "sent again, try" in line]) == TRIES - 1
-    _, mended = Study(SMALL, folder, site, said.append, QUICK).run(lambda progress: None)
-    assert site.sent == [2, 1, 1, 1] and mended.outcome is not None
-
-
-@pytest.mark.parametrize(("state", "named"), [("TIMEOUT", "--time="), ("OUT_OF_MEMORY", "--mem="), ("CANCELLED", "")])
-def test_what_would_end_the_same_way_is_not_repeated(folder: StudyFolder, state: str, named: str) -> None:
-    """A job that ran into a limit says which option gives it more."""
-    site = Fake(folder.root, lambda sent, call: JobState(state))
-    runs = Study(SMALL, folder, site, lambda line: None, QUICK).run(lambda progress: None)
-    assert site.sent == [2] and all(named in run.error and state in run.error for run in runs)
+    site = Scripted(folder.root, ends, second)
+    first, last = study(site, folder, said=said)
+    assert site.sent == sent and len([line for line in said if "sent again, try" in line]) == sum(sent[1:])
+    assert (
+        error in last.error
+        and (last.outcome is None) == bool(error)
+        and (first.outcome is None) == ("-" in error or "some" in error)
+    )
+    if error:
+        site.ends = site.second = ()
+        assert all(run.outcome is not None for run in study(site, folder))
 
 
 def test_a_waiting_task_that_is_gone_was_cancelled(folder: StudyFolder) -> None:
-    """Of an array's waiting tasks Slurm forgets those that are cancelled; sending them again would help nobody."""
-    said: list[str] = []
-
-    class Forgetful(Fake):
-        def states(self, names: Collection[str]) -> Mapping[Task, Seen]:
-            found = super().states(names)
-            self.known.clear()
-            return found
-
-    site = Forgetful(folder.root, lambda sent, call: JobState.PENDING)
-    runs = Study(SMALL, folder, site, said.append, QUICK).run(lambda progress: None)
+    """Slurm forgets an array's waiting tasks that are cancelled; sending them again would help nobody."""
+    site = Scripted(folder.root, ["PENDING"])
+    site.forgets = True
+    runs = study(site, folder)
     assert site.sent == [2] and all("somebody cancelled it; Slurm knows job 7 no more" in run.error for run in runs)
 
 
-def test_a_crash_is_a_result_of_this_command_alone(folder: StudyFolder, crashing: PolicySpec) -> None:
-    """As where it runs in this process, with its log named; it is not repeated, but the next command tries again."""
-    plan = replace(SMALL, policies=(FIFO, crashing))
-    said: list[str] = []
-    site = Fake(folder.root)
+def test_a_crash_is_a_result_of_this_command_alone(folder: StudyFolder, crashing: Contender) -> None:
+    """As in this process; it is not repeated, but the next command tries again."""
+    plan = replace(SMALL, contenders=(FIFO, crashing))
+    here, site = run_all(plan, 1), Scripted(folder.root)
     for times in (1, 2):
-        runs = Study(plan, folder, site, said.append, QUICK).run(lambda progress: None)
-        assert same(runs[:1], run_all(plan, 1)[:1]) and runs[1] == run_all(plan, 1)[1]
-        assert Crashing.name in runs[1].policy and "ZeroDivisionError" in runs[1].error
-        assert len(site.sent) == times
-    assert site.sent == [2, 1]
+        runs = study(site, folder, plan)
+        assert same(runs[:1], here[:1]) and runs[1] == here[1] and "ZeroDivisionError" in runs[1].error
+        assert site.sent == [2, 1][:times]
 
 
-def test_damaged_and_foreign_results_are_not_believed(folder: StudyFolder) -> None:
-    """Half a file, a changed figure and another part's result are run again."""
-    site = Fake(folder.root)
-    runs = Study(SMALL, folder, site, lambda line: None, QUICK).run(lambda progress: None)
+def test_damaged_and_foreign_results_are_not_believed(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are run again; one that cannot be read for a moment is kept."""
+    site = Scripted(folder.root)
+    runs = study(site, folder)
     first, second = parts_of(SMALL)
-    path = folder.root / "results" / f"{first.key}.json"
-    whole = path.read_text()
-    other = (folder.root / "results" / f"{second.key}.json").read_text()
-    for text, why in ((whole[:1000], "checksum"), (whole.replace("1", "2"), "checksum"), (other, "another part's")):
-        path.write_text(text)
+    path = folder.root / "results" / f"{first.key}.pkl"
+    whole, other = path.read_bytes(), (folder.root / "results" / f"{second.key}.pkl").read_bytes()
+    for data, why in (
+        (whole[:1000], "checksum"), (whole[:-9] + b"x" + whole[-8:], "checksum"), (b"", "checksum"),
+        (other, "another part's"),
+    ):  # fmt: skip
+        path.write_bytes(data)
         with pytest.raises(BadResult, match=why):
             folder.result(first)
-        again = Study(SMALL, folder, site, lambda line: None, QUICK).run(lambda progress: None)
-        assert same(again, runs)
-    assert site.sent == [2, 1, 1, 1]
+        assert same(study(site, folder), runs)
+    assert site.sent == [2, 1, 1, 1, 1]
 
-
-def test_a_result_that_cannot_be_read_now_is_kept(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects hours of a cluster from a file server that does not answer for a moment."""
-    site = Fake(folder.root)
-    Study(SMALL, folder, site, lambda line: None, QUICK).run(lambda progress: None)
-    first, _ = parts_of(SMALL)
-
-    def fails(path: Path, **options: object) -> str:
+    def fails(path: Path) -> bytes:
         raise OSError(5, "Input/output error", str(path))
 
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "read_text", fails)
+        broken.setattr(Path, "read_bytes", fails)
         assert folder.result(first) is None
     assert folder.result(first) is not None
 
 
-def test_what_has_changed_is_run_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_changed_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result's name follows from seed, options, settings, files and code; its place among others does not matter."""
     one = {part.key for part in parts_of(SMALL)}
-    assert one < {part.key for part in parts_of(replace(PLAN, policies=(STRICT, FIFO)))}
+    assert one < {part.key for part in parts_of(replace(PLAN, contenders=(STRICT, FIFO)))}
     for plan in (replace(SMALL, interval_s=30.0), replace(SMALL, nodes=5), replace(SMALL, seeds=(1,))):
         assert not one & {part.key for part in parts_of(plan)}
     file = tmp_path / "jobs.csv"
@@ -247,35 +248,49 @@ def test_what_has_changed_is_run_anew(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_jobs_of_a_killed_command_are_found_by_name(folder: StudyFolder) -> None:
-    """Those that wait or run are not sent a second time; those of which Slurm knows nothing are."""
+    """Those that wait or run are not sent a second time; those that Slurm does not know are."""
     first, second = parts_of(SMALL)
     folder.put_sent("ones-study-1", [second, first])
     folder.put_sent("ones-study-2", [first])
-    site = Fake(folder.root, known={Task("ones-study-1", 0): JobState.PENDING})
-    said: list[str] = []
-    study = Study(SMALL, folder, site, said.append, QUICK)
+    site, said = Scripted(folder.root), list[str]()
+    site.known["ones-study-1", 0] = JobState.PENDING
+    queue = StudyQueue(SMALL, folder, site, said.append, QUICK)
     assert "0 of 2 runs were done before, 1 wait or run as jobs, 1 are sent now" in said[0]
     run_part(SMALL, second.key, folder.root)
-    assert same(study.run(lambda progress: None), run_all(SMALL, 1)) and site.sent == [1]
+    assert same(queue.run(lambda progress: None), run_all(SMALL, 1)) and site.sent == [1]
 
 
 def test_refusals(folder: StudyFolder) -> None:
     """Fewer at a time are tried; what Slurm takes none of ends the command; an answer that is lost is looked for."""
-    site = Fake(folder.root, refuses=[Refused("too many")])
-    Study(SMALL, folder, site, lambda line: None, QUICK).run(lambda progress: None)
+    site = Scripted(folder.root, refuses=[Refused("too many")])
+    study(site, folder)
     assert site.sent == [1, 1]
     plan = replace(SMALL, interval_s=30.0)
-    site = Fake(folder.root, refuses=[Refused("invalid partition")] * 2)
     with pytest.raises(Refused, match="invalid partition"):
-        Study(plan, folder, site, lambda line: None, QUICK).run(lambda progress: None)
-    said: list[str] = []
-    site = Fake(folder.root, refuses=[Unreachable("no answer")])
-    Study(plan, folder, site, said.append, QUICK).run(lambda progress: None)
+        study(Scripted(folder.root, refuses=[Refused("invalid partition")] * 2), folder, plan)
+    site, said = Scripted(folder.root, refuses=[Unreachable("no answer")]), list[str]()
+    study(site, folder, plan, said)
     assert site.sent == [2] and "no answer; looking whether" in said[0]
 
 
+def test_a_late_result_is_not_sent_for_again(folder: StudyFolder) -> None:
+    """It comes after its job was given up, while the site takes no others."""
+    site = Scripted(folder.root, ["RUNNING"], ["FAILED"])
+
+    class Late(Scripted):
+        def submit(self, name: str, calls: Sequence[Call]) -> str:
+            if self.sent:
+                for call in self.lost:
+                    call()
+                raise Refused("not now")
+            return super().submit(name, calls)
+
+    site.__class__ = Late
+    assert all(run.outcome is not None for run in study(site, folder)) and site.sent == [2]
+
+
 def test_one_command_at_a_time(folder: StudyFolder, tmp_path: Path) -> None:
-    """The second says so. Locks are those of processes, so the first is another one."""
+    """Locks are those of processes, so the first command is another one."""
     code = (
         "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
         "print('locked', flush=True); time.sleep(60)"
@@ -307,37 +322,6 @@ def test_a_folder_of_others_is_refused(folder: StudyFolder, monkeypatch: pytest.
         pass
 
 
-def test_a_late_result_is_not_sent_for_again(folder: StudyFolder) -> None:
-    """It comes after its job was given up, while the site takes no others."""
-    first, second = parts_of(SMALL)
-    parts = {part.key: part for part in (first, second)}
-    lost: list[Call] = []
-
-    class Late(Fake):
-        def submit(self, name: str, calls: Sequence[Call]) -> str:
-            if len(self.sent) == 1 and lost:
-                lost.pop()()
-                raise Refused("not now")
-            return super().submit(name, calls)
-
-    def dies(sent: int, call: Call) -> JobState:
-        if parts[call.args[1]] == second and sent == 1:  # type: ignore[attr-defined]
-            lost.append(call)
-            return JobState.FAILED
-        return JobState.RUNNING
-
-    site = Late(folder.root, dies)
-    seen: list[RunProgress] = []
-
-    def on_progress(progress: RunProgress) -> None:
-        seen.append(progress)
-        if progress.finished:
-            run_part(SMALL, first.key, folder.root)
-
-    runs = Study(SMALL, folder, site, lambda line: None, QUICK).run(on_progress)
-    assert all(run.outcome is not None for run in runs) and site.sent == [2]
-
-
 def test_the_site_is_asked_as_the_one_that_is_sent_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the environment names as user or cluster; an answer of sbatch's without a number is no refusal."""
     said = tmp_path / "said"
@@ -351,7 +335,7 @@ def test_the_site_is_asked_as_the_one_that_is_sent_to(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for variable in ("LOGNAME", "USER", "SLURM_CLUSTERS"):
         monkeypatch.setenv(variable, "another")
-    site = SlurmSite(tmp_path / "jobs", {})
+    site = StudyJobs(tmp_path / "jobs", {})
     user = pwd.getpwuid(os.geteuid()).pw_name
     assert site.states({"x"}) == {}
     with pytest.raises(Unreachable, match="taken"):

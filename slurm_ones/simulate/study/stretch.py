@@ -1,19 +1,24 @@
-"""The part of a trace that is simulated, and the cluster that it is simulated on."""
+"""The stretch of a trace that is simulated, its cluster, and the study of it with more and more of its jobs elastic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.elasticity.curves import Curves, fitted, rigid
-from slurm_ones.simulate.study.plan import Source
+from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
+from slurm_ones.simulate.study.curves import Curves, fitted, rigid
+from slurm_ones.simulate.study.figures import share_figures, spread
+from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.traces.trace import Trace, TraceJob
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.workload import Workload
 
 USUAL_NODE = 8
@@ -24,7 +29,14 @@ PATIENCE = 2.0
 """Jobs that were there before hold their GPUs for at most so many times as long as the counted ones take about: nobody
 waits for them any more, and the simulation would go on for them alone."""
 BEFORE = "before-"
-"""How the names of jobs begin that were there when the stretch began, and are not counted."""
+"""Beginning of the names of jobs that were there when the stretch began, and are not counted."""
+SHARES = (0.0, 0.2, 0.5, 1.0)
+"""Jobs that are drawn to be elastic, of all."""
+POLICY = "ones"
+INTERVAL_S = (60.0, 300.0)
+"""Least and most seconds between two decisions."""
+TICKS = 1500
+"""Decisions of a run, about: beyond, they are further apart."""
 
 
 @dataclass(frozen=True)
@@ -144,22 +156,83 @@ def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJ
 class TraceSource(Source):
     """The work of a study: the stretch, a share of whose jobs are elastic."""
 
+    table: ClassVar[str] = "shares"
     stretch: Stretch = field(kw_only=True)
     curves: Curves = field(kw_only=True)
-    share: float = field(kw_only=True)
 
-    def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
-        """The seed says which jobs are elastic, and which curves they have; a larger share has the same and more."""
+    def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
+        """The seed draws the elastic jobs and their curves; a larger share has the same and more."""
         begins = self.stretch.begins
         submissions: list[Submission] = []
         applications: dict[str, Application] = {}
         for i, job in enumerate(self.stretch.before):
             _add(job, f"{BEFORE}{i}", begins, None, submissions, applications, per_node)
-        picks = picked(self.stretch, self.curves, self.share, seed)
+        picks = picked(self.stretch, self.curves, elastic or 0.0, seed)
         for i, (job, pick) in enumerate(zip(self.stretch.jobs, picks, strict=True)):
             app = self.curves.applications[pick] if pick else None
             _add(job, f"{i + 1}", begins, app, submissions, applications, per_node)
         return Workload(self.workload, tuple(sorted(submissions, key=lambda s: s.time)), applications)
+
+    def counted(self, outcome: Outcome) -> Outcome:
+        """Without the jobs that were there before."""
+        return replace(outcome, jobs=tuple(job for job in outcome.jobs if not job.name.startswith(BEFORE)))
+
+    def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
+        """See `Source.figures`; the first contender has no elastic job."""
+        hours = {str(i + 1): job.gpu_hours for i, job in enumerate(self.stretch.jobs)}
+        rigid = {job.name: job.jct_s for job in first.jobs if job.ended is not None} if first is not None else {}
+        return share_figures(self.counted(outcome), hours, rigid)
+
+    def kind(self, job: JobOutcome) -> str:
+        """See `Source.kind`."""
+        return "elastic" if job.elastic else "there before" if job.name.startswith(BEFORE) else "rigid"
+
+    def described(self) -> dict[str, Any]:
+        """See `Source.described`."""
+        return {"workload": self.workload, "profiles": str(self.profiles) if self.profiles else None}
+
+
+def share_label(share: float) -> str:
+    """`20 %`."""
+    return f"{100 * share:g} %"
+
+
+def plan_of(
+    name: str,
+    stretch: Stretch,
+    curves: Curves,
+    seeds: Sequence[int],
+    shares: Sequence[float] = SHARES,
+    profiles: Path | None = None,
+) -> StudyPlan:
+    """The study of a stretch with more and more of its jobs elastic, from none on. `profiles` is the folder of the
+    curves, whose files count for the runs that are kept."""
+    return StudyPlan(
+        source=TraceSource(name, profiles, stretch=stretch, curves=curves),
+        contenders=tuple(Contender(share_label(share), POLICY, elastic=share) for share in shares),
+        seeds=tuple(seeds),
+        nodes=stretch.nodes,
+        gpus_per_node=stretch.gpus_per_node,
+        interval_s=interval_of(stretch),
+        mechanism=Requeue(None),
+    )
+
+
+def interval_of(stretch: Stretch) -> float:
+    """Seconds between two decisions: 60 as on Slurm sites, more for a long stretch of few jobs."""
+    expected = expected_s(stretch.jobs, stretch.nodes * stretch.gpus_per_node)
+    least, most = INTERVAL_S
+    return min(max(least, least * math.ceil(expected / TICKS / least)), most)
+
+
+def recorded(stretch: Stretch) -> dict[str, float]:
+    """Figures that the trace has of the same jobs; empty if it has no starts."""
+    starts = [job.started for job in stretch.jobs if job.started is not None]
+    if len(starts) < len(stretch.jobs):
+        return {}
+    waits = np.array([start - job.submitted for start, job in zip(starts, stretch.jobs, strict=True)])
+    found = spread(waits + np.array([job.run_s for job in stretch.jobs]), waits)
+    return found | {"gpu_hours": sum(job.gpu_hours for job in stretch.jobs)}
 
 
 def picked(stretch: Stretch, curves: Curves, share: float, seed: int) -> list[str | None]:

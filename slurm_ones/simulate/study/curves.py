@@ -1,6 +1,6 @@
-"""Which application's curves a recorded job gets: no trace tells how a job's speed depends on its size.
+"""Rule that gives a recorded job an application's curves: no trace tells how a job's speed depends on its size.
 
-The rule is deterministic but for a seed, and stands on the study's page. Nobody knows the true curves: another seed
+The rule is deterministic except for a seed, and stands on the study's page. Nobody knows the true curves: another seed
 shows how much hangs on the choice.
 """
 

@@ -1,1 +1,0 @@
-"""What elasticity would bring to a cluster, from a trace of its own jobs."""

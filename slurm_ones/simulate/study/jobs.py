@@ -1,0 +1,379 @@
+"""A study whose parts are jobs of a site's Slurm: submitit sends them as arrays, one squeue asks for all of them.
+
+Files and the queue are the only state. A command that was killed is started again as it was: it takes the results that
+are there, finds the jobs that wait or run by their names, and sends the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import pwd
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.study.parts import BadResult, StudyFolder, StudyPart, parts_of, run_part
+from slurm_ones.simulate.study.plan import StudyPlan
+from slurm_ones.simulate.study.runs import THREADS, OnProgress, RunProgress, StudyRun
+from slurm_ones.slurm.client import SlurmError, SlurmMissing, Unreachable
+from slurm_ones.slurm.command import CommandClient, error_of, with_retries
+from slurm_ones.slurm.model import ENDED, JobState
+
+TRIES = 3
+"""Jobs in which one command tries a part."""
+MOST_TASKS = 500
+"""Parts in one job array: sites allow 1,000 by default."""
+USUAL_MIN = 120
+"""Minutes a part may take unless `--sbatch` says otherwise."""
+SAME_AGAIN = {
+    JobState.TIMEOUT: "it ran into its time limit: start the study again with more, as --sbatch '--time=8:00:00'",
+    JobState.OUT_OF_MEMORY: "it needed more memory: start the study again with more, as --sbatch '--mem=8G'",
+    JobState.CANCELLED: "somebody cancelled it",
+    JobState.DEADLINE: "Slurm ended it at its deadline",
+}
+"""Ends to which another job of the same kind would come as well."""
+SHORT = {
+    "-A": "account", "-C": "constraint", "-L": "licenses", "-N": "nodes", "-c": "cpus-per-task", "-n": "ntasks",
+    "-p": "partition", "-q": "qos", "-t": "time", "-w": "nodelist", "-x": "exclude",
+}  # fmt: skip
+OWN = (
+    "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
+    "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
+)  # fmt: skip
+"""Options that a study's jobs need as they are. A comment, of which our Slurm plugin's options make one, would have a
+companion take them for elastic ones."""
+KEPT = ("SLURM_CONF", "SLURM_JWT")
+"""Slurm's variables that lead to it; all others belong to the job in which a study may be started."""
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]{0,40}")
+_UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
+"""submitit's files for jobs that Slurm did not take; those of others bear their ids."""
+
+SentAs = tuple[str, int]
+"""Name of the jobs with which a part was sent, and its place in their array."""
+
+
+def parse_sbatch(text: str) -> dict[str, str | bool]:
+    """sbatch's options by their long names, from `--partition=cpu -t 2:00:00 --exclusive`. Raises `BadInput`."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"--sbatch: {text!r:.80}: {error}") from None
+    found: dict[str, str | bool] = {}
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if word[:2] in SHORT:
+            name, value = f"--{SHORT[word[:2]]}", word[2:].removeprefix("=")
+            equals = "=" if word[2:] else ""
+        option = name[2:]
+        if not name.startswith("--") or not _OPTION.fullmatch(option):
+            raise BadInput(f"--sbatch: {word!r:.60} is no option of sbatch's, such as --partition=cpu")
+        # sbatch takes an option's beginning for the option.
+        if own := next((own for own in OWN if own.startswith(option)), None):
+            short = f", which sbatch may take --{option} for," if own != option else ""
+            raise BadInput(f"--sbatch: --{own}{short} is the study's own to say")
+        if not equals and words and not words[0].startswith("-"):
+            equals, value = "=", words.pop(0)
+        if equals and (not value or not value.isprintable()):
+            raise BadInput(f"--sbatch: --{option} has no value that sbatch could read")
+        found[option] = value if equals else True
+    return found
+
+
+@dataclass(frozen=True)
+class SeenJob:
+    """A part's job as squeue lists it."""
+
+    state: JobState
+    job: str
+    log: Path
+
+
+class StudyJobs:
+    """Jobs of the site's Slurm. All nodes must see their directory at the same path."""
+
+    def __init__(self, folder: Path, options: Mapping[str, str | bool]) -> None:
+        """`folder` takes scripts and logs. Raises `BadInput` if submitit is missing."""
+        if importlib.util.find_spec("submitit") is None:
+            raise BadInput("--executor slurm needs submitit: pip install 'slurm-ones[studies]'")
+        self._folder, self._options = folder, options
+        with _outside_of_jobs():  # it asks the very cluster that sbatch sends to
+            self._client = CommandClient()
+
+    def submit(self, name: str, calls: Sequence[Callable[[], None]]) -> str:
+        """Have each called in a job under that name; returns their array. Raises `Unreachable` if they may have been
+        taken, another `SlurmError` if they were not."""
+        import submitit
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        with _outside_of_jobs(), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                executor = submitit.SlurmExecutor(self._folder)
+                executor.update_parameters(
+                    job_name=name,
+                    time=USUAL_MIN,
+                    wckey=None,
+                    use_srun=False,
+                    setup=[f"export {variable}=${{{variable}:-1}}" for variable in THREADS],
+                    additional_parameters=dict(self._options),
+                )
+                jobs: list[submitit.Job[Any]] = executor.submit_array(calls)
+            except FailedSubmissionError as error:  # sbatch took them, and its answer has no number
+                raise Unreachable(f"sbatch: {' '.join(str(error).split())[:200]}") from None
+            except FailedJobError as error:
+                for path in self._folder.iterdir():
+                    if _UNSENT.fullmatch(path.name) and not path.is_symlink():
+                        path.unlink()
+                raise error_of("sbatch", str(error)) from None
+            except (FileNotFoundError, RuntimeError) as error:
+                raise SlurmMissing(f"sbatch: {error}") from None
+        return f"job {jobs[0].job_id.partition('_')[0]}"
+
+    def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
+        """Jobs of those names that Slurm still knows."""
+        command = ["squeue", "--noheader", "--array", "--states=all", f"--user={_user()}"]
+        command += [f"--name={','.join(sorted(names))}", "-o", "%F|%K|%T|%j"]
+        found = {}
+        for line in with_retries(lambda: self._client.run(command)).splitlines():
+            job, index, state, name = line.strip().split("|", 3)
+            place, shown = (int(index), f"{job}_{index}") if index.isdecimal() else (0, job)
+            known = JobState[state if state in JobState.__members__ else "UNKNOWN"]
+            found[name, place] = SeenJob(known, shown, self._folder / f"{shown}_0_log.err")
+        return found
+
+    def cancelling(self, names: Collection[str]) -> str:
+        """The command with which their owner cancels them."""
+        return f"scancel --user={_user()} --name={','.join(sorted(names))}"
+
+
+def _user() -> str:
+    """Owner of the jobs. LOGNAME may name another: then none would be found, and all be sent again."""
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+@contextlib.contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Hide the variables of a job that this process may be in, and of sbatch, which would override the options."""
+    hidden = {k: v for k, v in os.environ.items() if k.startswith(("SLURM_", "SBATCH_")) and k not in KEPT}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds between two questions."""
+
+    files_s: float = 1.0
+    first_s: float = 2.0
+    """To Slurm, after a change there."""
+    most_s: float = 60.0
+    """To Slurm in the end: sites ask for no more than a question a minute."""
+    late_s: float = 60.0
+    """From a job's end until its result is visible, on a network file system."""
+
+
+@dataclass
+class _Open:
+    """A part without a result."""
+
+    part: StudyPart
+    sent: SentAs | None = None
+    """None while it is to be sent."""
+    seen: SeenJob | None = None
+    ended_at: float | None = None
+    tries: int = 0
+
+
+@dataclass
+class StudyQueue:
+    """One command's work on a study, within `folder.locked()`."""
+
+    plan: StudyPlan
+    folder: StudyFolder
+    site: StudyJobs
+    say: Callable[[str], None]
+    """Takes sentences for people."""
+    waits: Waits = Waits()
+    _runs: dict[str, StudyRun] = field(default_factory=dict, init=False)
+    _open: dict[str, _Open] = field(default_factory=dict, init=False)
+    _at_once: int = field(default=MOST_TASKS, init=False)
+    _not_before: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Read the results that are there, and find the jobs that wait or run. Raises `SlurmError`."""
+        self._all = parts_of(self.plan)
+        again = set()
+        for part in self._all:
+            run = self._result(part)
+            if run is not None and run.outcome is not None:
+                self._runs[part.key] = run
+                continue
+            if run is not None:  # the cause of its failure may be mended
+                self.folder.drop_result(part)
+                again.add(part.key)
+            self._open[part.key] = _Open(part)
+        sent = {task: key for task, key in self.folder.sent().items() if key in self._open}
+        for task, seen in self.site.states({name for name, _ in sent}).items() if sent else ():
+            key = sent.get(task, "")
+            result_is_due = seen.state is JobState.COMPLETED and key not in again
+            if key and (seen.state not in ENDED or result_is_due):
+                self._open[key].sent, self._open[key].seen = task, seen
+        waiting = sum(one.sent is not None for one in self._open.values())
+        if self._runs or waiting:
+            self.say(
+                f"{len(self._runs)} of {len(self._all)} runs were done before, {waiting} wait or run as jobs, "
+                f"{len(self._open) - waiting} are sent now ({self.folder.root})"
+            )
+
+    @property
+    def left(self) -> int:
+        """Runs without a result."""
+        return len(self._open)
+
+    def run(self, on_progress: OnProgress) -> list[StudyRun]:
+        """All runs, once each has a result or has failed too often. Raises `SlurmError` if the site takes none."""
+        pause_s, ask_at = self.waits.first_s, 0.0
+        try:
+            while self._open:
+                if self._send():
+                    pause_s, ask_at = self.waits.first_s, time.monotonic() + self.waits.first_s
+                self._collect(on_progress)
+                if self._names() and time.monotonic() >= ask_at:
+                    changed = self._ask(on_progress) or any(one.ended_at is not None for one in self._open.values())
+                    pause_s = self.waits.first_s if changed else min(1.5 * pause_s, self.waits.most_s)
+                    ask_at = time.monotonic() + pause_s
+                if self._open:
+                    time.sleep(self.waits.files_s)
+        except (KeyboardInterrupt, SlurmError):
+            if names := self._names():
+                self.say(
+                    f"{sum(one.sent is not None for one in self._open.values())} parts still wait or run; the same "
+                    f"command goes on with them. To cancel them: {self.site.cancelling(names)}"
+                )
+            raise
+        return [self._runs[part.key] for part in self._all]
+
+    def _names(self) -> set[str]:
+        return {one.sent[0] for one in self._open.values() if one.sent is not None}
+
+    def _send(self) -> bool:
+        """Send what is to be sent, fewer at a time if Slurm refuses; return whether anything was sent."""
+        todo = [one for one in self._open.values() if one.sent is None]
+        if not todo or time.monotonic() < self._not_before:
+            return False
+        while todo:
+            some = todo[: self._at_once]
+            name = f"ones-study-{secrets.token_hex(4)}"
+            self.folder.put_sent(name, [one.part for one in some])
+            try:
+                jobs = self.site.submit(
+                    name, [partial(run_part, self.plan, o.part.key, self.folder.root) for o in some]
+                )
+                self.say(f"{len(some)} parts sent as {jobs}, named {name}")
+            except Unreachable as error:
+                # They may be there: the next question finds them by their name, or they count as failed once.
+                self.say(f"{error}; looking whether the jobs named {name} are there")
+            except SlurmError as error:
+                self.folder.drop_sent(name)
+                if len(some) > 1:
+                    self._at_once = len(some) // 2
+                    continue
+                if not self._names():
+                    raise
+                self.say(f"{error}; {len(todo)} parts are sent later")
+                self._not_before = time.monotonic() + self.waits.most_s
+                break
+            for index, one in enumerate(some):
+                one.sent, one.seen = (name, index), None
+            del todo[: len(some)]
+        return True
+
+    def _result(self, part: StudyPart) -> StudyRun | None:
+        try:
+            return self.folder.result(part)
+        except BadResult as error:
+            self.say(f"{error}: run again")
+            self.folder.drop_result(part)
+            return None
+
+    def _collect(self, on_progress: OnProgress) -> None:
+        """Take the results that have come, and report the others' progress."""
+        for one in list(self._open.values()):
+            run = self._result(one.part)
+            if run is not None:
+                if run.error and one.seen is not None:
+                    self.say(f"{one.part.label}: {run.error}; log: {one.seen.log}")
+                self._finish(one, run, on_progress)
+            elif one.sent is not None and (progress := self.folder.progress(one.part)) is not None:
+                on_progress(progress)
+
+    def _ask(self, on_progress: OnProgress) -> bool:
+        """Ask Slurm for the jobs; return whether a job's state has changed."""
+        try:
+            found = self.site.states(self._names())
+        except SlurmError as error:
+            self.say(f"{error}; asking again")
+            return False
+        now, changed = time.monotonic(), False
+        for one in list(self._open.values()):
+            if one.sent is None:
+                continue
+            before, seen = one.seen, found.get(one.sent)
+            changed |= seen is not None and seen != before
+            one.seen = seen or before
+            if seen is not None and seen.state not in ENDED:
+                one.ended_at = None
+                continue
+            one.ended_at = now if one.ended_at is None else one.ended_at
+            # A job that ended well, or that Slurm forgot, may have left a result that is not visible yet.
+            due = seen is None or seen.state is JobState.COMPLETED
+            if now - one.ended_at >= (self.waits.late_s if due else self.waits.first_s):
+                self._fail(one, seen, on_progress)
+        states = [one.seen.state for one in self._open.values() if one.sent is not None and one.seen is not None]
+        if changed and JobState.PENDING in states:
+            running = states.count(JobState.RUNNING)
+            self.say(f"in the queue: {states.count(JobState.PENDING)} parts wait, {running} run")
+        return changed
+
+    def _fail(self, one: _Open, seen: SeenJob | None, on_progress: OnProgress) -> None:
+        """Try a part again whose job ended without a result, or give it up. `seen` is None if Slurm forgot the job."""
+        same_again = SAME_AGAIN.get(seen.state, "") if seen is not None else ""
+        if seen is None:
+            job = f"job {one.seen.job}" if one.seen is not None else f"its job, named {one.sent and one.sent[0]},"
+            why = f"Slurm knows {job} no more; logs: {self.folder.jobs}"
+            # Slurm remembers a job that ran for some minutes, and an array's waiting tasks not at all.
+            if one.seen is not None and one.seen.state is JobState.PENDING:
+                same_again = SAME_AGAIN[JobState.CANCELLED]
+        else:
+            why = f"job {seen.job} ended without a result ({seen.state.value}); log: {seen.log}"
+            if not seen.log.exists():
+                why += " is not there: do the nodes see this directory (--directory)?"
+        one.sent, one.ended_at, one.tries = None, None, one.tries + 1
+        if one.tries < TRIES and not same_again:
+            self.say(f"{one.part.label}: {why}; sent again, try {one.tries + 1} of {TRIES}")
+            return
+        why = f"{same_again}; {why}" if same_again else why
+        self._finish(one, StudyRun(one.part.contender.label, one.part.seed, error=why), on_progress)
+
+    def _finish(self, one: _Open, run: StudyRun, on_progress: OnProgress) -> None:
+        part = one.part
+        self._runs[part.key] = run
+        del self._open[part.key]
+        if (progress := self.folder.progress(part)) is not None:
+            on_progress(progress)
+        on_progress(RunProgress(part.contender.label, part.seed, finished=True))
