@@ -17,7 +17,6 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import Fusions, without_fused
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.leftovers import Leftovers, waiting_arrays
-from slurm_ones.act.node_lists import NodeLists
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import StaleHolds
@@ -34,7 +33,7 @@ from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
-from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches, free_gpus
+from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches
 from slurm_ones.slurm.parse import hides_gpus
 
 NODES_S = 300.0
@@ -102,7 +101,6 @@ class Companion:
         self._seen: Snapshot | None = None
         deferrals = Deferrals(client, store, settings.deferral_s, clock)
         orders = OrderWriter(client, settings.spool, clock, check)
-        self._lists = NodeLists(client, store, settings.interval_s / 2, clock, self._slow_nodes)
         machine = ResizeMachine(
             client=client,
             store=store,
@@ -115,7 +113,6 @@ class Companion:
             rival=self._observer.rivals.number,
             told=read_spec,
             switches=self._switches,
-            lists=self._lists,
         )
         self._machine = machine
         self._fusions = Fusions(client, deferrals, orders, clock)
@@ -135,7 +132,6 @@ class Companion:
         self._stop_file.check(self._clock())
         observation = self._observer.observe()
         self._seen = observation.snapshot
-        self._lists.reconcile(observation.snapshot.jobs)
         resizes = self._store.open_resizes()
         fused = self._fused(observation, {resize.job_id for resize in resizes})
         observation = without_fused(observation, fused)
@@ -153,18 +149,6 @@ class Companion:
         if self.settings.taper <= 1 or seen is None:
             return 0
         return fewest_switches(seen, job.partition, shape.nodes)
-
-    def _slow_nodes(self, job: Job, shape: Shape) -> tuple[str, ...]:
-        """See `NodeLists.choose`: none for tasks of arrays, nor where nodes have several kinds of GPU."""
-        seen, slow = self._seen, self._slow
-        if not self.settings.resize.avoid_slow_nodes or not slow or seen is None or job.array_id:
-            return ()
-        if len({*seen.kinds(job.partition).values()}) > 1:
-            return ()
-        # Where it ran when Slurm was looked at, what it held is free by now.
-        free = free_gpus(seen, job.partition, self.settings.whole_node_gpus, seen.jobs.get(job.job_id))
-        room = [name for name, gpus in free.items() if name not in slow and gpus >= shape.gpus_per_node]
-        return tuple(sorted(slow.keys() & free.keys())) if len(room) >= shape.nodes else ()
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """The waiting jobs that are trained within others. None where nothing may be changed: they may start then."""
@@ -271,9 +255,8 @@ class Companion:
         return self._actor.advance(only=only)
 
     def leave(self) -> None:
-        """End all deferrals, and wishes for other nodes. Raises `Unreachable`."""
+        """End all deferrals. Raises `Unreachable`."""
         self._actor.leave()
-        self._lists.clear_all()
 
     def close(self) -> None:
         """Close the database; the companion is of no use afterwards."""

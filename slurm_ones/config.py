@@ -83,11 +83,6 @@ class ResizeSettings(_Section):
         description="with start_now, a requeued job is released this long after its last run ended, since Slurm may "
         "still be ending that run",
     )
-    avoid_slow_nodes: bool = Field(
-        False,
-        description="a job that is resized by a requeue, or while it waits, asks for other nodes than slow ones where "
-        "there is room; Slurm keeps that list while the job runs",
-    )
     advance_s: Seconds = Field(1.0, gt=0, description="how often resizes under way are advanced between ticks")
     leave_s: Seconds = Field(
         60, ge=0, description="longest time that a companion takes to release the jobs in its hold when it is stopped"

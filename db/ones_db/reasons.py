@@ -127,7 +127,6 @@ SENTENCES: dict[str, str] = {
     "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
     "within_switches": "{gpus:GPU|GPUs} fit below {switches:leaf switch|leaf switches}; on {more} it would be below "
     "more, where gradients take {taper:.2g} times as long (taper)",
-    "avoids_slow_nodes": "it asks for other nodes than {nodes}, on which jobs are slow",
     "on_slow_node": "it trains at about {percent:.0f} % of its usual speed: node {node} is slow, as {runs:run|runs} of "
     "{owners:owner|owners} showed",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",

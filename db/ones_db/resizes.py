@@ -121,17 +121,6 @@ def resize_steps(connection: Connection, cluster: int, resize_id: int) -> list[R
     ]
 
 
-def said_in_steps(connection: Connection, cluster: int, code: str) -> dict[int, ReasonRecord]:
-    query = (
-        select(JOBS.c.job_id.label("slurm_id"), *(STEPS.c[f"detail{part}"] for part in ("", "_code", "_arguments")))
-        .join(RESIZES, RESIZES.c.id == STEPS.c.resize_id)
-        .join(JOBS, JOBS.c.id == RESIZES.c.job_id)
-        .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None), STEPS.c.detail_code == code)
-        .order_by(STEPS.c.time, STEPS.c.resize_id, STEPS.c.sequence)
-    )
-    return {row["slurm_id"]: reason_of("detail", row) for row in connection.execute(query).mappings()}
-
-
 PHASES = (
     "pause_s",
     "checkpoint_s",

@@ -381,11 +381,6 @@ class Store(SiteStore):
         with self._read() as connection:
             return resizes.resize_steps(connection, self._cluster, resize_id)
 
-    def said_in_steps(self, code: str) -> dict[int, ReasonRecord]:
-        """Of each job that has not ended the newest reason of that code that a step of its resizes gave."""
-        with self._read() as connection:
-            return resizes.said_in_steps(connection, self._cluster, code)
-
     def resize_phases(self, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
         """Seconds that the phases of these resizes took, by the resize's id and the phase's column in the view
         `resize_cost`; what is not known is left out."""

@@ -12,7 +12,6 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.node_lists import NodeLists
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.timing import ActionTimes
 from slurm_ones.act.transitions import State, check_transition
@@ -78,8 +77,6 @@ class Machine:
     """Number of the newest order that another companion gave the job; 0 for none."""
     switches: Callable[[Job, Shape], int] = lambda job, shape: 0
     """Fewest leaf switches that a shape of the job needs; 0 where none are to be asked for."""
-    lists: NodeLists | None = None
-    """Which nodes jobs are to be kept off; None: any job may have any node."""
     told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job says now that it can do, and what of that could not be believed; neither where it says nothing."""
 

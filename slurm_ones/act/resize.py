@@ -180,18 +180,11 @@ class ResizeMachine(Machine):
         except Refused as error:
             return self.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
         self.ask_for_few_switches(job, target_of(resize))
-        slow = self.lists.wanted(job, target_of(resize)) if self.lists is not None else ()
-        if self.lists is None or not slow:
-            return self.move(resize, State.RELEASING)
-        resize = self.move(resize, State.RELEASING, reason("avoids_slow_nodes", nodes=",".join(slow)))
-        self.lists.note(job, slow)
-        return resize
+        return self.move(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.held and job.never_starts:
             return self.move(resize, State.RESHAPING_BACK, reason("never_starts", cause=job.reason))
-        if job.held and self.lists is not None:
-            self.lists.ask(job)
         try:
             return self._release(resize, job, State.WAITING, State.STARTING)
         except UnknownJob:
@@ -203,8 +196,6 @@ class ResizeMachine(Machine):
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
             return self.move(resize, State.STARTING, deadline=self.times.start_deadline)
-        if job.never_starts and self.lists is not None and self.lists.clear(job):
-            return resize
         # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
         if job.never_starts:
             return self.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
@@ -338,8 +329,6 @@ class ResizeMachine(Machine):
 
     def _reshape(self, resize: ResizeRecord, job: Job) -> None:
         """Ask Slurm for the shape that the resize heads for, and for the kind of GPU where that changes."""
-        if self.lists is not None:
-            self.lists.clear(job)
         kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
         self.client.reshape(job.key, target_of(resize), kind=kind)
 

@@ -140,14 +140,6 @@ class SlurmClient(Protocol):
         no effect. The job's `switches` show it in `details`.
         """
 
-    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
-        """Keep a pending job off these nodes, in place of those before; off none if none is named.
-
-        Consistency: it outlives the start: Slurm refuses to change it until the job waits again. The job's `excluded`
-        show it in `details`.
-        Raises: `Refused` for a job that is not pending.
-        """
-
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         """Send a signal, such as USR1, to the job's steps, or to its batch script too; by an array's id to those of
         each task that runs.

@@ -345,9 +345,6 @@ class CommandClient:
         wish = f"{most}@{SWITCH_WAIT_S / 60:02.0f}:00" if most else "0"
         self.run(["scontrol", "update", f"JobId={job_id}", f"Switches={wish}"])
 
-    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
-        self.run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(names)}"])
-
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.
         job = self._look(job_id)

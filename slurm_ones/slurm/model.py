@@ -152,10 +152,6 @@ class Job:
     """Most leaf switches that it asks for, 0 for no limit; Slurm 23.02 and later show it, and the next."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
     """Longest that it waits for that."""
-    excluded: Annotated[tuple[str, ...], Field(HOSTS, "", "excluded_nodes")] = field(default=(), compare=False)
-    """Nodes that it must not have."""
-    required: Annotated[tuple[str, ...], Field(HOSTS, "", "required_nodes")] = field(default=(), compare=False)
-    """Nodes that it must have, with others or without."""
     command: Annotated[str, Field(TEXT, "", "command")] = field(default="", compare=False)
     """Path of its batch script."""
     submit_line: Annotated[str, Field(TEXT, "", "submit_line")] = field(default="", compare=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, NotResizable, Refused
+from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, NotResizable
 from slurm_ones.slurm.model import Job
 from slurm_ones.testing.site import OPERATOR, OWNER, Site
 
@@ -52,30 +52,6 @@ class ReshapeContract:
                     (SWITCH_WAIT_S,) if most else (0.0, SWITCH_WAIT_S)
                 )
         site.owner.release(job_id)
-        site.wait(job_id, lambda job: job.running, "RUNNING")
-
-    def test_nodes_are_left_out(self, site: Site) -> None:
-        """Shown, kept from start to start and replaced as a whole; a job that runs keeps its list, which it is rid of
-        once it waits again. A node that Slurm does not know is refused."""
-        client = site.owner
-        job_id = site.held(*ELASTIC)
-        nodes = sorted(name for name, node in client.snapshot().nodes.items() if node.gpus)
-        for names in (nodes[:2], [], nodes[:1]):
-            client.exclude_nodes(job_id, names)
-            assert list(client.details([job_id])[job_id].excluded) == names
-        with pytest.raises(Refused):
-            client.exclude_nodes(job_id, ["no-such-node"])
-        client.release(job_id)
-        assert site.wait(job_id, lambda job: job.running, "RUNNING").node_list[0] not in nodes[:1]
-        with pytest.raises(Refused):
-            client.exclude_nodes(job_id, [])
-        client.requeue_hold(job_id)
-        site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
-        assert list(client.details([job_id])[job_id].excluded) == nodes[:1]
-        client.exclude_nodes(job_id, nodes)
-        client.release(job_id)
-        assert client.job(job_id).pending
-        client.exclude_nodes(job_id, [])
         site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_several_times_while_held(self, site: Site) -> None:

@@ -170,7 +170,6 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "reuse": (Task(1, 2),),
     "throttle": (1, 0),
     "few_switches": (1, 1),
-    "exclude_nodes": (1, ("n1",)),
     "cancel_waiting": (1,),
 }
 

@@ -124,9 +124,6 @@ class Remote:
     def few_switches(self, job_id: JobKey, most: int) -> None:
         self._call("few_switches", job_id, most)
 
-    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
-        self._call("exclude_nodes", job_id, list(names))
-
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._call("signal", job_id, signal, batch=batch)
 

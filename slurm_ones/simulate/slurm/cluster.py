@@ -133,12 +133,6 @@ class SimulatedCluster:
             if time > self.timeline.now or job.begin:
                 self._wait(job, time)
 
-    def exclude(self, job_id: JobKey, names: Collection[str]) -> None:
-        """Keep a waiting job off these nodes alone; raises `NotResizable` for a job that does not wait."""
-        for job in self.records.waiting(job_id):
-            job.excluded = frozenset(names)
-        self._schedule_soon()
-
     def reshape(self, job_id: JobKey, shape: Shape, *, nodes_alone: bool = False) -> None:
         """Give a waiting job other nodes, and unless it has none or `nodes_alone` other GPUs on each."""
         for job in self.records.waiting(job_id):

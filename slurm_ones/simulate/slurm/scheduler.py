@@ -134,8 +134,6 @@ class QueuedJob:
     """GPUs on each node."""
     limit_s: float
     """How long it may run; 0 for no limit."""
-    excluded: frozenset[str] = frozenset()
-    """Nodes that it is not to have."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def place(job: QueuedJob, free: Mapping[str, int]) -> tuple[str, ...] | None:
 
     `free` has the GPUs that each node could give now, in the cluster's order.
     """
-    may = ((gpus, i, name) for i, (name, gpus) in enumerate(free.items()) if name not in job.excluded)
+    may = ((gpus, i, name) for i, (name, gpus) in enumerate(free.items()))
     fitting = [one for one in may if one[0] >= job.gpus]
     if len(fitting) < job.least_nodes:
         return None

@@ -209,12 +209,6 @@ class SimulatedClient:
 
         self._change(f"Switches of {job_id}", ask)
 
-    def exclude_nodes(self, job_id: JobKey, names: Collection[str]) -> None:
-        self._changeable(job_id)
-        if unknown := {*names} - {*self._cluster.nodes.names()}:
-            raise Refused(f"job {job_id}: Invalid node name specified ({', '.join(sorted(unknown))})")
-        self._change(f"ExcNodeList of {job_id}", lambda: self._cluster.exclude(job_id, names))
-
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
             raise Refused(f"scancel: error: Unknown job signal: {signal}")

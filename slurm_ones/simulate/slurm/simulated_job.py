@@ -122,7 +122,6 @@ class SimulatedJob:
     """Its hold is that of a requeue."""
     switches: int = 0
     """Most leaf switches that were asked for; here all nodes are below one."""
-    excluded: frozenset[str] = frozenset()
     """Nodes that it is not to have."""
     restart: int = 0
     begin: float = 0.0
@@ -189,7 +188,7 @@ class SimulatedJob:
 
     def as_queued(self, gpus: int) -> QueuedJob:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
-        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s, self.excluded)
+        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
 
     def held(self, now: float) -> list[Allocation]:
         """All that it held until now."""
@@ -246,7 +245,6 @@ class SimulatedJob:
             array_tasks=self.array_tasks,
             switches=self.switches,
             switch_wait_s=60.0 if self.switches else 0.0,
-            excluded=tuple(sorted(self.excluded)),
             throttle=self.array.throttle if self.array is not None else 0,
             batch=request.batch,
             exit_code=self.exit_code,
