@@ -125,6 +125,14 @@ def progress(job: JobSummary) -> str:
     return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 
+def left_s(job: JobSummary) -> float | None:
+    """Seconds that a running job still needs at its present throughput, by the epochs that it declared; None where that
+    is not known."""
+    if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
+        return None
+    return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
+
+
 def per_gpu(job: JobSummary) -> str:
     """Samples per GPU and forward pass, times the passes of a step where there are several: `64` or `2 × 32`."""
     if job.local_batch is None or job.passes is None:

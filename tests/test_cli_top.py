@@ -29,10 +29,11 @@ from ones_db.shape import Shape
 from slurm_ones.cli.top import reader
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show import window
-from slurm_ones.show.live import Live, NotSeenYet, left_s, read_live
-from slurm_ones.show.table import Choice, columns_within, header, lines, node_map
+from slurm_ones.show.live import Live, NotSeenYet, read_live
+from slurm_ones.show.table import Choice, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
+from slurm_ones.text import left_s
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.slurm.make import job_of
 from tests.test_cli import HOSTILE, call, printed
@@ -72,28 +73,25 @@ def test_every_line_fits_the_terminal(filled: str, width: int) -> None:
     live = live_of(filled)
     shown = lines(live, NOW + 3, Choice(every_state=True), width)
     assert all(cell_len(line) <= width for line in shown), shown
-    assert [column.name for column in columns_within(width) if column.name in ("job", "st", "shape", "why")] == [
-        "job",
-        "st",
-        "shape",
-        "why",
-    ]
+    always = ["job", "st", "shape", "why"]
+    assert [column.title for column in columns_within(width) if column.title in always] == always
     assert any(line.split()[:1] == ["10"] for line in shown)
 
 
 def test_the_header_tells_how_the_companion_is(filled: str) -> None:
     """Protects whoever looks at old figures from believing them."""
     live = live_of(filled)
-    first, second, *_ = header(live, NOW + 3, live.jobs)
+    shown = Choice().jobs(live)
+    first, second, *_ = header(live, NOW + 3, shown)
     assert "mode act, last tick 3.0 s ago" in first and "SILENT" not in first
     assert "2 run on 6 of 8 GPUs, 2 wait" in second  # those of n2 cannot be used
-    assert "SILENT" in header(live, NOW + 1000, live.jobs)[0]
+    assert "SILENT" in header(live, NOW + 1000, shown)[0]
     assert "no companion has led here yet" in header(Live("gres"), NOW, [])[0]
 
 
 def test_who_is_on_which_node(filled: str) -> None:
     """Protects the map: each node once, with what each job holds there."""
-    nodes = {name: (state, held, gpus) for name, state, held, gpus in node_map(live_of(filled))}
+    nodes = {node.name: (node.state, node.held, node.gpus) for node in live_of(filled).node_rows}
     assert nodes["n1"] == ("UP", {7: 4}, 4) and nodes["n3"] == ("UP", {10: 2}, 4) and nodes["n2"] == ("DOWN", {}, 4)
 
 
@@ -150,7 +148,7 @@ def test_sorting(filled: str) -> None:
 def test_what_is_not_known_stands_last(filled: str, falling: bool) -> None:
     """Protects the top of the table, whichever way it is sorted."""
     shown = Choice(by="left", falling=falling).jobs(live_of(filled))
-    known = [left_s(job) is not None for job in shown]
+    known = [left_s(one.job) is not None for one in shown]
     assert known == sorted(known, reverse=True) and any(known) and not all(known)
 
 

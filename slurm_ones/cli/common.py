@@ -22,8 +22,9 @@ from rich.console import Console
 from ones_db import ActionRecord, SchemaError, Store, StoreError
 from ones_db.engine import backend_of, names_password
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
+from slurm_ones.show.columns import CODES
 from slurm_ones.show.live import NotSeenYet
-from slurm_ones.show.table import CODES, Selection
+from slurm_ones.show.table import Selection
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import JobState

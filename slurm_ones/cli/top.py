@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Collection
+from typing import Annotated
 
 import typer
 
-from ones_db import JobSummary, Store
+from ones_db import Store
 from slurm_ones.cli.common import (
     AccountsOption,
     ConfigOption,
@@ -28,30 +28,10 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import Settings
-from slurm_ones.show.live import Live, left_s, read_live
-from slurm_ones.show.table import BY_NAME, Choice, as_json, lines, node_map
+from slurm_ones.show.columns import TOP
+from slurm_ones.show.live import Live, read_live
+from slurm_ones.show.table import BY_WORD, Choice, as_json, lines
 from slurm_ones.text import plain
-
-
-def _as_json(live: Live, shown: Sequence[JobSummary]) -> dict[str, Any]:
-    return {
-        "cluster": live.cluster,
-        "leader": live.leader._asdict() if live.leader else None,
-        "health": live.health._asdict() if live.health else None,
-        "jobs": [
-            {
-                **as_json(job),
-                "left_s": left_s(job),
-                "why": live.why.get(job.job_id, ""),
-                "cause": live.causes.get(job.job_id),
-            }
-            for job in shown
-        ],
-        "nodes": [
-            {"name": name, "state": state, "gpus": gpus, "held": [{"job_id": j, "gpus": n} for j, n in held.items()]}
-            for name, state, held, gpus in node_map(live)
-        ],
-    }
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
@@ -88,15 +68,15 @@ def top(
 ) -> None:
     """Show the elastic jobs live: why each has what it has, its log, and who is on which node."""
     name = sort.removeprefix("-")
-    if name not in BY_NAME:
-        raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(BY_NAME)}")
+    if name not in BY_WORD:
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(column.title for column in TOP)}")
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     choice = Choice(selection, bool(states or job), name, sort.startswith("-"))
     settings = settings_of(config, database)
     look = reader(settings, named=bool(database), also=selection.jobs)
     if json:
         live = look()
-        print_json(_as_json(live, choice.jobs(live)))
+        print_json(as_json(live, choice.jobs(live)))
     elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         for line in lines(look(), time.time(), choice, console.width):
             console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)

@@ -42,7 +42,7 @@ def why(
         raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
     (summary,) = summaries
     if json:
-        print_json(explain(store, summary, last))
+        print_json(explain(store, job, last))
         return
     for line in told(store, summary, last):
         console.print(line, soft_wrap=True)

@@ -9,8 +9,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ones_db import DecisionJobRecord, HealthRecord, HeldRecord, JobSummary, LeaderRecord, NodeRecord, Store
+from ones_db import (
+    DecisionJobRecord,
+    HealthRecord,
+    HeldRecord,
+    JobSummary,
+    LeaderRecord,
+    NodeRecord,
+    PromiseRecord,
+    Store,
+)
 from ones_db.reasons import CAUSES, WRONG, cause_of
+from slurm_ones.show.columns import ShownJob, ShownNode
 
 ENDED = 100
 """Jobs that have ended, those that did last: a view costs the same however many a site has had."""
@@ -34,11 +44,25 @@ class Live:
     """Of jobs that have not ended why they have what they have, a sentence each."""
     causes: Mapping[int, str] = field(default_factory=dict)
     """Of those that get no other size why not, as a code of `CAUSES`."""
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    """Of jobs that have not ended, problems with how they were started."""
+    promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
+    """What was last said of deadlines."""
     held: tuple[HeldRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     """By their names; none where the reader may not see them."""
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
+
+    def shown(self, job: JobSummary) -> ShownJob:
+        """One of the jobs with what was decided for it."""
+        said = [of.get(job.job_id) for of in (self.why, self.causes, self.wrong)]
+        return ShownJob(job, said[0] or "", said[1], said[2] or "", self.promises.get(job.job_id))
+
+    @property
+    def node_rows(self) -> list[ShownNode]:
+        """The nodes by their names; those that only a job names last."""
+        return node_rows(self.nodes, self.held)
 
     @property
     def tick(self) -> tuple[float | None, float | None]:
@@ -46,11 +70,21 @@ class Live:
         return (self.health.tick_time if self.health else None, self.leader.beat if self.leader else None)
 
 
-def read_live(store: Store, also: Collection[int] = ()) -> Live:
-    """What the database has now; of jobs that ended the last `ENDED`, and `also` those with these ids. Raises
-    `StoreError`."""
+def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
+    """The nodes by their names, with what jobs hold there; those that only a job names last."""
+    holding: dict[str, dict[int, int]] = {}
+    for one in held:
+        of_node = holding.setdefault(one.node, {})
+        of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
+    rows = [ShownNode(node.name, node.state, node.gpus, holding.pop(node.name, {})) for node in nodes]
+    return rows + [ShownNode(name, "", 0, holding[name]) for name in sorted(holding)]
+
+
+def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
+    """What the database has now: of jobs that ended the last `ENDED`, or the `whole` of them, and `also` those with
+    these ids; or `only` these. Raises `StoreError`."""
     with store.one_moment():
-        jobs = store.job_summaries(ended=ENDED)
+        jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)
         older = sorted({*also} - {job.job_id for job in jobs})
         jobs += store.job_summaries(older) if older else []
         jobs.sort(key=lambda job: (job.submit_time, job.job_id))
@@ -60,6 +94,8 @@ def read_live(store: Store, also: Collection[int] = ()) -> Live:
             tuple(jobs),
             {job.job_id: text for job in jobs if (text := _why(job, newest.get(job.job_id)))},
             causes(jobs, newest),
+            wrong(jobs, newest),
+            store.promises([job.job_id for job in jobs]),
             tuple(store.held()),
             tuple(store.nodes()),
             store.leader(),
@@ -99,14 +135,6 @@ def silent(health: HealthRecord | None, now: float) -> bool:
     if health is None or health.tick_time is None:
         return False
     return now - health.tick_time > LATE * health.interval_s
-
-
-def left_s(job: JobSummary) -> float | None:
-    """Seconds that a running job still needs at its present throughput, by the epochs that it declared; None where that
-    is not known."""
-    if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
-        return None
-    return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
 
 
 def _why(job: JobSummary, decided: DecisionJobRecord | None) -> str:

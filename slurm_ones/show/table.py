@@ -1,82 +1,26 @@
-"""The live table: its columns, what is above it, and who is on which node, as text."""
+"""Columns drawn: as a table as wide as its cells, as lines of fixed widths, and as JSON; which jobs, in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
+from rich.table import Table
 
 from ones_db import JobSummary
-from slurm_ones.show.live import Live, counted, left_s, silent
-from slurm_ones.text import plain, progress, seconds, shape
+from slurm_ones.show.columns import GIVE_WAY, JOB, NODE, TOP, Column, ShownJob, gpus, record
+from slurm_ones.show.live import Live, counted, silent
+from slurm_ones.show.words import deadline
+from slurm_ones.text import plain, safe, seconds, troubles
 
-CODES = {
-    "PD": "PENDING",
-    "R": "RUNNING",
-    "S": "SUSPENDED",
-    "CD": "COMPLETED",
-    "CA": "CANCELLED",
-    "F": "FAILED",
-    "TO": "TIMEOUT",
-    "NF": "NODE_FAIL",
-    "PR": "PREEMPTED",
-    "BF": "BOOT_FAIL",
-    "DL": "DEADLINE",
-    "OOM": "OUT_OF_MEMORY",
-}
-"""squeue's short names of states."""
-SHORT = {name: code for code, name in CODES.items()}
+T = TypeVar("T")
 
-Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: what it shows of a job, and what it is sorted by."""
-
-    name: str
-    width: int
-    text: Callable[[JobSummary, Live], str]
-    key: Callable[[JobSummary], Any]
-    """None where there is nothing to sort by: such a job stands last, whichever way is sorted."""
-    left: bool = False
-    """Begins at the left."""
-
-
-def _gpus(job: JobSummary) -> int:
-    return (job.nodes or 0) * (job.gpus_per_node or 0) if job.running else 0
-
-
-COLUMNS = (
-    Column("job", 8, lambda job, _: str(job.job_id), lambda job: job.job_id),
-    Column("user", 8, lambda job, _: plain(job.user, 16), lambda job: job.user, left=True),
-    Column("name", 12, lambda job, _: plain(job.name, 24), lambda job: job.name, left=True),
-    Column("st", 3, lambda job, _: SHORT.get(job.state, job.state[:3]), lambda job: job.state, left=True),
-    Column("shape", 6, lambda job, _: shape(job) or "–", _gpus, left=True),
-    Column("batch", 6, lambda job, _: str(job.batch or "–"), lambda job: job.batch or 0),
-    Column(
-        "samples/s",
-        9,
-        lambda job, _: f"{job.samples_per_s:.1f}" if job.running and job.samples_per_s else "–",
-        lambda job: (job.samples_per_s or 0.0) if job.running else 0.0,
-    ),
-    Column("epochs", 9, lambda job, _: progress(job), lambda job: job.epoch or 0),
-    Column("left", 8, lambda job, _: seconds(left_s(job)), left_s),
-    Column("resizes", 7, lambda job, _: str(job.resizes), lambda job: job.resizes),
-    Column("why", 20, lambda job, live: plain(_why(job, live), 300), lambda job: job.state, left=True),
-)
-"""The last takes what room there is."""
-LEFT_OUT = ("resizes", "left", "user", "samples/s", "name", "epochs", "batch")
-"""In this order where a terminal is too narrow; the job's number, state, shape and why never are."""
-BY_NAME = {column.name: column for column in COLUMNS}
-
-
-def _why(job: JobSummary, live: Live) -> str:
-    if job.resizing:
-        return f"resize under way: {job.resizing}"
-    return live.why.get(job.job_id, "")
+BY_WORD: Mapping[str, Column[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
+"""Columns of `top` by what they are called there, and in JSON."""
+_ALWAYS = frozenset({"st", "shape", "why"})
+"""Columns of `top`, besides the job's number, for which every terminal has room."""
 
 
 @dataclass(frozen=True)
@@ -109,46 +53,67 @@ class Selection:
 
 @dataclass
 class Choice:
-    """What of the jobs is shown, and in which order."""
+    """Which jobs are shown, and in which order."""
 
     selection: Selection = field(default_factory=Selection)
     every_state: bool = False
     """Jobs that have ended are shown too."""
     by: str = "job"
-    """The column that is sorted by."""
+    """Word of the column that is sorted by."""
     falling: bool = False
 
-    def jobs(self, live: Live) -> list[JobSummary]:
-        """The jobs to show, in order."""
+    def jobs(self, live: Live) -> list[ShownJob]:
+        """The jobs to show, in order; those without a value stand last, whichever way is sorted."""
         taken = [job for job in live.jobs if (self.every_state or job.end_time is None) and self.selection.takes(job)]
-        keys = {job.job_id: BY_NAME[self.by].key(job) for job in taken}
-        with_key = [job for job in taken if keys[job.job_id] is not None]
-        without = [job for job in taken if keys[job.job_id] is None]
-        return sorted(with_key, key=lambda job: keys[job.job_id], reverse=self.falling) + without
+        keyed = [(BY_WORD[self.by].sort_key(one), one) for one in map(live.shown, taken)]
+        known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=self.falling)
+        return [one for _, one in known] + [one for key, one in keyed if key is None]
 
 
-def columns_within(width: int) -> tuple[Column, ...]:
-    """The columns for which a terminal of that width has room."""
-    left = list(COLUMNS)
-    for name in LEFT_OUT:
-        if sum(column.width for column in left) + 2 * len(left) <= width:
+def fitting(columns: Sequence[Column[T]], widths: Mapping[str, int], width: int | None) -> list[Column[T]]:
+    """The columns for which a width has room, two characters between each; None has room for all."""
+    left = list(columns)
+    for name in GIVE_WAY.split():
+        if width is None or sum(widths[column.name] for column in left) + 2 * (len(left) - 1) <= width:
             break
-        left.remove(BY_NAME[name])
-    return tuple(left)
+        left = [column for column in left if column.name != name or widths.get(f"keep {name}")]
+    return left
 
 
-def header(live: Live, now: float, shown: Sequence[JobSummary]) -> list[str]:
+def measured(columns: Sequence[Column[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
+    """A table as wide as its cells, its width, and the titles that were left out for `width`; None leaves none out."""
+    cells = {column.name: [plain(column.text(one), column.most) for one in rows] for column in columns}
+    widths = {column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in columns}
+    shown = fitting(columns, widths, width)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in shown:
+        left = column.left or column is shown[0]
+        table.add_column(column.title, justify="left" if left else "right", no_wrap=True)
+    for row in zip(*(cells[column.name] for column in shown), strict=True):
+        table.add_row(*map(safe, row))
+    left_out = [column.title for column in columns if column not in shown]
+    return table, sum(widths[column.name] for column in shown) + 2 * (len(shown) - 1), left_out
+
+
+def columns_within(width: int) -> list[Column[ShownJob]]:
+    """The columns of `top` for which a terminal of that width has room."""
+    widths = {column.name: column.width for column in TOP} | {f"keep {name}": 1 for name in _ALWAYS}
+    return fitting(TOP, widths, width - 2)
+
+
+def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
     """The lines above the table: how the companion is, who runs on how many GPUs, what keeps jobs as they are."""
     running = [job for job in live.jobs if job.running]
     waiting = sum(job.end_time is None and not job.running for job in live.jobs)
-    gpus, there = sum(map(_gpus, running)), sum(node.gpus for node in live.nodes if node.usable)
+    there = sum(node.gpus for node in live.nodes if node.usable)
     of = f" of {there}" if there else ""
     resizing = sum(bool(job.resizing) for job in live.jobs)
     lines = [
         f"{plain(live.cluster, 30)}  {_companion(live, now)}",
-        f"{len(running)} run on {gpus}{of} GPUs, {waiting} wait, {resizing} resize; {len(shown)} shown",
+        f"{len(running)} run on {sum(map(gpus, running))}{of} GPUs, {waiting} wait, {resizing} resize; "
+        f"{len(shown)} shown",
     ]
-    kept = counted(live.causes[job.job_id] for job in shown if job.job_id in live.causes)
+    kept = counted(one.cause for one in shown if one.cause)
     return [*lines, kept] if kept else lines
 
 
@@ -164,41 +129,43 @@ def _companion(live: Live, now: float) -> str:
     return f"{late}mode {live.health.mode}, last tick {seconds(ago)} ago, every {live.health.interval_s:.0f} s"
 
 
-def rows(live: Live, shown: Sequence[JobSummary], columns: Sequence[Column]) -> list[Row]:
-    """The texts of the table, a row each."""
-    return [tuple(column.text(job, live) for column in columns) for job in shown]
+def rows(shown: Sequence[ShownJob], columns: Sequence[Column[ShownJob]]) -> list[list[str]]:
+    """The cells of a table of fixed widths; the last of a row is as long as it is."""
+    return [[cell(column.text(one), column) for column in columns[:-1]] + [columns[-1].text(one)] for one in shown]
 
 
 def lines(live: Live, now: float, choice: Choice, width: int) -> list[str]:
-    """All of it as plain lines of at most `width` characters, for `--once`."""
+    """All of `top` as plain lines of at most `width` characters, for `--once`."""
     shown, columns = choice.jobs(live), columns_within(width)
     found = [line[:width] for line in header(live, now, shown)]
-    table = [tuple(column.name for column in columns), *rows(live, shown, columns)]
-    for row in table:
-        cells = [cell(text, column) for text, column in zip(row[:-1], columns, strict=False)]
-        line = "  ".join([*cells, row[-1]])
+    heads = [cell(column.title, column) for column in columns[:-1]] + [columns[-1].title]
+    for row in [heads, *rows(shown, columns)]:
+        line = "  ".join(row)
         found.append(set_cell_size(line, min(cell_len(line), width)).rstrip())
     return found
 
 
-def cell(text: str, column: Column) -> str:
-    """The text on its side of the column, cut where it is too long."""
+def cell(text: str, column: Column[Any]) -> str:
+    """The text on its side of the column, cut if it is too long."""
     if cell_len(text) > column.width:
         return set_cell_size(text, column.width - 1) + "…"
     return set_cell_size(text, column.width) if column.left else " " * (column.width - cell_len(text)) + text
 
 
-def node_map(live: Live) -> list[tuple[str, str, dict[int, int], int]]:
-    """Each node with its state, the GPUs that each elastic job holds there, and its GPUs in all (0 unknown)."""
-    holding: dict[str, dict[int, int]] = {}
-    for one in live.held:
-        of_node = holding.setdefault(one.node, {})
-        of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
-    known = {node.name: (node.state, node.gpus) for node in live.nodes}
-    names = [*known, *sorted(holding.keys() - known.keys())]
-    return [(name, known.get(name, ("", 0))[0], holding.get(name, {}), known.get(name, ("", 0))[1]) for name in names]
+def notes(shown: Sequence[ShownJob]) -> list[str]:
+    """What people should know of single jobs, a line each, in rich's markup: why one is left alone, how it was started
+    wrongly, what of its reports was odd, what is wrong with its training, and what was said of its deadline."""
+    said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
+    said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]
+    return [f"job {job.job_id}: {safe(text, 300)}" for job, texts in said for text in map(str, texts) if text]
 
 
-def as_json(job: JobSummary) -> dict[str, Any]:
-    """A job as `--json` prints it."""
-    return {**asdict(job), "shape": shape(job), "local_batch": job.local_batch, "jct_s": job.jct_s}
+def as_json(live: Live, shown: Sequence[ShownJob]) -> dict[str, Any]:
+    """All of `top` as JSON."""
+    return {
+        "cluster": live.cluster,
+        "leader": live.leader._asdict() if live.leader else None,
+        "health": live.health._asdict() if live.health else None,
+        "jobs": [record(JOB, one) for one in shown],
+        "nodes": [record(NODE, node) for node in live.node_rows],
+    }

@@ -8,81 +8,60 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ones_db import JobSummary, ReasonRecord, RunRecord, Store
+from ones_db import AlternativeRecord, JobSummary, RunRecord, Store
 from ones_db.reasons import reason
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.show.table import as_json
-from slurm_ones.show.words import change, deadline, open_deadline, pause, ran, trains_on
-from slurm_ones.show.words import planned as planned_blocks
-from slurm_ones.text import clock, described, per_gpu, progress, resized, safe, seconds, shape, starts, troubles
+from slurm_ones.show.columns import DECISION, JOB, RESIZE, ShownDecision, ShownResize, record
+from slurm_ones.show.live import read_live
+from slurm_ones.show.words import change, deadline, open_deadline, pause, planned, ran, trains_on
+from slurm_ones.text import (
+    changed,
+    clock,
+    described,
+    per_gpu,
+    progress,
+    safe,
+    seconds,
+    shape,
+    starts,
+    troubles,
+)
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
+DECIDES = {column.name: column for column in DECISION}
 MEMBERSHIPS = 5
 """Newest memberships of a job of blocks that are shown."""
-_CHANGE = (
-    *("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node", "old_batch", "new_batch"),
-    *("old_kind", "new_kind"),
-)
 
 
-def explain(store: Store, summary: JobSummary, decisions: int) -> dict[str, Any]:
-    """All that the database knows of why a job has the shape it has."""
-    job_id = summary.job_id
+def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
+    """All that the database knows of why a job has what it has, as JSON."""
+    (summary,) = store.job_summaries([job_id])
+    live = read_live(store, only=[job_id])
     return {
-        "job": as_json(summary),
-        "deadline": [asdict(said) for said in store.promises([job_id]).values()],
+        "job": record(JOB, live.shown(summary)),
+        "deadline": [asdict(said) for said in live.promises.values()],
         "runs": [asdict(run) for run in store.runs(job_id)],
         "slow_nodes": [asdict(node) for node in _slow_nodes(store, job_id)],
         "blocks": [asdict(block) for block in store.blocks(job_id)],
         "memberships": [asdict(member) for member in store.memberships(job_id, MEMBERSHIPS)],
-        "decisions": [
-            {
-                "time": d.time,
-                "policy": d.policy,
-                "mode": d.mode,
-                **_flattened(j),
-                "alternatives": [one._asdict() for one in j.alternatives],
-            }
-            for d in store.decisions(job_id, decisions)
-            for j in d.jobs
-            if j.job_id == job_id
-        ],
-        "resizes": [
-            {**_flattened(r), "steps": [_flattened(step) for step in store.resize_steps(r.id)]}
-            for r in store.resizes(job_id)
-            if r.id is not None
-        ],
+        "decisions": [record(DECISION, one) for one in decided(store, job_id, decisions)],
+        "resizes": [record(RESIZE, one) for one in resizes_of(store, job_id)],
     }
 
 
-def _flattened(record: Any) -> dict[str, Any]:
-    """The record's fields; of a reason its sentence, and beside it its code and arguments, as in the database."""
-    found = asdict(record)
-    for name, value in vars(record).items():
-        if isinstance(value, ReasonRecord):
-            found |= {name: value.text, f"{name}_code": value.code, f"{name}_arguments": dict(value.arguments)}
-    return found
+def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
+    """The newest decisions about a job, the newest first."""
+    found = store.decisions(job_id, most)
+    return [ShownDecision(one, given) for one in found for given in one.jobs if given.job_id == job_id]
 
 
-def _allocation(decision: dict[str, Any]) -> str:
-    if decision["nodes"] is None:
-        return ""
-    return f"{decision['nodes']}x{decision['gpus_per_node']}, batch {decision['batch']}: "
-
-
-def _weighed(alternatives: list[dict[str, Any]]) -> str:
-    """The sizes that were weighed, each with its worth."""
-    sizes = ("{nodes}x{gpus_per_node}, batch {batch}" if one["nodes"] else "waiting" for one in alternatives)
-    return "; ".join(
-        f"{size.format(**one)} (worth {one['worth']:.4g})" for size, one in zip(sizes, alternatives, strict=True)
-    )
-
-
-def _pause(resize: dict[str, Any]) -> str:
-    by_blocks = resize["mechanism"] == "blocks"
-    return pause(resize["pause_s"]) if by_blocks else seconds(resize["pause_s"])
+def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
+    """The `most` newest resizes of a job (0: all), in their order, with the starts that they led to."""
+    found = store.resizes(job_id)[-most:]
+    begun = starts(found, {(job_id, run.restart): run for run in store.runs(job_id)})
+    return [ShownResize(one, store.resize_steps(one.id), begun.get(one.id, "")) for one in found]
 
 
 def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
@@ -137,57 +116,74 @@ def plain_pace(run: RunRecord) -> str:
 
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     """What the command prints of a job, in rich's markup, a line each."""
-    job, found = summary.job_id, explain(store, summary, decisions)
+    job = summary.job_id
     yield (
         f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
         f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
         f"epochs {progress(summary)}"
     )
+    for line in _of_job(store, summary):
+        yield f"  {line}"
+    found = decided(store, job, decisions)
+    for one in found:
+        outcome = f" [dim]({safe(one.given.outcome.text, 300)})[/]" if one.given.outcome.text else ""
+        gets = f"{DECIDES['shape'].text(one)}: " if one.given.nodes else ""
+        head = f"{clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
+        yield f"  {head}: {gets}{safe(one.given.reason.text, 500)}{outcome}"
+        if one.given.alternatives:
+            yield f"      weighed: {'; '.join(map(_weighed, one.given.alternatives))}"
+    if not found:
+        yield "  Nothing was decided for it yet."
+    for resize in resizes_of(store, job):
+        yield from _resize(resize)
+
+
+def _weighed(one: AlternativeRecord) -> str:
+    size = f"{one.nodes}x{one.gpus_per_node}, batch {one.batch}" if one.nodes else "waiting"
+    return f"{size} (worth {one.worth:.4g})"
+
+
+def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
+    """What there is to say of the job itself, in rich's markup, a line each."""
+    job = summary.job_id
     if summary.refusal:
-        yield f"  It is left alone: {safe(summary.refusal, 500)}"
+        yield f"It is left alone: {safe(str(summary.refusal), 500)}"
     for limit in described(summary.limits) if summary.limits is not None else ():
-        yield f"  Its strategy: {safe(str(limit), 500)}."
+        yield f"Its strategy: {safe(str(limit), 500)}."
     if summary.report_note:
-        yield f"  Not believed of its reports: {safe(summary.report_note, 500)}"
+        yield f"Not believed of its reports: {safe(summary.report_note, 500)}"
     for line in _deadline(store, job):
-        yield f"  Its {safe(line, 500)}."
-    for slow in found["slow_nodes"][:1]:
-        node, percent, runs, owners = slow["name"], 100 * slow["factor"], slow["runs"], slow["owners"]
-        said = reason("on_slow_node", node=node, percent=percent, runs=runs, owners=owners)
-        yield f"  Where it is: {safe(str(said), 500)}."
+        yield f"Its {safe(line, 500)}."
+    for slow in _slow_nodes(store, job)[:1]:
+        figures = {"percent": 100 * slow.factor, "runs": slow.runs, "owners": slow.owners}
+        yield f"Where it is: {safe(str(reason('on_slow_node', node=slow.name, **figures)), 500)}."
     for trouble in troubles(summary):
-        yield f"  [bold red]Look at it[/]: {trouble}."
+        yield f"[bold red]Look at it[/]: {trouble}."
     for line in _of_blocks(store, job, running=summary.running):
-        yield f"  {safe(line, 500)}"
-    runs = store.runs(job)
-    begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
-    for run in runs:
+        yield safe(line, 500)
+    for run in store.runs(job):
         if run.note:
             when = f" ({clock(run.hello_time)})" if run.hello_time else ""
-            yield f"  Run {run.restart} said{when}: {safe(run.note, 500)}"
+            yield f"Run {run.restart} said{when}: {safe(run.note, 500)}"
         if pace := plain_pace(run):
-            yield f"  Run {run.restart} {pace}"
+            yield f"Run {run.restart} {pace}"
         if run.attempts:
-            yield f"  Run {run.restart} started its ranks {run.attempts + 1} times."
-    for d in found["decisions"]:
-        outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
-        yield f"  {clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}"
-        if d["alternatives"]:
-            yield f"      weighed: {_weighed(d['alternatives'])}"
-    if not found["decisions"]:
-        yield "  Nothing was decided for it yet."
-    planned = {resize.id: planned_blocks(resize) for resize in store.resizes(job)}
-    for r in found["resizes"]:
-        blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
-        yield (
-            f"  {clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
-            + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
-            + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else "")
-        )
-        for step in r["steps"]:
-            yield (f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]")
-        if r["id"] in begun:
-            yield f"      the start after it: {begun[r['id']]}"
+            yield f"Run {run.restart} started its ranks {run.attempts + 1} times."
+
+
+def _resize(one: ShownResize) -> Iterator[str]:
+    """A resize, its steps, and the start that it led to."""
+    resize, blocks = one.resize, planned(one.resize)
+    still = pause if resize.mechanism == "blocks" else seconds
+    yield (
+        f"  {clock(resize.started)} resize {changed(resize)}{f' ({blocks})' if blocks else ''}: {resize.state}"
+        + (f", {safe(resize.outcome.text, 300)}" if resize.outcome.text else "")
+        + (f", training stood still for {still(resize.pause_s)}" if resize.pause_s is not None else "")
+    )
+    for step in one.steps:
+        yield f"      {step.time - resize.started:7.1f} s  {step.state}  [dim]{safe(step.detail.text, 300)}[/]"
+    if one.start:
+        yield f"      the start after it: {one.start}"
 
 
 def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:

@@ -15,10 +15,11 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 from textual.worker import get_current_worker
 
-from ones_db import JobSummary, Store, StoreError
+from ones_db import Store, StoreError
 from slurm_ones.config import ConfigError, Settings
+from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, NotSeenYet
-from slurm_ones.show.table import COLUMNS, Choice, cell, columns_within, header, node_map, rows
+from slurm_ones.show.table import Choice, columns_within, header, rows
 from slurm_ones.show.why import told
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
@@ -65,7 +66,7 @@ class TopApp(App[None]):
         self._look, self._opened, self._choice, self._every_s = look, opened, choice, every_s
         self._logs = Logs(settings)
         self._live = Live("")
-        self._shown: list[JobSummary] = []
+        self._shown: list[ShownJob] = []
         self._below = "why"
         self._asked: tuple[object, ...] = ()
         """What the part below was last made for."""
@@ -99,7 +100,7 @@ class TopApp(App[None]):
 
     def action_sort(self) -> None:
         """Sort by the next column that is shown."""
-        names = [column.name for column in columns_within(self.size.width)]
+        names = [column.title for column in columns_within(self.size.width)]
         at = names.index(self._choice.by) if self._choice.by in names else -1
         self._choice.by = names[(at + 1) % len(names)]
         self._draw()
@@ -144,11 +145,11 @@ class TopApp(App[None]):
         scroll = table.scroll_offset
         table.clear(columns=True)
         for column in columns:
-            table.add_column(Text(column.name), width=None if column is COLUMNS[-1] else column.width, key=column.name)
-        for job, row in zip(self._shown, rows(self._live, self._shown, columns), strict=True):
-            cells = [cell(text, column) for text, column in zip(row[:-1], columns, strict=False)]
-            table.add_row(*map(Text, [*cells, row[-1]]), key=str(job.job_id))
-        ids = [job.job_id for job in self._shown]
+            width = None if column is columns[-1] else column.width
+            table.add_column(Text(column.title), width=width, key=column.name)
+        for one, row in zip(self._shown, rows(self._shown, columns), strict=True):
+            table.add_row(*map(Text, row), key=str(one.job.job_id))
+        ids = [one.job.job_id for one in self._shown]
         if at in ids:
             table.move_cursor(row=ids.index(at), animate=False)
         table.scroll_to(y=scroll.y, animate=False)
@@ -157,7 +158,7 @@ class TopApp(App[None]):
     def _current(self) -> int | None:
         """The job under the cursor."""
         row = self.query_one(DataTable).cursor_row
-        return self._shown[row].job_id if 0 <= row < len(self._shown) else None
+        return self._shown[row].job.job_id if 0 <= row < len(self._shown) else None
 
     def _fill_below(self) -> None:
         asked = (self._below, self._current(), self._live)
@@ -192,11 +193,11 @@ class TopApp(App[None]):
 def nodes_text(live: Live, job_id: int | None) -> Text:
     """Each node with the GPUs that each elastic job holds there, those of `job_id` in bold."""
     text = Text()
-    for name, state, held, gpus in node_map(live):
-        taken = sum(held.values())
-        text.append(f"{plain(name, 16):16} {state:9} ")
-        text.append(f"{taken}/{gpus} " if gpus else f"{taken} ")
-        for number, count in held.items():
+    for node in live.node_rows:
+        taken = sum(node.held.values())
+        text.append(f"{plain(node.name, 16):16} {node.state:9} ")
+        text.append(f"{taken}/{node.gpus} " if node.gpus else f"{taken} ")
+        for number, count in node.held.items():
             text.append(f" {number}", style="bold" if number == job_id else "")
             text.append(" " + "■" * min(count, 64), style="bold" if number == job_id else "")
         text.append("\n")

@@ -54,13 +54,12 @@ class Moment:
         own = {job.job_id: job for job in (*ended, *self.live.jobs) if job.user == user}
         jobs = tuple(sorted(own.values(), key=lambda job: (job.submit_time, job.job_id)))
         ids = {job.job_id for job in jobs}
-        view = replace(
-            self.live,
-            jobs=jobs,
-            why={job_id: text for job_id, text in self.live.why.items() if job_id in ids},
-            causes={job_id: code for job_id, code in self.live.causes.items() if job_id in ids},
-            held=tuple(one for one in self.live.held if one.job_id in ids),
-        )
+        kept = {
+            name: {job_id: said for job_id, said in getattr(self.live, name).items() if job_id in ids}
+            for name in ("why", "causes", "wrong", "promises")
+        }
+        held = tuple(one for one in self.live.held if one.job_id in ids)
+        view = replace(self.live, jobs=jobs, held=held, **kept)  # type: ignore[arg-type]
         return replace(self, live=view, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
     def job(self, job_id: int) -> JobSummary | None:

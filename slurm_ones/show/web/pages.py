@@ -11,12 +11,15 @@ from markupsafe import Markup
 from ones_db import HeldRecord, NodeRecord, Store
 from ones_db.query import Reader
 from ones_db.reasons import CAUSES
+from slurm_ones.show import columns
 from slurm_ones.show.advice import Allowed, advice
-from slurm_ones.show.live import ENDED, Live, left_s, silent
+from slurm_ones.show.columns import ShownDecision
+from slurm_ones.show.live import ENDED, Live, node_rows, silent
 from slurm_ones.show.usage import usage
 from slurm_ones.show.web import pictures
 from slurm_ones.show.web.feed import HISTORY_S, Moment
-from slurm_ones.text import changed, clock, per_gpu, plain, progress, seconds, shape
+from slurm_ones.show.why import decided, resizes_of
+from slurm_ones.text import clock, plain, seconds
 
 MOST_NODES = 600
 """Nodes that are drawn; of more their number is said."""
@@ -34,12 +37,10 @@ def environment() -> Any:
     from jinja2 import Environment, PackageLoader
 
     made = Environment(loader=PackageLoader("slurm_ones.show.web", "templates"), autoescape=True, trim_blocks=True)
-    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock, "change": changed}
+    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock}
     made.globals |= {
-        "shape": shape,
-        "progress": progress,
-        "per_gpu": per_gpu,
-        "left_s": left_s,
+        "text": {column.name: column.text for column in columns.JOB},
+        "columns": columns,
         "colour": pictures.colour,
         "cells": pictures.cells,
         "causes": CAUSES,
@@ -59,7 +60,7 @@ def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> byt
 def overview(moment: Moment, root: str) -> bytes:
     """The cluster: how the companion is, why jobs wait, who held which GPUs, the nodes, the jobs."""
     live = moment.live
-    alive = [job for job in live.jobs if job.end_time is None]
+    alive = [live.shown(job) for job in live.jobs if job.end_time is None]
     capacity = sum(node.gpus for node in live.nodes if node.usable)
     counts: dict[str, int] = {}
     for code in live.causes.values():
@@ -71,9 +72,9 @@ def overview(moment: Moment, root: str) -> bytes:
         problem=moment.problem,
         health=_health(live, moment.at),
         jobs=alive,
-        ended=moment.ended[-(ENDED if moment.user else MOST_ENDED) :][::-1],
-        waiting=[job for job in alive if not job.running],
-        running=[job for job in alive if job.running],
+        ended=list(map(live.shown, moment.ended[-(ENDED if moment.user else MOST_ENDED) :][::-1])),
+        waiting=[one for one in alive if not one.job.running],
+        running=[one for one in alive if one.job.running],
         held=sum(one.gpus for one in live.held),
         capacity=capacity,
         counts=sorted(counts.items(), key=lambda item: (-item[1], item[0])),
@@ -85,7 +86,7 @@ def overview(moment: Moment, root: str) -> bytes:
 @lru_cache(maxsize=64)
 def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...]) -> Markup:
     """Who is on which node: at most ticks just as before, which is found faster than it is made."""
-    return Markup(_part("nodes.html", nodes=pictures.node_rows(nodes, held)).decode())
+    return Markup(_part("nodes.html", nodes=node_rows(nodes, held)).decode())
 
 
 def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
@@ -93,7 +94,8 @@ def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
     names = {job.job_id: job for job in moment.live.jobs}
     with opened() as store:
         newest = store.recent_decisions(DECISIONS, most=MOST_DECIDED, user=moment.user)
-    return _part("decisions.html", root=root, decisions=newest, names=names, problem=moment.problem)
+    found = [(one, [ShownDecision(one, given) for given in one.jobs if given.job_id in names]) for one in newest]
+    return _part("decisions.html", root=root, decisions=found, names=names, problem=moment.problem)
 
 
 def job(
@@ -111,10 +113,8 @@ def job(
         if summary is None or moment.user not in ("", summary.user):
             return None
         record = store.jobs([job_id]).get(job_id)
-        found = store.decisions(job_id, DECISIONS)
-        decided = [(one, given) for one in found for given in one.jobs if given.job_id == job_id]
-        resizes = store.resizes(job_id)[::-1][:50]
-        steps = {one.id: store.resize_steps(one.id) for one in resizes}
+        decisions_of = decided(store, job_id, DECISIONS)
+        resizes = resizes_of(store, job_id, 50)[::-1]
         history = store.histories([job_id]).get(job_id)
         source = reader()
         try:
@@ -129,12 +129,9 @@ def job(
         "job.html",
         root=root,
         problem=moment.problem,
-        job=summary,
-        why=moment.live.why.get(job_id, ""),
-        cause=moment.live.causes.get(job_id, ""),
-        decided=decided,
+        one=moment.live.shown(summary),
+        decided=decisions_of,
         resizes=resizes,
-        steps=steps,
         usage=told,
         advice=advice(told, allowed(record.comment if record else ""), summary) if told else [],
         gpus=pictures.gpus_over_time(own, max((r.nodes * r.gpus_per_node for r in own), default=0), own[0].start, now)

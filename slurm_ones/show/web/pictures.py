@@ -6,14 +6,13 @@ dark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from ones_db import EpochPoint, HeldRecord, NodeRecord, TimelineRow
+from ones_db import EpochPoint, TimelineRow
 from slurm_ones.show import charts
 from slurm_ones.show.charts import Bar, Floats
 from slurm_ones.show.usage import Measured
@@ -32,33 +31,6 @@ FEWEST_INTERVALS = 24
 def colour(job_id: int) -> str:
     """The class that gives a job its colour."""
     return f"c{job_id % COLOURS}"
-
-
-@dataclass(frozen=True)
-class NodeRow:
-    """A node: what it is, and who holds how many of its GPUs."""
-
-    name: str
-    state: str
-    gpus: int
-    held: Mapping[int, int]
-    """GPUs by job id."""
-
-    @property
-    def free(self) -> int:
-        """GPUs that no elastic job holds."""
-        return max(self.gpus - sum(self.held.values()), 0)
-
-
-def node_rows(nodes: Sequence[NodeRecord], held: Sequence[HeldRecord]) -> list[NodeRow]:
-    """The nodes by their names; those that only a job names last."""
-    holding: dict[str, dict[int, int]] = {}
-    for one in held:
-        of_node = holding.setdefault(one.node, {})
-        of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
-    known = {node.name: node for node in nodes}
-    rows = [NodeRow(name, node.state, node.gpus, holding.get(name, {})) for name, node in known.items()]
-    return rows + [NodeRow(name, "", 0, holding[name]) for name in sorted(holding.keys() - known.keys())]
 
 
 def cells(gpus: int, job_id: int | None = None) -> Markup:

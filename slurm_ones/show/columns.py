@@ -1,0 +1,329 @@
+"""The columns of a job, a node, a resize and a decision: each declared once, for terminals, pages and JSON.
+
+A column is added here: its declaration is all that JSON needs, and its name in a table's line below has it drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from ones_db import DecisionJobRecord, DecisionRecord, JobSummary, PromiseRecord, ResizeRecord, ResizeStepRecord
+from slurm_ones.show.words import planned
+from slurm_ones.text import changed, clock, left_s, per_gpu, plain, progress, seconds, shape
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ShownJob:
+    """A job, and what was decided for it last."""
+
+    job: JobSummary
+    why: str = ""
+    """Why it has what it has; empty once it has ended."""
+    cause: str | None = None
+    """Code of why it does not get another size, of `CAUSES`."""
+    wrong: str = ""
+    """Problem with how it was started."""
+    promise: PromiseRecord | None = None
+    """What was last said of its deadline."""
+
+
+@dataclass(frozen=True)
+class ShownNode:
+    """A node, and the GPUs that elastic jobs hold there, by job id."""
+
+    name: str
+    state: str
+    gpus: int
+    held: dict[int, int]
+
+    @property
+    def free(self) -> int:
+        """GPUs that no elastic job holds."""
+        return max(self.gpus - sum(self.held.values()), 0)
+
+
+@dataclass(frozen=True)
+class ShownResize:
+    """A resize with its steps, and the phases of the start that it led to."""
+
+    resize: ResizeRecord
+    steps: Sequence[ResizeStepRecord] = ()
+    start: str = ""
+
+
+@dataclass(frozen=True)
+class ShownDecision:
+    """What a decision gives one job."""
+
+    decision: DecisionRecord
+    given: DecisionJobRecord
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One thing that is shown of a T."""
+
+    name: str
+    """In JSON."""
+    value: Callable[[T], Any]
+    """As JSON has it; None if it is not known."""
+    help: str
+    title: str = ""
+    """Above a column of a table."""
+    form: Callable[[Any], str] = str
+    """A known value as people read it."""
+    unit: str = ""
+    own: Callable[[T], str] | None = None
+    """The text, if it follows from more than the value."""
+    left: bool = False
+    """Begins at the left of its column."""
+    width: int = 8
+    """Characters in a table of fixed widths."""
+    most: int = 400
+    """Characters beyond which it is cut in a table of measured widths."""
+    json: bool = True
+    key: Callable[[T], Any] | None = field(default=None)
+    """What a table is sorted by, if not the value; None stands last."""
+
+    def text(self, one: T) -> str:
+        """The value as people read it, – if there is none. Printable, and no markup of any kind."""
+        value = self.own(one) if self.own is not None else self.value(one)
+        return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 500)
+
+    def sort_key(self, one: T) -> Any:
+        """What the table is sorted by."""
+        return (self.key or self.value)(one)
+
+
+def record(columns: Sequence[Column[T]], one: T) -> dict[str, Any]:
+    """The JSON object of one."""
+    return {column.name: column.value(one) for column in columns if column.json}
+
+
+def _job(name: str) -> Callable[[ShownJob], Any]:
+    return attrgetter(f"job.{name}")
+
+
+def gpus(job: JobSummary) -> int:
+    """GPUs that it holds."""
+    return (job.nodes or 0) * (job.gpus_per_node or 0) if job.running else 0
+
+
+def _speed(one: ShownJob) -> float:
+    return (one.job.samples_per_s or 0.0) if one.job.running else 0.0
+
+
+def _state(one: ShownJob) -> str:
+    return one.job.state + (f" ({one.job.resizing})" if one.job.resizing else "")
+
+
+def _why(one: ShownJob) -> str:
+    waits = not one.job.running and one.job.end_time is None
+    nothing = "nothing was decided for it yet" if waits else " "
+    return f"resize under way: {one.job.resizing}" if one.job.resizing else one.why or nothing
+
+
+CODES = {
+    "PD": "PENDING",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "CD": "COMPLETED",
+    "CA": "CANCELLED",
+    "F": "FAILED",
+    "TO": "TIMEOUT",
+    "NF": "NODE_FAIL",
+    "PR": "PREEMPTED",
+    "BF": "BOOT_FAIL",
+    "DL": "DEADLINE",
+    "OOM": "OUT_OF_MEMORY",
+}
+"""squeue's short names of states."""
+_SHORT = {name: code for code, name in CODES.items()}
+
+JOB: tuple[Column[ShownJob], ...] = (
+    Column("job_id", _job("job_id"), "Slurm's job id", "job"),
+    Column("user", _job("user"), "its owner", "user", left=True, most=16),
+    Column("name", _job("name"), "its name", "name", left=True, width=12, most=24),
+    Column("account", _job("account"), "account it is charged to", left=True),
+    Column("partition", _job("partition"), "partition it was last seen in", left=True),
+    Column("state", _job("state"), "base state, as Slurm names it", "state", own=_state, left=True),
+    Column(
+        "st", _job("state"), "squeue's short name of it", "st",
+        form=lambda state: _SHORT.get(state, state[:3]), left=True, width=3, json=False,
+    ),
+    Column("elastic", _job("elastic"), "opted in, and nothing speaks against resizing it"),
+    Column("refusal", lambda one: str(one.job.refusal), "why it is left alone"),
+    Column("refusal_code", _job("refusal_code"), "code of that"),
+    Column(
+        "shape", lambda one: shape(one.job), "nodes x GPUs of each, while it runs", "shape",
+        left=True, width=6, key=lambda one: gpus(one.job),
+    ),
+    Column("nodes", _job("nodes"), "nodes of its newest run"),
+    Column("gpus_per_node", _job("gpus_per_node"), "GPUs of each of them"),
+    Column("running", _job("running"), "that run has not ended"),
+    Column("batch", lambda one: one.job.batch or None, "global batch, samples", "batch", width=6),
+    Column(
+        "local_batch", _job("local_batch"), "samples per GPU and forward pass", "per GPU",
+        own=lambda one: per_gpu(one.job),
+    ),
+    Column("passes", _job("passes"), "forward passes per optimizer step"),
+    Column(
+        "samples_per_s", _job("samples_per_s"), "throughput", "samples/s", form="{:.1f}".format, unit="samples/s",
+        width=9, key=_speed,
+    ),
+    Column("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
+    Column("limits", _job("limits"), "what that strategy can do"),
+    Column(
+        "epochs", _job("epochs"), "epochs that it is to train", "epochs", own=lambda one: progress(one.job), width=9,
+        key=lambda one: one.job.epoch or 0,
+    ),
+    Column("epoch", _job("epoch"), "epochs done"),
+    Column("cursor", _job("cursor"), "samples done of the present epoch"),
+    Column("dataset", _job("dataset"), "samples of an epoch"),
+    Column("left_s", lambda one: left_s(one.job), "to its end at this throughput", "left", seconds, "s"),
+    Column("loss", _job("loss"), "newest loss"),
+    Column("accuracy", _job("accuracy"), "newest accuracy, as a fraction", "accuracy", "{:.3f}".format),
+    Column("resizes", _job("resizes"), "resizes while it ran that took effect", "resizes", width=7),
+    Column("resizing", _job("resizing"), "state of the resize that is open"),
+    Column(
+        "pause_s", _job("pause_s"), "pauses of all its resizes together", "paused", unit="s",
+        own=lambda one: seconds(one.job.pause_s) if one.job.resizes else "",
+    ),
+    Column("submit_time", _job("submit_time"), "submission, Unix seconds", "submitted", clock),
+    Column("start_time", _job("start_time"), "first start, Unix seconds", "started", clock),
+    Column("end_time", _job("end_time"), "end, Unix seconds", "ended", clock),
+    Column("jct_s", _job("jct_s"), "submission to end", "JCT", seconds, "s"),
+    Column("attempts", _job("attempts"), "starts of its ranks again within a run"),
+    Column("nonfinite", _job("nonfinite"), "steps whose loss was no finite number"),
+    Column("nonfinite_step", _job("nonfinite_step"), "the last of them"),
+    Column("report_note", _job("report_note"), "what of its reports is not believed"),
+    Column("why", lambda one: one.why, "why it has what it has", "why", own=_why, left=True, width=20),
+    Column("cause", lambda one: one.cause or None, "code of why it gets no other size"),
+    Column("deadline", lambda one: one.promise and one.promise.deadline, "its deadline, Unix seconds"),
+    Column("promised", lambda one: one.promise and one.promise.given, "the deadline is promised"),
+)  # fmt: skip
+
+NODE: tuple[Column[ShownNode], ...] = (
+    Column("name", attrgetter("name"), "its name", "node", left=True, width=16),
+    Column("state", attrgetter("state"), "as Slurm names it", "state", left=True, width=9),
+    Column("gpus", attrgetter("gpus"), "its GPUs; 0 if they are not known", "GPUs"),
+    Column(
+        "held", lambda one: [{"job_id": job_id, "gpus": count} for job_id, count in one.held.items()],
+        "GPUs that each elastic job holds there",
+    ),
+)  # fmt: skip
+
+RESIZE: tuple[Column[ShownResize], ...] = (
+    Column("id", attrgetter("resize.id"), "its number"),
+    Column("started", attrgetter("resize.started"), "beginning, Unix seconds", "begun", clock, left=True),
+    Column("ended", attrgetter("resize.ended"), "end, Unix seconds; null while it is open", "ended", clock),
+    Column("change", lambda one: changed(one.resize), "what it changes", "change", left=True),
+    Column("old_shape", lambda one: _sized(one.resize.old_nodes, one.resize.old_gpus_per_node), "shape before"),
+    Column("new_shape", lambda one: _sized(one.resize.new_nodes, one.resize.new_gpus_per_node), "shape after"),
+    Column("old_batch", attrgetter("resize.old_batch"), "global batch before, samples"),
+    Column("new_batch", attrgetter("resize.new_batch"), "global batch after, samples"),
+    Column("old_kind", attrgetter("resize.old_kind"), "kind of GPU before; empty for any"),
+    Column("new_kind", attrgetter("resize.new_kind"), "kind of GPU after; empty for any"),
+    Column("mechanism", attrgetter("resize.mechanism"), "requeue or blocks", "by", left=True),
+    Column("blocks", lambda one: planned(one.resize), "blocks that it adds and drops"),
+    Column("restart", attrgetter("resize.restart"), "run that it leaves; -1 if the job waited"),
+    Column("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
+    Column("state", attrgetter("resize.state"), "its state", "state", left=True),
+    Column("pause_s", attrgetter("resize.pause_s"), "how long training stood still", "stood still", seconds, "s"),
+    Column(
+        "steps", lambda one: [_step(step) for step in one.steps], "its steps", "steps", left=True, width=40,
+        own=lambda one: ", ".join(f"{step.state} {step.time - one.resize.started:.1f} s" for step in one.steps),
+    ),
+    Column("start", attrgetter("start"), "phases of the start after it"),
+    Column("outcome", lambda one: one.resize.outcome.text, "what came of it", "what came of it", left=True, width=40),
+    Column("outcome_code", attrgetter("resize.outcome.code"), "code of that"),
+    Column("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "what that names"),
+)  # fmt: skip
+
+DECISION: tuple[Column[ShownDecision], ...] = (
+    Column("time", attrgetter("decision.time"), "when it was made, Unix seconds", "when", clock, left=True),
+    Column("policy", attrgetter("decision.policy"), "policy"),
+    Column("mode", attrgetter("decision.mode"), "advise or act"),
+    Column("job_id", attrgetter("given.job_id"), "Slurm's job id"),
+    Column(
+        "from_shape", lambda one: _sized(one.given.from_nodes, one.given.from_gpus_per_node), "what it had", "had",
+        left=True,
+        own=lambda one: _choice(one.given.from_nodes, one.given.from_gpus_per_node, one.given.from_batch, "waited"),
+    ),
+    Column("from_batch", attrgetter("given.from_batch"), "global batch that it had, samples"),
+    Column(
+        "shape", lambda one: _sized(one.given.nodes, one.given.gpus_per_node), "what it gets; null: it waits", "gets",
+        left=True,
+        own=lambda one: _choice(one.given.nodes, one.given.gpus_per_node, one.given.batch, "waits"),
+    ),
+    Column("nodes", attrgetter("given.nodes"), "nodes that it gets"),
+    Column("gpus_per_node", attrgetter("given.gpus_per_node"), "GPUs of each of them"),
+    Column("batch", attrgetter("given.batch"), "global batch that it gets, samples"),
+    Column("reason", lambda one: one.given.reason.text, "why", "why", left=True, width=40),
+    Column("reason_code", attrgetter("given.reason.code"), "code of that"),
+    Column("reason_arguments", lambda one: dict(one.given.reason.arguments), "what that names"),
+    Column(
+        "outcome", lambda one: one.given.outcome.text, "what came of it", "what came of it", left=True, width=40,
+        own=lambda one: one.given.outcome.text or ("carried out" if one.given.acted else " "),
+    ),
+    Column("outcome_code", attrgetter("given.outcome.code"), "code of that"),
+    Column("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "what that names"),
+    Column("acted", attrgetter("given.acted"), "it was carried out"),
+    Column(
+        "alternatives", lambda one: [dict(_alternative(each)) for each in one.given.alternatives], "sizes weighed",
+        "weighed", left=True, own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
+    ),
+)  # fmt: skip
+
+
+def _sized(nodes: int | None, gpus_per_node: int | None) -> str | None:
+    return f"{nodes}x{gpus_per_node}" if nodes else None
+
+
+def _choice(nodes: int | None, gpus_per_node: int | None, batch: int | None, none: str) -> str:
+    size = _sized(nodes, gpus_per_node)
+    return f"{size}, batch {batch}" if size else none
+
+
+def _alternative(one: Any) -> dict[str, Any]:
+    return {"shape": _sized(one.nodes, one.gpus_per_node), "batch": one.batch, "worth": one.worth}
+
+
+def _weighed(one: Any) -> str:
+    size = _sized(one.nodes, one.gpus_per_node)
+    return f"{size}/{one.batch} ({one.worth:.3g})" if size else f"waiting ({one.worth:.3g})"
+
+
+def _step(step: ResizeStepRecord) -> dict[str, Any]:
+    detail = step.detail
+    found = {"sequence": step.sequence, "state": step.state, "time": step.time}
+    return found | {"detail": detail.text, "detail_code": detail.code, "detail_arguments": dict(detail.arguments)}
+
+
+def _of(columns: Sequence[Column[T]], names: str) -> tuple[Column[T], ...]:
+    by_name = {column.name: column for column in columns}
+    return tuple(by_name[name] for name in names.split())
+
+
+JOBS = _of(
+    JOB, "job_id name user state shape batch local_batch samples_per_s strategy epochs accuracy resizes pause_s jct_s"
+)
+"""`slurm-ones jobs`."""
+TOP = _of(JOB, "job_id user name st shape batch samples_per_s epochs left_s resizes why")
+"""`slurm-ones top`; the last takes what room there is."""
+RUNNING = _of(JOB, "job_id name user shape batch samples_per_s epochs left_s resizes why")
+WAITING = _of(JOB, "job_id name user state why")
+ENDED = _of(JOB, "job_id name user state end_time jct_s resizes pause_s")
+"""Tables of the page."""
+RESIZES = _of(RESIZE, "started change mechanism state pause_s steps outcome")
+DECIDED = _of(DECISION, "time shape reason outcome alternatives")
+"""Tables of a job's page."""
+GIVEN = _of(DECISION, "from_shape shape reason outcome alternatives")
+"""A decision, after the job's number and name."""
+GIVE_WAY = "pause_s resizes accuracy jct_s left_s local_batch strategy user samples_per_s name epochs batch shape state"
+"""Columns in the order in which they are left out of a table that is too wide; the job's number never is."""
