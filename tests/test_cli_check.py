@@ -9,7 +9,7 @@ import pytest
 
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec, encode
-from tests.observe.test_batch_script import BLOCKS, GOOD
+from tests.test_batch_script import BLOCKS, GOOD
 from tests.test_cli import HOSTILE, call
 
 

@@ -12,8 +12,8 @@ import typer
 
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
+from slurm_ones.cli.batch_script import ScriptFinding, Verdict, Weight, comment_findings, examine
 from slurm_ones.cli.common import JsonOption, command, console, print_json
-from slurm_ones.observe.batch_script import Finding, Verdict, Weight, comment_findings, examine
 from slurm_ones.observe.optin import ANY, OptIn
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import counts, described, plain
@@ -40,7 +40,7 @@ def _allowed(optin: OptIn) -> str:
     return f"{size}{kinds}, {batch}{due}" + ("" if optin.resize else ", measured and never resized")
 
 
-def _show(findings: tuple[Finding, ...]) -> None:
+def _show(findings: tuple[ScriptFinding, ...]) -> None:
     for finding in findings:
         place = f"line {finding.line}: " if finding.line else ""
         console.print(f"{finding.weight.value + ':':9}{plain(place + finding.text, 500)}", markup=False, soft_wrap=True)
@@ -70,7 +70,7 @@ def _limits(path: Path) -> Limits | None:
         raise BadInput(f"{path}: {error}") from None
 
 
-def _against(limits: Limits, verdict: Verdict) -> list[Finding]:
+def _against(limits: Limits, verdict: Verdict) -> list[ScriptFinding]:
     """What an earlier run's strategy has against the comment's range, and against the size of the first run."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
@@ -80,25 +80,27 @@ def _against(limits: Limits, verdict: Verdict) -> list[Finding]:
         within = [row for row in limits.sizes if low <= row.gpus <= high]
         text = f"{name} runs on {counts(limits.sizes)} GPUs, and its comment allows {low} to {high}"
         if not within:
-            found.append(Finding(Weight.ERROR, 0, f"{text}: none of them"))
+            found.append(ScriptFinding(Weight.ERROR, 0, f"{text}: none of them"))
         elif within[0].gpus != low:
-            found.append(Finding(Weight.WARNING, 0, f"{text}: let it begin at {within[0].gpus}"))
+            found.append(ScriptFinding(Weight.WARNING, 0, f"{text}: let it begin at {within[0].gpus}"))
         else:
             found += _steps(within, verdict.optin.step if verdict.optin is not None else 1, text)
     nodes, each = verdict.shape or (0, 0)
     if sizes and nodes * each and nodes * each not in sizes:
-        found.append(Finding(Weight.ERROR, 0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}"))
+        found.append(
+            ScriptFinding(Weight.ERROR, 0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}")
+        )
     return found
 
 
-def _steps(within: list[SizeLimits], step: int, text: str) -> list[Finding]:
+def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
     """That the comment's range holds numbers between those that the strategy can use, of which nobody knows before the
     first run."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:
         return []
-    return [Finding(Weight.WARNING, 0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
+    return [ScriptFinding(Weight.WARNING, 0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
 
 
 @command

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ones_db.shape import Shape
+from slurm_ones.cli.batch_script import examine
 from slurm_ones.cli.site_script import Wishes, batch_script
 from slurm_ones.cli.sites import SITES, page
-from slurm_ones.observe.batch_script import examine
 from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.observe.eligibility import elastic_job
 from slurm_ones.simulate import BadInput

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_ones.cli.batch_script import Weight, comment_findings, examine, read_script
 from slurm_ones.cli.template import templates
-from slurm_ones.observe.batch_script import Weight, comment_findings, examine, read_script
 
 GOOD = """#!/bin/bash
 #SBATCH --nodes=1 --gres=gpu:1
