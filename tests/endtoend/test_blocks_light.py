@@ -24,7 +24,9 @@ ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
 TWO = pytest.mark.parametrize("site", ["gres owner", "old operator"], indirect=True)
 
 
-@pytest.fixture(params=["gres owner", "gres operator", "gres owner whole", "old owner", "old operator"])
+@pytest.fixture(
+    params=["gres owner", nightly("gres operator"), "gres owner whole", nightly("old owner"), "old operator"]
+)
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site.of(request, request.param, gpus=4)
     yield site

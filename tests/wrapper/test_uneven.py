@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from ones_wrapper.data.shares import Shares
 from ones_wrapper.uneven import BOUND, STEPS, WARM_UP, Uneven, Watch, counts
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import in_one_process, on_ranks
-from tests.wrapper.test_same_result import Augmented
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -206,62 +202,6 @@ def test_a_watch_leaves_waiting_out() -> None:
     assert watch.seconds() == 7.25
     watch.start()
     assert watch.seconds() == 0.0
-
-
-EPOCHS = 3
-
-
-class Many(Augmented):
-    """As many samples as measuring takes."""
-
-    def __len__(self) -> int:
-        return 4 * super().__len__() * EPOCHS
-
-    def __getitem__(self, index: int) -> Any:
-        return *super().__getitem__(index % super().__len__())[:2], index
-
-
-def trained(uneven: bool) -> int | None:
-    """A small regression; rank 1 needs four times as long for a sample as others do (emulated: it sleeps)."""
-    job = ones.init(batch=12, epochs=EPOCHS, uneven=uneven)
-    torch.manual_seed(0)
-    model = job.ddp(torch.nn.Linear(4, 1).double())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    optimizer = job.register(model=model, optimizer=optimizer)
-    loader = job.loader(Many(), seed=5)
-    sizes: list[int] = []
-    used: list[tuple[int, int]] = []
-    here = job.progress.step
-    for _ in job.epochs():
-        for x, y, index in loader:
-            if job.progress.step - here == 25 and job.world != 2:
-                job.checkpoint()
-                testing.put((sizes, used))
-                return {1: 3, 3: 2}[job.world]
-            if uneven:
-                time.sleep(len(x) * (0.03 if job.rank == 1 else 0.0075))
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            sizes.append(len(x))
-            used += [(job.progress.epoch, int(one)) for one in index]
-    testing.put((sizes, used, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()))
-    return None
-
-
-def test_an_uneven_job_is_resized_and_ends_as_one_process() -> None:
-    """1 → 3 → 2 ranks, one of them slow: shares follow the speeds in each run, every sample of every epoch is used
-    once, with its own random numbers, and the parameters are those of even ranks."""
-    uneven = testing.run(partial(trained, True), ranks=1)
-    even = testing.run(partial(trained, False), ranks=1)
-    assert [put.world for put in uneven] == [1, 3, 3, 3, 2, 2]
-    for world in (3, 2):
-        slow, fast = ([put.value[0] for put in uneven if put.world == world and put.rank == r] for r in (1, 0))
-        # The last steps of the run: on a busy machine speeds are known late.
-        assert sum(slow[0][-2:]) < 0.6 * sum(fast[0][-2:]), json.dumps([slow, fast])
-    used = [one for put in uneven for one in put.value[1]]
-    assert sorted(used) == [(epoch, index) for epoch in range(EPOCHS) for index in range(len(Many()))]
-    np.testing.assert_allclose(uneven[-1].value[2], even[-1].value[2], rtol=1e-9)
 
 
 def test_a_sharded_model_is_refused() -> None:

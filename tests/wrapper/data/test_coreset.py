@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -240,7 +238,7 @@ def test_labels_are_found() -> None:
     assert labels_of(whole, np.zeros(4, np.int8)).tolist() == [0, 0, 0, 0]
 
 
-EPOCHS, SAMPLES, SIZE = 5, 60, 24
+SAMPLES = 60
 
 
 class Numbered(TensorDataset):
@@ -249,58 +247,6 @@ class Numbered(TensorDataset):
     def __init__(self) -> None:
         x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         super().__init__(x, x.prod(1, keepdim=True), torch.arange(SAMPLES))
-
-
-def trained(resizes: bool) -> int | None:
-    """Chosen anew every two epochs, by what the model makes of the samples."""
-    job = ones.init(batch=4, epochs=EPOCHS, max_local_batch=4)
-    torch.manual_seed(0)
-
-    model = job.ddp(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer = job.register(model=model, optimizer=optimizer)
-
-    def features(batch: Any) -> torch.Tensor:
-        assert not model.training and not torch.is_grad_enabled()
-        return torch.as_tensor((model(batch[0]) - batch[1]) * batch[0])
-
-    data = Numbered()
-    labels = (data.tensors[1] > 0).long().flatten()
-    coreset = ones.Coreset(SIZE / SAMPLES, every=2, features=features, labels=labels, shard=16)
-    loader = job.loader(data, seed=5, coreset=coreset)
-    assert len(loader) == SIZE // 4
-    used: list[tuple[int, int, float]] = []
-    here = job.progress.step
-    for epoch in job.epochs():
-        for (x, y, index), weights in loader:
-            if resizes and job.progress.step == {1: 8, 3: 15}.get(job.world, -1) and job.progress.step > here:
-                job.checkpoint()
-                testing.put(used)
-                return {1: 3, 3: 2}[job.world]
-            assert model.training
-            optimizer.zero_grad()
-            (weights.double() * (model(x) - y).square().flatten()).mean().backward()
-            optimizer.step()
-            used += [(epoch, int(one), float(weight)) for one, weight in zip(index, weights, strict=True)]
-    spec = json.loads((Path(os.environ["ONES_JOB_DIR"]) / "spec.json").read_text())
-    testing.put((used, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), spec["dataset"]))
-    return None
-
-
-def test_a_job_on_a_coreset_is_resized_and_ends_as_one_process() -> None:
-    """1 → 3 → 2 ranks in the middle of epochs: each epoch uses what is chosen once, with its weights, and the
-    parameters are those of an undisturbed run; progress counts the chosen samples."""
-    many = testing.run(partial(trained, True), ranks=1)
-    one = testing.run(partial(trained, False), ranks=1)
-    assert [put.world for put in many] == [1, 3, 3, 3, 2, 2]
-    used = [line for put in many for line in (put.value if len(put.value) != 3 else put.value[0])]
-    assert sorted(used) == sorted(one[0].value[0])
-    by_epoch = [sorted(line[1:] for line in used if line[0] == epoch) for epoch in range(EPOCHS)]
-    assert [len({index for index, _ in each}) for each in by_epoch] == [SIZE] * EPOCHS
-    assert by_epoch[0] == by_epoch[1] != by_epoch[2] == by_epoch[3] != by_epoch[4]
-    assert all(sum(weight for _, weight in each) == pytest.approx(SIZE) for each in by_epoch)
-    np.testing.assert_allclose(many[-1].value[1], one[0].value[1], rtol=1e-9)
-    assert many[-1].value[2] == SIZE
 
 
 class Endless(IterableDataset[int]):

@@ -31,9 +31,12 @@ def main() -> None:
     plain, data = model_and_data()
     model = job.ddp(plain)
     optimizer = job.register(model=model, optimizer=optimizer_of(model))
-    coreset = ones.Coreset(
-        SIZE / len(data), every=EVERY, features=lambda batch: features(model, batch), labels=labels(data), shard=SHARD
-    )
+
+    def in_evaluation(batch: Any) -> torch.Tensor:
+        assert not model.training and not torch.is_grad_enabled()
+        return features(model, batch)
+
+    coreset = ones.Coreset(SIZE / len(data), every=EVERY, features=in_evaluation, labels=labels(data), shard=SHARD)
     loader = job.loader(data, seed=SEED, coreset=coreset)
     for _ in job.epochs():
         for (inputs, target), weights in loader:

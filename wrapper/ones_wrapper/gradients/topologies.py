@@ -143,7 +143,7 @@ def largest_momentum(weights: Matrix) -> float:
     betas = np.arange(0, 1000)[:, None] / 1000
     half = (betas + values[np.abs(values - 1) > TOLERANCE]) / 2
     root = np.sqrt(half**2 - betas)
-    stable = (np.maximum(np.abs(half + root), np.abs(half - root)) < 1).all(1)
+    stable = (np.maximum(np.abs(half + root), np.abs(half - root)) < 1 - TOLERANCE).all(1)
     return 1.0 if stable.all() else float(betas[np.argmin(stable), 0]) - 0.001
 
 
