@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import Bye, Epoch, Hello
+from tests.marks import nightly
 from tests.wrapper.runs import Run
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def test_the_guide_shows_the_edits() -> None:
         ("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
         ("fused.py", ("--epochs", "2", "--stop-after", "1")),
         ("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
-        ("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
+        nightly("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
         ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
         ("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
         ("coreset.py", ("--epochs", "3", "--every", "2")),

@@ -16,6 +16,7 @@ from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import LAUNCHERS
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.supervise import Launch
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -190,8 +191,9 @@ raise SystemExit(143)
 
 
 @needs_mpirun
-@pytest.mark.parametrize("launcher", ["mpirun", "ibrun"])
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize(
+    ("launcher", "backend"), [("mpirun", "mpi"), ("ibrun", "gloo"), nightly("mpirun", "gloo"), nightly("ibrun", "mpi")]
+)
 def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, backend: str) -> None:
     """Protects the checkpoint at a stop: each launcher hands on another signal, dies of a third, and ibrun is a
     shell script.

@@ -16,6 +16,7 @@ import torch
 from ones_wrapper.job_io import POLL_S
 from ones_wrapper.launch.restart_policy import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Hello, Membership, decode_spec
+from tests.marks import nightly
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.test_same_result import flat
@@ -139,8 +140,9 @@ def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leader", [False, True])
-@pytest.mark.parametrize("how", ["rank", "block"])
+@pytest.mark.parametrize(
+    ("how", "leader"), [("rank", True), ("block", False), nightly("rank", False), nightly("block", True)]
+)
 def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -> None:
     """Protects: whoever dies, those who are left train on in their allocations from what they have in memory."""
     job.start(0)
@@ -166,7 +168,7 @@ def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -
     job.assert_as_undisturbed()
 
 
-@pytest.mark.parametrize("leader", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("leader", [False, nightly(True)])
 def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
     """Protects the others' time: a node that is gone closes no connection; it is missed within seconds."""
     job.start(0)
@@ -191,7 +193,7 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--static",), ("--views",)])
+@pytest.mark.parametrize("options", [(), nightly(("--static",)), nightly(("--views",))])
 def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Protects: parameters, moments, averages, scaler, scheduler, learning rate, batch and progress are the same on all
     ranks after any change, while checkpoints are written behind the training; hooks of the script's own stay."""

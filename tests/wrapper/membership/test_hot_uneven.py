@@ -10,7 +10,7 @@ import pytest
 from ones_wrapper.protocol import First, Throughput
 from tests.wrapper.membership.blocks import Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_shares_are_measured_anew_as_blocks_come_and_go(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool
     job.assert_as_undisturbed()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sharded_model_grows_and_shrinks(tmp_path: Path) -> None:
     """Protects a model sharded by FSDP2 from a requeue, and from imports: it gains and loses a block, the one that led,
@@ -173,6 +174,7 @@ def test_a_sharded_model_grows_and_shrinks(tmp_path: Path) -> None:
         job.kill()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sharded_model_on_a_block_of_two_nodes(tmp_path: Path) -> None:
     """Protects terms whose ranks several launchers fork, each on a node of its own: a model sharded by FSDP2 on one
@@ -251,6 +253,7 @@ def test_time_limits_one_after_the_other(job: LaunchedJob) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_script_that_has_enough(tmp_path: Path) -> None:
     """Protects from training anew what the script itself ended, early say: no block takes the job over, those that are

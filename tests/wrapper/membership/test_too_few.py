@@ -18,6 +18,7 @@ from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.membership.meeting import PeersLostError
 from ones_wrapper.protocol import First
 from ones_wrapper.too_few import wait
+from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.membership.forked import ForkedBlock
@@ -49,7 +50,7 @@ def waiting(job: Job) -> ForkedBlock:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, nightly(signal.SIGUSR2)], ids=lambda number: number.name)
 def test_told_to_end(job: Job, number: signal.Signals) -> None:
     """Protects the queue from a block that scancel or its time limit ends; another one may go on with the job."""
     block = waiting(job)
