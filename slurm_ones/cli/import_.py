@@ -24,7 +24,7 @@ from slurm_ones.cli.common import (
     record_action,
     settings_of,
 )
-from slurm_ones.cli.maintain import DAY_S, age
+from slurm_ones.cli.times import UNITS, moment
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.learn.workload import Workload, workload
 from slurm_ones.observe.past_jobs import PastJobs
@@ -34,7 +34,7 @@ from slurm_ones.text import plain, seconds
 
 app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
-PIECE_S = DAY_S
+PIECE_S = UNITS["d"]
 """Accounting is asked for so much time at once."""
 AT_ONCE = 500
 """Jobs stored in one transaction, so that a companion never waits for long."""
@@ -57,20 +57,6 @@ class Read:
     """Bad rows in words, by why they are and how they begin."""
     left: int = 0
     """Jobs that were requeued and have not ended."""
-
-
-def moment(text: str, option: str, now: float) -> float:
-    """Unix seconds of a date, a date and time (local), or an age such as 30d; raises `ConfigError`."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        return now - age(text, option)
-    except ConfigError:
-        raise ConfigError(
-            f"{option}: {text[:40]!r} is no date; write 2026-01-31, 2026-01-31T08:00 or an age such as 30d"
-        ) from None
 
 
 def spans(since: float, until: float) -> Iterator[tuple[float, float]]:

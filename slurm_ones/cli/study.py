@@ -12,9 +12,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from slurm_ones.cli.common import check_outputs, command, console, errors
-from slurm_ones.cli.import_ import moment
 from slurm_ones.cli.simulate import end, parse_cluster, print_table
 from slurm_ones.cli.simulate_progress import say, shown
+from slurm_ones.cli.times import moment
 from slurm_ones.config import ConfigError
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain, seconds
@@ -131,7 +131,7 @@ def _curves(profiles: Path | None) -> Curves:
 def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
     """The trace of a file, or what `sacct` says."""
     from slurm_ones.simulate.traces.accounting import read_sacct
-    from slurm_ones.simulate.traces.read import read_trace
+    from slurm_ones.simulate.traces.formats import read_trace
     from slurm_ones.slurm.sacct import Sacct
 
     if path is not None:

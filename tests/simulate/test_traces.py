@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.traces import trace as limits
 from slurm_ones.simulate.traces.accounting import read_sacct
-from slurm_ones.simulate.traces.read import read_trace
+from slurm_ones.simulate.traces.formats import read_trace
 from slurm_ones.simulate.traces.trace import Trace
 from slurm_ones.slurm.sacct import FIELDS, AccountingRow, Rejected, Sacct, parse_row
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
 from ones_db.accounting import SAME_JOB_S
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.traces.trace import MOST_JOBS, Collector, Trace, TraceJob, bad, instant, lines
+from slurm_ones.simulate.traces.trace import MOST_JOBS, NEVER_RAN, Collector, Trace, TraceJob, bad, instant, lines
+from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.sacct import ENDS, FIELDS, AccountingRow, BadRow, Rejected, Sacct, parse_row
 
 PIECE_S = 86400.0
@@ -22,7 +24,6 @@ COMMAND = (
 NEEDED = ("Submit", "Start", "End", "State")
 TIMES = ("Submit", "Start", "End")
 NEVER = {"", "Unknown", "None", "NONE"}
-NEVER_RAN = "never ran, or ended at once"
 
 
 class _Runs:
@@ -58,12 +59,12 @@ class _Runs:
             raise BadInput(f"{self.found.name}: more than {MOST_JOBS:,} jobs; choose a shorter span")
         self._last[key] = job, max(row.end, ended)
 
-    def trace(self, notes: Iterable[str] = ()) -> Trace:
+    def trace(self, note: str = "") -> Trace:
         """All jobs."""
         for job, _ in self._last.values():
             self.found.add(job, f"job {job.name}")
-        again = [f"{self._merged} runs followed a requeue, and count to the job's first"] if self._merged else []
-        return self.found.trace(notes=[*notes, *again])
+        again = f"{self._merged} runs followed a requeue, and count to the job's first" if self._merged else ""
+        return self.found.trace(note, again)
 
 
 def read_sacct(
@@ -122,7 +123,7 @@ def read_sacct_file(path: Path, partition: str = "") -> Trace:
         if _counts(row, partition):
             runs.add(row)
     note = "times have no zone: where clocks changed, a job is an hour off; write them with SLURM_TIME_FORMAT=%s"
-    return runs.trace([] if zoned else [note])
+    return runs.trace("" if zoned else note)
 
 
 def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -153,15 +154,8 @@ def _number_of(job: str) -> str:
 
 def _minutes(path: Path, line: int, text: str) -> str:
     """Minutes of a time limit such as 1-02:00:00, as `TimelimitRaw` has them."""
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not text or text in ("UNLIMITED", "Partition_Limit", "INVALID"):
+    if text.strip("0:-") and not seconds(text):
+        if text not in ("UNLIMITED", "Partition_Limit", "INVALID"):
+            bad(path, line, f"Timelimit: {text!r:.40} is no time", "ask sacct for TimelimitRaw")
         return ""
-    if (
-        not all(part.isascii() and part.isdigit() and len(part) < 7 for part in [*parts, *([days] if dash else [])])
-        or len(parts) > 3
-    ):
-        bad(path, line, f"Timelimit: {text!r:.40} is no time", "ask sacct for TimelimitRaw")
-    hours, minutes, seconds = ([0, 0, 0, *map(int, parts)])[-3:]
-    total = int(days or 0) * 1440 + hours * 60 + minutes + (seconds > 0)
-    return str(total)
+    return f"{math.ceil(seconds(text) / 60)}" if text else ""

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_ones.simulate.traces.tables import NOTHING
-from slurm_ones.simulate.traces.trace import Collector, Trace, TraceJob, bad, instant, opened
+from slurm_ones.simulate.traces.trace import NEVER_RAN, NOTHING, Collector, Trace, TraceJob, bad, instant, opened
 
 CHUNK = 1 << 16
 LONGEST_JOB = 4 << 20
@@ -20,29 +19,28 @@ def read_philly(path: Path) -> Trace:
     """The trace of a file; raises `BadInput`."""
     found = Collector(path.name, "Philly")
     for line, job in _jobs(path):
-        where = f"{path.name}: line {line}"
         if not isinstance(job, dict) or not isinstance(job.get("attempts"), list) or "submitted_time" not in job:
             bad(path, line, "is no job of Philly", "each has submitted_time and attempts")
         submitted = instant(path, line, "submitted_time", str(job["submitted_time"]))
         tried = [one for one in job["attempts"] if isinstance(one, dict)]
         runs = [one for one in tried if _said(one.get("start_time")) and _said(one.get("end_time"))]
         if not runs:
-            found.leave_out("never ran, or ended at once")
+            found.leave_out(NEVER_RAN)
             continue
         times = [
             (instant(path, line, "start_time", one["start_time"]), instant(path, line, "end_time", one["end_time"]))
             for one in runs
         ]
         if any(end < start for start, end in times):
-            found.leave_out("ended before it started", where)
+            found.leave_out("ended before it started", line)
             continue
         detail = runs[-1].get("detail")
         on = [one for one in detail if isinstance(one, dict)] if isinstance(detail, list) else []
         gpus = sum(len(one["gpus"]) for one in on if isinstance(one.get("gpus"), list))
         ran_s = sum(end - start for start, end in times)
         name = str(job.get("jobid", line))[:80]
-        found.add(TraceJob(name, submitted, min(times)[0], ran_s, gpus, len(on), 0.0), where)
-    return found.trace(notes=["a job that was tried again is one job, as long as all its attempts, on its last GPUs"])
+        found.add(TraceJob(name, submitted, min(times)[0], ran_s, gpus, len(on), 0.0), line)
+    return found.trace("a job that was tried again is one job, as long as all its attempts, on its last GPUs")
 
 
 def _said(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A recorded trace in one form: who asked for how many GPUs when, when they came, and for how long they were held."""
+"""A recorded trace in one form: submission, start, run time and GPUs of each job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -24,7 +24,10 @@ MOST_GPUS = 100_000
 MOST_S = 10 * 366 * 86400.0
 """Seconds that a job can have run; a trace's own dates are not held to it."""
 SHOWN = 5
-"""Lines of which a trace says what was wrong with them."""
+"""Bad lines that a trace names."""
+NOTHING = {"", "None", "NaT", "nan", "NULL"}
+"""Texts of an unknown time."""
+NEVER_RAN = "never ran, or ended at once"
 
 
 class TraceJob(NamedTuple):
@@ -70,38 +73,46 @@ class Trace:
 
 
 class Collector:
-    """Gathers a trace's jobs, and counts what is none."""
+    """Gathers a trace's jobs, and counts rows that are none."""
 
     def __init__(self, name: str, format: str) -> None:
-        self.name = name
-        self.format = format
+        self.name, self.format = name, format
         self._jobs: list[TraceJob] = []
         self._left_out: Counter[str] = Counter()
         self._doubts: list[str] = []
 
-    def leave_out(self, why: str, where: str = "") -> None:
-        """Count a row that is no job of a study; with `where`, say which it was."""
+    def leave_out(self, why: str, line: int | str = "") -> None:
+        """Count a row that is no job of a study; name its `line` (or row) if that cannot be believed."""
         self._left_out[why] += 1
-        if where and len(self._doubts) < SHOWN:
-            self._doubts.append(plain(f"{where}: {why}", 300))
+        if line and len(self._doubts) < SHOWN:
+            place = f"{self.name}: line {line}" if isinstance(line, int) else line
+            self._doubts.append(plain(f"{place}: {why}", 300))
 
-    def add(self, job: TraceJob, where: str) -> None:
-        """Take a job, or leave it out where nothing can be simulated of it. Raises `BadInput` for one job too many."""
+    def add(self, job: TraceJob, line: int | str) -> None:
+        """Take a job, or leave it out if it cannot be simulated. Raises `BadInput` for one job too many."""
         if job.gpus < 1:
             self.leave_out("no GPUs")
         elif job.run_s <= 0:
-            self.leave_out("never ran, or ended at once")
+            self.leave_out(NEVER_RAN)
         elif job.started is not None and job.started < job.submitted:
-            self.leave_out("started before it was submitted", where)
+            self.leave_out("started before it was submitted", line)
         elif job.gpus > MOST_GPUS or job.run_s > MOST_S:
-            self.leave_out(f"more than {MOST_GPUS:,} GPUs or ten years", where)
+            self.leave_out(f"more than {MOST_GPUS:,} GPUs or ten years", line)
         elif len(self._jobs) >= MOST_JOBS:
             raise BadInput(f"{self.name}: more than {MOST_JOBS:,} jobs with GPUs; cut it to a shorter span")
         else:
             self._jobs.append(job)
 
-    def trace(self, *, notes: Iterable[str] = (), gpus_per_node: int = 0) -> Trace:
-        """What was gathered, in the order of submission. Raises `BadInput` where that is nothing."""
+    def add_ended(self, name: str, times: Sequence[float], gpus: int, nodes: int, line: int) -> None:
+        """`add` a job of which submission, start and end are known."""
+        submitted, started, ended = times
+        if ended < started:
+            self.leave_out("ended before it started", line)
+        else:
+            self.add(TraceJob(name[:80], submitted, started, ended - started, gpus, max(nodes, 0), 0.0), line)
+
+    def trace(self, *notes: str, gpus_per_node: int = 0) -> Trace:
+        """All jobs in the order of submission. Raises `BadInput` if there are none."""
         if not self._jobs:
             why = ", ".join(f"{count} {reason}" for reason, count in self._left_out.most_common())
             raise BadInput(
@@ -109,8 +120,9 @@ class Collector:
                 "that accounting counts GPUs"
             )
         jobs = tuple(sorted(self._jobs, key=lambda job: job.submitted))
+        said = tuple(note for note in notes if note)
         left_out = tuple(self._left_out.most_common())
-        return Trace(self.name, self.format, jobs, left_out, tuple(self._doubts), tuple(notes), gpus_per_node)
+        return Trace(self.name, self.format, jobs, left_out, tuple(self._doubts), said, gpus_per_node)
 
 
 @contextmanager
