@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bounds_off import Off, without
 from ones_db import EpochPoint, JobHistory, JobRecord, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn import knowledge, progress, throughput
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn import histories, learner, progress, throughput
+from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.testing.rounds import cluster, job
@@ -109,13 +109,13 @@ LIES: dict[str, Lie] = {
         lambda t: replace(t, exponent=1.0, ran_s={(1, 1): 600.0, (1, 2): 10.0}), ((throughput, "UNPROVEN", 0.0),)
     ),
     "nearly done, and silent for an hour": Lie(
-        lambda t: replace(t, epochs=t.done + 1, silent_s=3600.0), ((knowledge, "SILENT_S", math.inf),)
+        lambda t: replace(t, epochs=t.done + 1, silent_s=3600.0), ((histories, "SILENT_S", math.inf),)
     ),
     "10 x as fast, three finished jobs of others tell": Lie(
-        lambda t: replace(t, speed=10 * t.speed), ((knowledge, "PEERS", math.inf),), "others"
+        lambda t: replace(t, speed=10 * t.speed), ((learner, "PEERS", math.inf),), "others"
     ),
     "30 finished jobs of its own, 10 x as fast, before its first run": Lie(
-        lambda t: replace(t, speed=0.0), ((knowledge, "_shared", lambda fits: [(fit, 1.0) for _, fit in fits]),), "own"
+        lambda t: replace(t, speed=0.0), ((learner, "_shared", lambda fits: [(fit, 1.0) for _, fit in fits]),), "own"
     ),
 }
 

@@ -27,9 +27,8 @@ import numpy as np
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.learn.hierarchy import Heard, Kin, Tree
-from slurm_ones.learn.layout import Layout
-from slurm_ones.learn.step_time import CAUTIOUS, fit_all
+from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
+from slurm_ones.learn.step_time import CAUTIOUS, StepLayout, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
@@ -117,15 +116,17 @@ def _learned(
 ) -> list[MeasuredThroughput]:
     """The models of all jobs, where what others of the same kind measured is the prior."""
     told = [
-        (points_of(points, float(app.base_batch), Layout(float(app.max_local_batch))), float(app.base_batch))
+        (points_of(points, float(app.base_batch), StepLayout(float(app.max_local_batch))), float(app.base_batch))
         for points, app in zip(measured, apps, strict=True)
     ]
     alone = fit_all([(*each, CAUTIOUS) for each in told])
-    kin = [Kin(s.application, s.application, "all") for s in submissions]
-    tree = Tree([(one, Heard.of(fit)) for one, fit in zip(kin, alone, strict=True) if len(fit.misfit)], CAUTIOUS)
+    kin = [GroupPath(s.application, s.application, "all") for s in submissions]
+    tree = Tree([(one, JobEvidence.of(fit)) for one, fit in zip(kin, alone, strict=True) if len(fit.misfit)], CAUTIOUS)
     priors = {one.family: tree.expect(one) for one in set(kin)}
     fits = fit_all([(*each, priors[s.application]) for each, s in zip(told, submissions, strict=True)])
-    return [MeasuredThroughput(fit, Layout(float(app.max_local_batch))) for fit, app in zip(fits, apps, strict=True)]
+    return [
+        MeasuredThroughput(fit, StepLayout(float(app.max_local_batch))) for fit, app in zip(fits, apps, strict=True)
+    ]
 
 
 def _view(

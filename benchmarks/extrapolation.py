@@ -24,9 +24,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_db.records import ThroughputPoint
-from slurm_ones.learn.hierarchy import Heard, Kin, Tree
-from slurm_ones.learn.layout import ANY_LOCAL, GIGABYTE, Layout
-from slurm_ones.learn.step_time import ACROSS_EACH, CAUTIOUS, INSIDE_EACH, WIRED, Fit, Prior, fit_all
+from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
+from slurm_ones.learn.step_time import (
+    ACROSS_EACH,
+    ANY_LOCAL,
+    CAUTIOUS,
+    GIGABYTE,
+    INSIDE_EACH,
+    WIRED,
+    Fit,
+    Prior,
+    StepLayout,
+    fit_all,
+)
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.profiles import read_profiles
@@ -63,9 +73,9 @@ def speed(app: Application, gpus: int, share: float = 1.0) -> tuple[int, int, fl
     return (nodes, batch, float(found[0])) if found[0] > 0 else None
 
 
-def layout_of(app: Application, told: bool) -> Layout:
+def layout_of(app: Application, told: bool) -> StepLayout:
     """What it tells of its step: the bytes of its gradients, or nothing."""
-    return Layout(ANY_LOCAL, gradient_gb=app.parameters * GRADIENT_BYTES / GIGABYTE if told else 0.0)
+    return StepLayout(ANY_LOCAL, gradient_gb=app.parameters * GRADIENT_BYTES / GIGABYTE if told else 0.0)
 
 
 def fitted(
@@ -94,9 +104,9 @@ def taught(apps: Sequence[Application], first: Prior, told: bool) -> Callable[[A
     def prior_of(app: Application) -> Prior:
         rng, others = np.random.default_rng(1), [other for other in apps if other is not app]
         fits = [fitted(other, TAUGHT, TAUGHT_SHARES, first, told, rng) for other in others]
-        kin = [Kin(other.name, other.name, other.name) for other in others]
-        heard = [Heard.of(fit) for fit in fits]
-        return Tree(list(zip(kin, heard, strict=True)), first).expect(Kin(app.name, app.name, app.name))
+        kin = [GroupPath(other.name, other.name, other.name) for other in others]
+        heard = [JobEvidence.of(fit) for fit in fits]
+        return Tree(list(zip(kin, heard, strict=True)), first).expect(GroupPath(app.name, app.name, app.name))
 
     return prior_of
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bounds_off import Off, without
 from benchmarks.generated import parser_of
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
-from slurm_ones.learn import hierarchy, knowledge, progress, throughput
+from slurm_ones.learn import hierarchy, histories, learner, progress, throughput
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
 from slurm_ones.simulate.engines.measure import Meter
 from slurm_ones.simulate.engines.spec import ClusterSpec
@@ -202,8 +202,8 @@ UNCHECKED: tuple[Off, ...] = (
     (progress, "OVERRUN", 0.0),
     (throughput, "UNPROVEN", 0.0),
     (throughput, "LINEAR", math.inf),
-    (knowledge, "SILENT_S", math.inf),
-    (knowledge, "PEERS", math.inf),
+    (histories, "SILENT_S", math.inf),
+    (learner, "PEERS", math.inf),
     (hierarchy, "_shares", lambda parents, users: [np.ones(len(above)) for above in parents]),
     (hierarchy, "FAR", math.inf),
     (hierarchy, "MOVES", math.inf),

@@ -179,7 +179,7 @@ class Parts:
 def watched() -> Parts:
     """The parts of a tick."""
     from slurm_ones.act.actor import Actor
-    from slurm_ones.learn.knowledge import Learner
+    from slurm_ones.learn.learner import Learner
     from slurm_ones.observe.observer import Observer
     from slurm_ones.ones.ones import Ones
 

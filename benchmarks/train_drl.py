@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from slurm_ones.rivals.drl import ASKED_LEFT, CONTEXT, FEATURES, SHAPES, SIZE, Drl, Game, Network, Steps
+from slurm_ones.rivals.drl import ASKED_LEFT, CONTEXT, FEATURES, SHAPES, SIZE, Drl, Game, GrowthSteps, Perceptron
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.spec import ClusterSpec
@@ -76,7 +76,7 @@ class Sampling:
 
     name = "drl"
 
-    def __init__(self, network: Network, interval_s: float, most: int = MOST) -> None:
+    def __init__(self, network: Perceptron, interval_s: float, most: int = MOST) -> None:
         self.network, self.interval_s, self.most = network, interval_s, most
         self.rounds: list[Round] = []
         self._models: dict[int, Remembered] = {}
@@ -119,7 +119,7 @@ class Draw:
     void_entropy: Floats
 
 
-def draw_steps(network: Network, steps: Steps, gpus: int, total: int, rng: np.random.Generator) -> Draw:
+def draw_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int, rng: np.random.Generator) -> Draw:
     """As `drl.best_steps`, by chance: each action with the softmax of the scores of those that there are.
 
     A step has the same score for as long as it can be taken, so its derivatives are that score's weight times sums over
@@ -245,16 +245,16 @@ def advantages(rollouts: Sequence[Sequence[Round]]) -> list[Floats]:
     return np.split(better, np.cumsum([len(rollout) for rollout in rollouts])[:-1])
 
 
-def random_network(rng: np.random.Generator) -> Network:
+def random_network(rng: np.random.Generator) -> Perceptron:
     """Before any training: small scores, no leaning."""
     parts = [
         rng.normal(0.0, 1.0 / np.sqrt(shape[0]), shape) if len(shape) == 2 else np.zeros(shape) for shape in SHAPES
     ]
     parts[4] *= 0.1
-    return Network(np.concatenate([part.ravel() for part in parts]))
+    return Perceptron(np.concatenate([part.ravel() for part in parts]))
 
 
-def network_gradient(network: Network, features: Floats, of_scores: Floats, of_void: Floats) -> Floats:
+def network_gradient(network: Perceptron, features: Floats, of_scores: Floats, of_void: Floats) -> Floats:
     """(SIZE,) derivative of a sum by the parameters, given those by the scores (…) and by the void's weights (C,)."""
     _, _, second, _, last, _ = network.parameters()
     inputs = features.reshape(-1, FEATURES)
@@ -266,7 +266,7 @@ def network_gradient(network: Network, features: Floats, of_scores: Floats, of_v
     return np.concatenate([part.ravel() for part in parts])
 
 
-def gradient(network: Network, rollouts: Sequence[Sequence[Round]], entropy: float) -> Floats:
+def gradient(network: Perceptron, rollouts: Sequence[Sequence[Round]], entropy: float) -> Floats:
     """(SIZE,) of what is to be maximised: mean over the rounds."""
     rounds = [one for rollout in rollouts for one in rollout]
     worth = np.concatenate(advantages(rollouts))
@@ -342,7 +342,7 @@ def against_equal_shares(policy: Policy, purpose: str, numbers: Sequence[int], k
     return float(np.exp(np.mean(np.log(found))))
 
 
-def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = True) -> tuple[Network, Floats]:
+def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = True) -> tuple[Perceptron, Floats]:
     """The network that did best on the workloads of the validation, and the curve of that (E, 3)."""
     rng = np.random.default_rng(seed)
     network, adam = random_network(rng), Adam()
@@ -369,7 +369,7 @@ def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = T
             rollouts.append(policy.rounds)
         part = min(spent / (60.0 * minutes), 1.0)
         slope = gradient(network, rollouts, ENTROPY[0] * (ENTROPY[1] / ENTROPY[0]) ** part)
-        network = Network(adam.step(network.flat, slope, RATE[0] * (RATE[1] / RATE[0]) ** part))
+        network = Perceptron(adam.step(network.flat, slope, RATE[0] * (RATE[1] / RATE[0]) ** part))
         updates += 1
 
 

@@ -22,7 +22,7 @@ from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.learner import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile

@@ -26,7 +26,7 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.times import UNITS, moment
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.learn.workload import Workload, workload
+from slurm_ones.learn.workload import PastWorkload, workload
 from slurm_ones.observe.past_jobs import PastJobs
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
@@ -155,7 +155,7 @@ def summary(read: Read) -> list[str]:
     ]
 
 
-def described(work: Workload) -> list[str]:
+def described(work: PastWorkload) -> list[str]:
     """The workload in words."""
     first, last = (datetime.fromtimestamp(at).isoformat(" ", "minutes") for at in (work.first, work.last))
     kind = "jobs with GPUs" if work.gpu_jobs else "jobs"

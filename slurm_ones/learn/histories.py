@@ -9,11 +9,10 @@ import numpy as np
 from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
-from slurm_ones.learn.hierarchy import Kin
+from slurm_ones.learn.hierarchy import GroupPath
 from slurm_ones.learn.kinds import base_kind, of_kind
-from slurm_ones.learn.layout import layout_of
-from slurm_ones.learn.progress import FinishedJob, Training
-from slurm_ones.learn.step_time import Points
+from slurm_ones.learn.progress import FinishedJob, TrainingState
+from slurm_ones.learn.step_time import Points, layout_of
 from slurm_ones.learn.throughput import points_of, reference_of
 
 SILENT_S = 600.0
@@ -28,14 +27,14 @@ def plain_spec(spec: Spec) -> Spec:
     return replace(spec, term=0) if spec.term else spec
 
 
-def kin_of(history: JobHistory) -> Kin:
+def kin_of(history: JobHistory) -> GroupPath:
     """Where the job is among its like: jobs of a family have their batches alike, and may differ in their data."""
     spec = history.spec
     if spec is None:
-        return Kin(None, None, history.job.user)
+        return GroupPath(None, None, history.job.user)
     strategy = spec.limits.strategy if spec.limits is not None else ""
     family = (spec.base_batch, spec.max_batch, spec.max_local_batch, strategy)
-    return Kin(family, plain_spec(spec), history.job.user)
+    return GroupPath(family, plain_spec(spec), history.job.user)
 
 
 def reshards(spec: Spec | None) -> bool:
@@ -131,10 +130,10 @@ def dataset_of(history: JobHistory) -> int:
     return round(history.epoch_samples or 0.0)
 
 
-def training_after(history: JobHistory, epochs: float, upto: int) -> Training:
+def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
     """The job's training after `epochs` epochs of progress, the last end of an epoch that counts being `upto` - 1."""
     last = history.epochs[upto - 1] if upto else None
-    return Training(
+    return TrainingState(
         dataset=dataset_of(history),
         epochs=epochs,
         initial_loss=history.first_loss,

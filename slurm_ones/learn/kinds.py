@@ -28,8 +28,17 @@ from typing import NamedTuple
 import numpy as np
 
 from ones_db import ThroughputPoint
-from slurm_ones.learn.layout import Layout
-from slurm_ones.learn.step_time import FIGURES, INSIDE, SPEED, Fit, Prior, Sizes, log_step, log_step_and_slopes
+from slurm_ones.learn.step_time import (
+    FIGURES,
+    INSIDE,
+    SPEED,
+    Fit,
+    Prior,
+    Sizes,
+    StepLayout,
+    log_step,
+    log_step_and_slopes,
+)
 from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs, moved, points_of
 from slurm_ones.schedule.policy import Floats, ThroughputModel
 
@@ -72,7 +81,7 @@ CERTAIN = Factor(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Told:
+class KindEvidence:
     """What one job tells of kinds: its fit on kind `here`, and how it compares with others that it ran on."""
 
     spec: Hashable
@@ -96,7 +105,7 @@ def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoi
     return tuple(point for point in points if point.kind in (kind, ""))
 
 
-def faster(layout: Layout) -> Floats:
+def faster(layout: StepLayout) -> Floats:
     """(7,) how a job's figures change where it computes e times as fast and exchanges gradients as before."""
     along = np.zeros(FIGURES)
     along[SPEED] = 1.0
@@ -105,7 +114,7 @@ def faster(layout: Layout) -> Floats:
     return along
 
 
-def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: Layout, here: str) -> list[Ratio]:
+def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
     """What a job with this fit of kind `here` measured on others, each in one figure: the speed of computing there that
     explains its steps best."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
@@ -139,7 +148,7 @@ class KindFactors:
         self.reference = next(iter(self._guessed), "")
         """The kind that figures of all jobs are told for: the one that most of them ran on."""
 
-    def learn(self, jobs: Sequence[Told]) -> None:
+    def learn(self, jobs: Sequence[KindEvidence]) -> None:
         """From these jobs alone."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
@@ -176,7 +185,7 @@ class KindFactors:
         return Factor()
 
 
-def _by_owner(jobs: Sequence[Told]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
+def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
     """Of each owner, from one kind to another, what the jobs of each spec tell: log and variance."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
@@ -202,7 +211,7 @@ def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(logs), statistics.median(variances) / len(found)
 
 
-def prior_on(prior: Prior, factor: Factor, layout: Layout) -> Prior:
+def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
     """What is believed of a job's figures on another kind."""
     if factor == CERTAIN:
         return prior
@@ -212,7 +221,7 @@ def prior_on(prior: Prior, factor: Factor, layout: Layout) -> Prior:
     return Prior(prior.mean + factor.mean * along, deviation, covariance / deviation / deviation[:, None])
 
 
-def fit_on(fit: Fit, factor: Factor, layout: Layout) -> Fit:
+def fit_on(fit: Fit, factor: Factor, layout: StepLayout) -> Fit:
     """A fit as it would be on another kind, were the factor certain."""
     return moved(fit, factor.mean * faster(layout)) if factor.mean else fit
 

@@ -48,7 +48,7 @@ early has next to nothing to come, and nobody can know which one that is."""
 
 
 @dataclass(frozen=True)
-class Network:
+class BetaNetwork:
     """Epochs to come, of features: one hidden layer of tanh, softplus at the end, times a first guess for each row."""
 
     mean: Floats
@@ -59,7 +59,7 @@ class Network:
     """Factor on the first guess, at least, of jobs that declared their epochs."""
 
     @classmethod
-    def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> Network:
+    def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
         """Maximum likelihood of ρ = done/total under Beta(done, β) over all rows; `features` is (rows, width)."""
         known = np.isfinite(features)
         count = np.maximum(known.sum(axis=0), 1)
@@ -169,7 +169,7 @@ AT_THE_END = 0.98
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingState:
     """What a job's reports say of its training at one moment."""
 
     dataset: int
@@ -186,7 +186,7 @@ class Training:
 class FinishedJob:
     """The log of a job that ended by itself."""
 
-    history: Sequence[Training]
+    history: Sequence[TrainingState]
     """At the end of each epoch, in order."""
     epochs: float
     """Epochs it trained in all."""
@@ -221,7 +221,7 @@ class BetaProgress:
         Logs without one epoch before the last teach nothing and do not count towards `ENOUGH`. Takes about 0.1 s for
         200 logs.
         """
-        self._network: Network | None = None
+        self._network: BetaNetwork | None = None
         self._concentration = 1.0
         self._typical = UNKNOWN_EPOCHS
         self._longest = MAX_EPOCHS
@@ -240,7 +240,7 @@ class BetaProgress:
         """Whether β is learned, or a declaration or convention."""
         return self._network is not None
 
-    def progress(self, now: Training, declared_epochs: float = 0.0) -> Progress:
+    def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
         """ρ of a job as it stands; `declared_epochs` is 0 where the script does not say."""
         done = _done(now)
         most = _most(done, declared_epochs)
@@ -259,7 +259,7 @@ class BetaProgress:
     def _guess(self, done: float, most: float) -> float:
         return most if math.isfinite(most) else max(self._typical - done, 0.1 * self._typical)
 
-    def _moments(self, logs: Sequence[tuple[FinishedJob, Sequence[Training]]]) -> Moments:
+    def _moments(self, logs: Sequence[tuple[FinishedJob, Sequence[TrainingState]]]) -> Moments:
         rows = [
             (
                 float(which),
@@ -284,9 +284,9 @@ def at_least(progress: Progress, epochs: float) -> Progress:
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
 
 
-def _fitted(moments: Moments, seed: int) -> Network:
+def _fitted(moments: Moments, seed: int) -> BetaNetwork:
     rng = np.random.default_rng(seed)
-    return Network.fit(moments.features, moments.done, moments.total, moments.guess, rng)
+    return BetaNetwork.fit(moments.features, moments.done, moments.total, moments.guess, rng)
 
 
 def _concentration(moments: Moments, seed: int) -> float:
@@ -308,7 +308,7 @@ def _concentration(moments: Moments, seed: int) -> float:
     return float(CONCENTRATIONS[enough[0] if len(enough) else -1])
 
 
-def _done(now: Training) -> float:
+def _done(now: TrainingState) -> float:
     return min(max(now.epochs, 0.0), MAX_EPOCHS) if math.isfinite(now.epochs) else 0.0
 
 
@@ -319,7 +319,7 @@ def _most(done: float, declared: float) -> float:
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)
 
 
-def _inside(job: FinishedJob) -> list[Training]:
+def _inside(job: FinishedJob) -> list[TrainingState]:
     """The moments of a log to learn from, those where 0 < ρ < 1."""
     if not 0 < job.epochs <= MAX_EPOCHS:
         return []
@@ -329,7 +329,7 @@ def _inside(job: FinishedJob) -> list[Training]:
     return inside
 
 
-def _features(training: Training, declared: float) -> list[float]:
+def _features(training: TrainingState, declared: float) -> list[float]:
     """ONES' five features, and how much of what it declared a job has done; not-a-number where the job reports nothing
     usable."""
     first = _finite(training.initial_loss)

@@ -28,16 +28,18 @@ from functools import cached_property
 import numpy as np
 
 from ones_db import ThroughputPoint
-from slurm_ones.learn.layout import ANY_LOCAL, PLAIN, Layout
 from slurm_ones.learn.step_time import (
+    ANY_LOCAL,
     CAUTIOUS,
     FIGURES,
     MISFIT,
     NOISE,
+    PLAIN,
     Fit,
     Points,
     Prior,
     Sizes,
+    StepLayout,
     correlated,
     fit_all,
     log_compute,
@@ -87,7 +89,7 @@ def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, ma
 def points_of(
     measured: Iterable[ThroughputPoint],
     reference: float,
-    layout: Layout = PLAIN,
+    layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
     """What a job measured, summed up; measurements that make no sense are left out.
@@ -132,7 +134,7 @@ class MeasuredThroughput:
     """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
     def __init__(
-        self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
+        self, fit: Fit, layout: StepLayout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
     ) -> None:
         self.fit = fit
         self.layout = layout
@@ -294,7 +296,7 @@ class MeasuredThroughputs:
             most = np.array([[layout.max_local] for layout in self._layouts])
             told = np.array([[layout.gradient_gb] for layout in self._layouts])
             # Of jobs without rows their own numbers, a column, take the place of one.
-            return sizes(nodes, gpus, batches, self._reference, Layout(most, gradient_gb=told))  # type: ignore[arg-type]
+            return sizes(nodes, gpus, batches, self._reference, StepLayout(most, gradient_gb=told))  # type: ignore[arg-type]
         each = [
             sizes(nodes[j], gpus[j], batches[j], float(self._reference[j, 0]), layout)
             for j, layout in enumerate(self._layouts)

@@ -43,7 +43,7 @@ class Namesakes:
 
 
 @dataclass(frozen=True)
-class Workload:
+class PastWorkload:
     """The jobs that were submitted in a span of time and have ended. Times in seconds."""
 
     jobs: int
@@ -76,7 +76,7 @@ def script(user: str, name: str) -> tuple[str, str]:
     return user, re.sub(r"[-_.]?\d+$", "", name) or name
 
 
-def workload(past: Sequence[PastJob], names: int = 5) -> Workload | None:
+def workload(past: Sequence[PastJob], names: int = 5) -> PastWorkload | None:
     """What these jobs, by their submission, have in common; None of no jobs."""
     if not past:
         return None
@@ -87,7 +87,7 @@ def workload(past: Sequence[PastJob], names: int = 5) -> Workload | None:
     hours = max((last - first) / HOUR_S, 1.0)
     of_day = Counter(time.localtime(job.submit_time).tm_hour for job in told)
     busiest, count = of_day.most_common(1)[0]
-    return Workload(
+    return PastWorkload(
         jobs=len(past),
         gpu_jobs=len(with_gpus),
         first=first,

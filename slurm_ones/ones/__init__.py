@@ -23,6 +23,6 @@ crossed uniformly, mutated, filled and cut to the best. What differs, and the op
 
 from __future__ import annotations
 
-from slurm_ones.ones.ones import Ones, Options
+from slurm_ones.ones.ones import Ones, OnesOptions
 
-__all__ = ["Ones", "Options"]
+__all__ = ["Ones", "OnesOptions"]

@@ -154,7 +154,7 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
     return candidates
 
 
-class Nodes:
+class NodeRoom:
     """Whether candidates find room on the nodes, a whole population at once.
 
     Jobs that keep their size stay where they are, and those that can change there do so (`placement.stays_on`). The

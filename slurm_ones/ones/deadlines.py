@@ -27,7 +27,7 @@ from slurm_ones.ones.terms import Priced, Term
 from slurm_ones.schedule.job_figures import within
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Promise, Reserved
 from slurm_ones.schedule.tables import Tables, predict
-from slurm_ones.schedule.timeline import Curve, Filled, Timeline, admitted, filled
+from slurm_ones.schedule.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0
 """Times the weight of all jobs that a promised job without what it needs counts."""
@@ -140,7 +140,7 @@ def decide_deadlines(
     return Deadlines(needs, promises)
 
 
-def _now(timeline: Timeline, curves: Sequence[Curve], shares: Sequence[Filled]) -> list[int]:
+def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
     """GPUs that each promised job cannot be without now: the fewest with which it still ends in time, at whatever level
     later, beside the `shares` of the others, or what these have put off.
 
@@ -165,7 +165,7 @@ def _now(timeline: Timeline, curves: Sequence[Curve], shares: Sequence[Filled]) 
     return found
 
 
-def _hurried(curve: Curve) -> Curve:
+def _hurried(curve: SpeedCurve) -> SpeedCurve:
     """The same with some time in reserve."""
     reserve = reserve_s(curve.due_s, float(curve.pause_s.max(initial=0.0)))
     return replace(curve, due_s=max(curve.due_s - reserve, 0.0))
@@ -188,11 +188,11 @@ def _smallest(rate: Floats, sizes: Ints) -> Ints:
     return found
 
 
-def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least: int) -> Curve:
+def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least: int) -> SpeedCurve:
     job = tables.jobs[j]
     due = within((job.deadline or 0.0) - now, 0.0, LONGEST)
     pauses = np.where(tables.sizes == tables.sizes[tables.current[j]], 0.0, pause_s(job))
-    return Curve.of(tables.sizes, rate, work_of(job, sure), due, pauses, least)
+    return SpeedCurve.of(tables.sizes, rate, work_of(job, sure), due, pauses, least)
 
 
 def work_of(job: JobView, sure: float) -> float:
@@ -216,11 +216,11 @@ def _timeline(
     tables: Tables,
     rate: Floats,
     least: Ints,
-    curves: Mapping[int, Curve],
+    curves: Mapping[int, SpeedCurve],
     gpus: int,
     now: float,
     reserved: Sequence[Reserved],
-) -> Timeline:
+) -> FreeTimeline:
     """The GPUs to come, less what running jobs keep whatever happens: those whose promised deadline is ahead until it,
     the others until they are expected to end at their smallest size."""
     running = np.flatnonzero(least > 0)
@@ -234,7 +234,7 @@ def _timeline(
     moments = [curve.due_s for curve in curves.values() if curve.due_s < LONGEST]
     last = max(moments, default=0.0)
     cuts = [*moments, *(at for at in (NEXT_S, *ends.values()) if at < last)]
-    timeline = Timeline.of(gpus, cuts, now, reserved)
+    timeline = FreeTimeline.of(gpus, cuts, now, reserved)
     for running_job, end in ends.items():
         timeline = timeline.less(timeline.held(int(least[running_job]), end))
     return timeline
@@ -246,13 +246,15 @@ def _asked(jobs: Sequence[JobView], due: Sequence[int], known: Bools | None) -> 
     return sorted(open_, key=lambda j: (jobs[j].promised is not None, jobs[j].submitted, jobs[j].job_id))[:ASKED]
 
 
-def _promise(timeline: Timeline, promised: Sequence[Curve], shares: Sequence[Filled], curve: Curve) -> Promise:
+def _promise(
+    timeline: FreeTimeline, promised: Sequence[SpeedCurve], shares: Sequence[Filled], curve: SpeedCurve
+) -> Promise:
     if curve.due_s <= 0:
         return Promise(False, reason("deadline_passed"))
     hurried = _hurried(curve)
     found, broken = admitted(timeline, promised, hurried, shares)
     if not found.met:
-        alone = Timeline.of(int(timeline.free.max(initial=0)) + curve.least, [curve.due_s], 0.0).fill(hurried)
+        alone = FreeTimeline.of(int(timeline.free.max(initial=0)) + curve.least, [curve.due_s], 0.0).fill(hurried)
         if not alone.met:
             return Promise(False, reason("deadline_too_soon", percent=100 * alone.share))
         return Promise(False, reason("deadline_no_room", percent=100 * found.share))

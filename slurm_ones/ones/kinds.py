@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.ones.candidates import Nodes
+from slurm_ones.ones.candidates import NodeRoom
 from slurm_ones.ones.deadlines import pause_s, reserve_s, work_of
 from slurm_ones.ones.terms import Priced, Situation
 from slurm_ones.ones.worth import Choices
@@ -298,7 +298,7 @@ class ByKind:
         self._equivalents = self._known(cluster, tables)
         each = np.array([self._equivalents[kind] for kind in cluster.kinds])
         costs = np.where(tables.kind >= 0, each[tables.kind], 0.0) * tables.tables.sizes
-        nodes = Nodes(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
+        nodes = NodeRoom(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
         nodes.gpus = round(float(each @ there))
         at = replace(found[0][0], cluster=cluster, tables=replace(tables.tables, sizes=costs), nodes=nodes)
         priced = self._search.priced(at, rng)

@@ -11,12 +11,12 @@ import numpy as np
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from slurm_ones.ones import decided
-from slurm_ones.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
+from slurm_ones.ones.candidates import NodeRoom, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
 from slurm_ones.ones.deadlines import Promises
 from slurm_ones.ones.decided import Decided
 from slurm_ones.ones.kinds import ByKind
 from slurm_ones.ones.sizes import UNKNOWN, Changes, Leaves, Reach
-from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Situation, Term, Unplaced
 from slurm_ones.ones.worth import Choices, worth_of_progress
 from slurm_ones.schedule.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.schedule.job_figures import within
@@ -28,7 +28,7 @@ LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, 
 
 
 @dataclass(frozen=True)
-class Options:
+class OnesOptions:
     """The defaults are what we found best on generated workloads; see docs/benchmarks.md for the ablation."""
 
     population: int = 16
@@ -101,7 +101,7 @@ ROUNDS = 6
 """Of local search for each candidate."""
 
 
-def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
+def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
     """The rules that enter the objective, in the order in which they do."""
     found: list[Term] = [reach] if leaves is None else [reach, leaves]
     if options.caution:
@@ -112,17 +112,17 @@ def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Ter
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
     if options.deadlines:
         found.append(Promises(options.sure))
-    return (*found, Room())
+    return (*found, Unplaced())
 
 
 class Ones:
     """ONES made better. It remembers its population, and the most GPUs that each job has had, by job id."""
 
     name = "ones"
-    options_type = Options
+    options_type = OnesOptions
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, options: OnesOptions | None = None) -> None:
+        self.options = options or OnesOptions()
         self._reach = Reach(self.options.leap, self.options.first_size, self.options.horizon_s)
         self._leaves = Leaves() if self.options.places else None
         self._terms = terms_of(self.options, self._reach, self._leaves)
@@ -198,7 +198,7 @@ class Ones:
         if self._leaves is not None:
             views = self._leaves.tapered(cluster, views)
         tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
-        nodes = Nodes(cluster, mobile, running, tables.sizes)
+        nodes = NodeRoom(cluster, mobile, running, tables.sizes)
         at = Situation(cluster, running, tables, nodes, self._most, now, now - self._last_arrival_or_end)
         allowed = tables.allowed
         for term in self._terms:

@@ -103,7 +103,7 @@ CHEAP = 0.01
 
 
 @dataclass(frozen=True)
-class Costs:
+class ChangeCosts:
     """What a change of each job's size to each column costs it, in seconds (J, U)."""
 
     ready_s: Floats
@@ -125,7 +125,7 @@ class Changes(Term):
     def worth(self, at: Priced, worth: Floats) -> Floats:
         return less_costs(worth, at.tables.current, self.costs(at))
 
-    def costs(self, at: Priced) -> Costs:
+    def costs(self, at: Priced) -> ChangeCosts:
         """What changes cost, and how long they last: no job's longer than to its own end at the size in question."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
@@ -142,7 +142,7 @@ class Changes(Term):
         with np.errstate(divide="ignore"):
             ends = ready + pause + left * np.where(at.speed > 0, 1.0 / at.speed, 0.0)
         lasts = np.minimum(np.minimum(horizon, self.horizon_share * ends), self.tenure * tenure[:, None])
-        return Costs(ready, pause, lasts)
+        return ChangeCosts(ready, pause, lasts)
 
 
 def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
@@ -152,7 +152,7 @@ def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare:
     return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
 
 
-def less_costs(worth: Floats, current: Ints, costs: Costs) -> Floats:
+def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     """(J, U) what each size is worth on average while it lasts, from the worth (J, U) of training there.
 
     A job that grows trains at its old size until the new GPUs are ready, stands still for the pause, and trains at the

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import Reason
-from slurm_ones.ones.candidates import Nodes
+from slurm_ones.ones.candidates import NodeRoom
 from slurm_ones.ones.worth import Choices, fair_weights
 from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Promise
 from slurm_ones.schedule.tables import Tables
@@ -40,7 +40,7 @@ class Situation:
     """Jobs that run and may not change."""
     tables: Tables
     """Of the jobs that may change or start."""
-    nodes: Nodes
+    nodes: NodeRoom
     """Room for their candidates."""
     most: Mapping[int, int]
     """The most GPUs that each job has had, by job id; 0 before its first run."""
@@ -129,7 +129,7 @@ class Fairness(Term):
         )
 
 
-class Room(Term):
+class Unplaced(Term):
     """GPUs that find no room on the nodes count as lost, and more than they could bring."""
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:

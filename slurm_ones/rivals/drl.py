@@ -5,7 +5,7 @@ al., HotNets 2016, §3: from nothing, one action after another until the void ac
 mean of several rollouts of one workload as baseline; reward minus the jobs in the system) and DL2 (Peng et al., arXiv
 1909.06040, §4: jobs that grow by steps at the size of their users' batch, all decided anew in each interval).
 
-`Drl` takes one step after another; `build_steps` says what a job's next step looks like, as figures, and `Network`
+`Drl` takes one step after another; `build_steps` says what a job's next step looks like, as figures, and `Perceptron`
 weighs them. drl.npz was trained by `python -m benchmarks.train_drl`; `load` tells the exact command, and how it went.
 docs/decisions/0010-policy-gradient-rival.md has the figures.
 
@@ -46,7 +46,7 @@ LOG_SIZE = 6.0
 
 
 @dataclass(frozen=True)
-class Steps:
+class GrowthSteps:
     """What can be given."""
 
     tables: Tables
@@ -64,7 +64,7 @@ class Steps:
         return np.array([1.0, free, free * free, self.load])
 
 
-def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: float) -> Steps:
+def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: float) -> GrowthSteps:
     """Steps of the given jobs, which are to share `gpus` GPUs."""
     tables = build_tables(cluster, [_stepwise(cluster, job) for job in jobs], "requested")
     requested = np.array([max(job.requested, 1) for job in jobs], dtype=np.int64)
@@ -74,7 +74,7 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
     extra = np.where(sizes > 0, sizes - before, 0)
     load = float(_ratio(np.array(float(len(jobs))), np.array(float(max(gpus, 1)))))
     features = _features(tables, column, before, requested, gpus, load, now)
-    return Steps(tables, sizes, extra, features * (sizes > 0)[:, :, None], load)
+    return GrowthSteps(tables, sizes, extra, features * (sizes > 0)[:, :, None], load)
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
@@ -179,7 +179,7 @@ SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 @dataclass(frozen=True)
-class Network:
+class Perceptron:
     """Scores from features; the parameters are one flat vector, as an optimizer wants them."""
 
     flat: Floats
@@ -211,7 +211,7 @@ class Network:
 class Trained:
     """A network and where it comes from."""
 
-    network: Network
+    network: Perceptron
     command: str
     """What trained it."""
     seed: int
@@ -224,11 +224,11 @@ class Trained:
 def load() -> Trained:
     """The weights that come with the package."""
     with resources.as_file(resources.files("slurm_ones.rivals") / "drl.npz") as path, np.load(path) as file:
-        network = Network(np.asarray(file["flat"], dtype=np.float64))
+        network = Perceptron(np.asarray(file["flat"], dtype=np.float64))
         return Trained(network, str(file["command"]), int(file["seed"]), np.asarray(file["curve"], dtype=np.float64))
 
 
-def best_steps(network: Network, steps: Steps, gpus: int, total: int) -> Ints:
+def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -> Ints:
     """(J,) steps that each job takes when the best-scored action is taken each time, of `gpus` GPUs of `total`.
 
     Each step costs as much as a heap's operation: the scores are had before, all at once.
@@ -251,7 +251,7 @@ def best_steps(network: Network, steps: Steps, gpus: int, total: int) -> Ints:
     return taken
 
 
-def gpus_after(steps: Steps, taken: Ints) -> Ints:
+def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
     """(J,) GPUs after the steps taken; 0 after none."""
     if not steps.sizes.shape[1]:
         return np.zeros(len(taken), dtype=np.int64)
@@ -265,7 +265,7 @@ class Drl:
 
     name = "drl"
 
-    def __init__(self, network: Network | None = None) -> None:
+    def __init__(self, network: Perceptron | None = None) -> None:
         self.network = network or load().network
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
@@ -285,7 +285,7 @@ class Game:
         self.gpus = int(free_after_fixed(cluster, jobs, self.fixed).sum())
         """GPUs that they share."""
         self.total = max(cluster.gpus, 1)
-        self.steps: Steps = build_steps(cluster, self.mobile, self.gpus, now)
+        self.steps: GrowthSteps = build_steps(cluster, self.mobile, self.gpus, now)
 
     def schedule(self, taken: Ints) -> Schedule:
         """The schedule of the steps taken (J,), made placeable; whoever is left out is parked."""

@@ -31,7 +31,7 @@ STICKINESS = 1e-9
 
 
 @dataclass(frozen=True)
-class Options:
+class EesOptions:
     """Settings."""
 
     interval_s: float = 0.0
@@ -47,10 +47,10 @@ class Ees:
     """Effective elastic scaling. It remembers when it last rescaled."""
 
     name = "ees"
-    options_type = Options
+    options_type = EesOptions
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, options: EesOptions | None = None) -> None:
+        self.options = options or EesOptions()
         self._rescaled: float | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:

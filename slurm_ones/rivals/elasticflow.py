@@ -29,7 +29,7 @@ from slurm_ones.schedule.job_figures import to_come, within
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, JobView, Promise, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
-from slurm_ones.schedule.timeline import Curve, Filled, Timeline, admitted, filled
+from slurm_ones.schedule.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 WHY = reason("least_gpu_time")
 NEVER = 1e12
@@ -37,7 +37,7 @@ NEVER = 1e12
 
 
 @dataclass(frozen=True)
-class Options:
+class ElasticFlowOptions:
     """Settings."""
 
     slot_s: float = 60.0
@@ -52,10 +52,10 @@ class ElasticFlow:
     """ElasticFlow (ASPLOS 2023). It keeps no memory: whom it admitted, the views say."""
 
     name = "elasticflow"
-    options_type = Options
+    options_type = ElasticFlowOptions
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, options: ElasticFlowOptions | None = None) -> None:
+        self.options = options or ElasticFlowOptions()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
@@ -65,7 +65,7 @@ class ElasticFlow:
         free = int(free_after_fixed(cluster, jobs, fixed).sum())
         curves = [_curve(tables, j, now) for j in range(len(mobile))]
         moments = [self.options.slot_s, *(curve.due_s for curve in curves if 0 < curve.due_s < NEVER)]
-        timeline = Timeline.of(free, moments, now, cluster.reserved)
+        timeline = FreeTimeline.of(free, moments, now, cluster.reserved)
         promised = [j for j, job in enumerate(mobile) if job.promised and job.deadline is not None]
         promises: dict[int, Promise] = {}
         for j, job in enumerate(mobile):
@@ -79,7 +79,7 @@ class ElasticFlow:
         return replace(made, promises=promises)
 
     def _wanted(
-        self, timeline: Timeline, curves: Sequence[Curve], promised: Sequence[int], mobile: Sequence[JobView]
+        self, timeline: FreeTimeline, curves: Sequence[SpeedCurve], promised: Sequence[int], mobile: Sequence[JobView]
     ) -> Mapping[int, int]:
         """GPUs for each job now, those first whom they were promised."""
         shares = dict(zip(promised, filled(timeline, [curves[j] for j in promised]), strict=True))
@@ -113,13 +113,13 @@ def _power(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
 
 
-def _curve(tables: Tables, j: int, now: float) -> Curve:
+def _curve(tables: Tables, j: int, now: float) -> SpeedCurve:
     job = tables.jobs[j]
     due = NEVER if job.deadline is None else within(job.deadline - now, 0.0, NEVER)
-    return Curve.of(tables.sizes, tables.goodput[j], to_come(job), due, within(job.resize_s, 0.0, NEVER))
+    return SpeedCurve.of(tables.sizes, tables.goodput[j], to_come(job), due, within(job.resize_s, 0.0, NEVER))
 
 
-def _admission(timeline: Timeline, promised: Sequence[Curve], new: Curve) -> Promise:
+def _admission(timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve) -> Promise:
     found, broken = admitted(timeline, promised, new)
     if not found.met:
         return Promise(False, reason("deadline_no_room", percent=100 * found.share))
@@ -128,13 +128,13 @@ def _admission(timeline: Timeline, promised: Sequence[Curve], new: Curve) -> Pro
     return Promise(True, reason("deadline_promised", gpus=int(found.gpus.max(initial=0))))
 
 
-def _next(curve: Curve, gpus: int) -> int:
+def _next(curve: SpeedCurve, gpus: int) -> int:
     """The next size that is faster; 0 where there is none."""
     above = np.searchsorted(curve.sizes, gpus, side="right")
     return int(curve.sizes[above]) if above < len(curve.sizes) else 0
 
 
-def _marginal(idle: Timeline, curve: Curve, gpus: int, share: Filled | None) -> float:
+def _marginal(idle: FreeTimeline, curve: SpeedCurve, gpus: int, share: Filled | None) -> float:
     """GPU-seconds more for each GPU more that the job gets now; 0 where it can have none."""
     size = _next(curve, gpus)
     if not size:

@@ -37,7 +37,7 @@ LEFT_OVER = 1e-3
 
 
 @dataclass(frozen=True)
-class Options:
+class GavelOptions:
     """Settings."""
 
     objective: Objective = "max_min"
@@ -52,10 +52,10 @@ class Gavel:
     """Gavel (OSDI 2020). It remembers how many rounds each job has had on each kind."""
 
     name = "gavel"
-    options_type = Options
+    options_type = GavelOptions
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, options: GavelOptions | None = None) -> None:
+        self.options = options or GavelOptions()
         self._had: dict[int, dict[str, float]] = {}
         self._rounds: dict[int, int] = {}
 

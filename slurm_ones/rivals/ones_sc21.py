@@ -330,7 +330,7 @@ def fill_order(space: Space, rho: Floats) -> Ints:
     return np.lexsort((np.arange(len(speed)), np.where(new, 0.0, remaining), ~new))
 
 
-class SizeLimits:
+class SizeBounds:
     """R, the most GPUs that a job may have now (ONES §3.3), remembered between decisions by job id: jobs earn larger
     sizes by running at the ones they have.
 
@@ -390,7 +390,7 @@ LEAST = {"population": 2, "cap_over_request": 1}
 
 
 @dataclass(frozen=True)
-class Options:
+class OnesSc21Options:
     """Settings of the search; the defaults are the paper's."""
 
     population: int = 16
@@ -416,11 +416,11 @@ class OnesSc21:
     """ONES as published. It remembers its population and the jobs' limits, both by job id."""
 
     name = "ones-sc21"
-    options_type = Options
+    options_type = OnesSc21Options
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
-        self._limits = SizeLimits(self.options.epochs_before_doubling, self.options.cap_over_request)
+    def __init__(self, options: OnesSc21Options | None = None) -> None:
+        self.options = options or OnesSc21Options()
+        self._limits = SizeBounds(self.options.epochs_before_doubling, self.options.cap_over_request)
         self._known: dict[int, int] = {}
         self._population = np.zeros((self.options.population, 0), dtype=np.int64)
         """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""

@@ -99,7 +99,7 @@ def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
-class Options:
+class OptimusOptions:
     """What can be set."""
 
     interval_s: float = 600.0
@@ -121,9 +121,9 @@ class Optimus:
 
     name = "optimus"
 
-    options_type = Options
+    options_type = OptimusOptions
 
-    def __init__(self, options: Options = Options()) -> None:
+    def __init__(self, options: OptimusOptions = OptimusOptions()) -> None:
         self.options = options
         self._last = -math.inf
         self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}

@@ -402,7 +402,7 @@ def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
 
 
 @dataclass(frozen=True)
-class Options:
+class PolluxOptions:
     """Settings of the search; the defaults are its authors'."""
 
     population: int = 100
@@ -450,10 +450,10 @@ class Pollux:
     """Pollux (OSDI 2021). It remembers its population, and of each job the most GPUs and the GPU-seconds it had."""
 
     name = "pollux"
-    options_type = Options
+    options_type = PolluxOptions
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, options: PolluxOptions | None = None) -> None:
+        self.options = options or PolluxOptions()
         self._history = History()
         self._rows: Rows | None = None
         self._jobs: dict[int, int] = {}
@@ -499,7 +499,7 @@ class Pollux:
         return problem.home.over(moved)
 
 
-def evolve(problem: Problem, rows: Rows, options: Options, rng: np.random.Generator) -> Candidates:
+def evolve(problem: Problem, rows: Rows, options: PolluxOptions, rng: np.random.Generator) -> Candidates:
     """The population after all generations. The best fitness in it never falls from one to the next."""
     jobs = len(problem.jobs)
     found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)

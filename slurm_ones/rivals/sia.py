@@ -44,7 +44,7 @@ BEST = reason("best_total", total=TOTAL)
 
 
 @dataclass(frozen=True)
-class Options:
+class SiaOptions:
     """Settings; the defaults are its authors', but for the last."""
 
     power: float = -0.5
@@ -69,10 +69,10 @@ class Sia:
     """Sia (SOSP 2023). It remembers the most GPUs of each job."""
 
     name = "sia"
-    options_type = Options
+    options_type = SiaOptions
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
+    def __init__(self, options: SiaOptions | None = None) -> None:
+        self.options = options or SiaOptions()
         self._history = History()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
@@ -160,7 +160,7 @@ class Solved:
     """Why these; whether the program was solved to its gap."""
 
 
-def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, options: Options) -> Solved:
+def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, options: SiaOptions) -> Solved:
     """The configurations of least cost. `free` GPUs there are in all, and `whole` nodes with all of theirs."""
     sizes = tables.sizes
     nodes = np.where(sizes % max(per_node, 1) == 0, sizes // max(per_node, 1), 0)
@@ -169,7 +169,7 @@ def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, o
     return _program(tables.current, costs, [sizes, nodes], [free, whole], options)
 
 
-def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: Options) -> Solved:
+def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:
     """The configurations of least cost (J, U) that need, in each respect (U,), no more than there is."""
     row, column = np.nonzero(np.isfinite(costs))
     jobs, count = len(costs), len(row)

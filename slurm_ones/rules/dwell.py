@@ -14,7 +14,7 @@ import numpy as np
 from ones_db import JobHistory
 from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings, ResizeSettings
-from slurm_ones.learn.knowledge import RESIZE_S
+from slurm_ones.learn.learner import RESIZE_S
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.schedule.tables import predict
 from slurm_ones.slurm.model import Job

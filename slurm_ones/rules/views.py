@@ -12,7 +12,7 @@ import numpy as np
 from ones_db import JobHistory
 from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import Known, Learner
+from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot
@@ -259,7 +259,7 @@ def _view(
     elastic: Elastic,
     limits: Limits,
     history: JobHistory | None,
-    known: Known,
+    known: JobModel,
     fixed: Reason | None,
     now: float,
     held: str,

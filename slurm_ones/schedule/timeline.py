@@ -23,7 +23,7 @@ NEAR_S = 0.5
 
 
 @dataclass(frozen=True)
-class Curve:
+class SpeedCurve:
     """How fast a job trains, and what it has to do."""
 
     sizes: Ints
@@ -42,7 +42,7 @@ class Curve:
     @classmethod
     def of(
         cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
-    ) -> Curve:
+    ) -> SpeedCurve:
         """Of sizes (U,) those at which it trains, faster than at any smaller one; `rate` is 0 where it cannot be."""
         before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
         faster = rate > before
@@ -67,7 +67,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class FreeTimeline:
     """GPUs that are free in each stretch of time from now on."""
 
     starts: Floats
@@ -78,7 +78,7 @@ class Timeline:
     """(T,)"""
 
     @classmethod
-    def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> Timeline:
+    def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> FreeTimeline:
         """So many GPUs now and later, but for what is reserved. Cut at the `moments`, in seconds from now, and where
         something is reserved; it ends at the last finite moment."""
         last = max((m for m in moments if np.isfinite(m)), default=NEAR_S)
@@ -93,15 +93,15 @@ class Timeline:
             free[(starts < one.end - now) & (ends > one.start - now)] -= one.gpus
         return cls(starts, ends, np.maximum(free, 0))
 
-    def less(self, gpus: Ints) -> Timeline:
+    def less(self, gpus: Ints) -> FreeTimeline:
         """What is left when those (T,) are taken."""
-        return Timeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
+        return FreeTimeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
 
     def held(self, gpus: int, until_s: float) -> Ints:
         """(T,) so many GPUs up to then."""
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
-    def fill(self, curve: Curve, first: int | None = None) -> Filled:
+    def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
         """The least level at which the job's work is done by its deadline, or else the one that does the most of it.
 
         With `first`, it has so many GPUs in the first stretch whatever the level.
@@ -130,7 +130,7 @@ class Timeline:
         share = min(float(took[-1]) / curve.work, 1.0) if curve.work > 0 else 1.0
         return Filled(gpus.astype(np.int64), share, gpu_s)
 
-    def taken(self, filled: Filled, least: int = 0) -> Timeline:
+    def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
         """What is left beside a job that has been filled in; the `least` of its GPUs were set aside before."""
         return self.less(np.maximum(filled.gpus - least, 0))
 
@@ -148,7 +148,7 @@ def _thinned(moments: Sequence[float]) -> list[float]:
 
 
 def admitted(
-    timeline: Timeline, promised: Sequence[Curve], new: Curve, before: Sequence[Filled] | None = None
+    timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
 ) -> tuple[Filled, int | None]:
     """What a `new` job gets beside those `promised`, and which of these would miss the deadline that it meets without
     (None for none). Jobs with the earlier deadline are served first. `before` are the promised jobs filled without it,
@@ -168,7 +168,7 @@ def admitted(
     return (left.fill(new) if found is None else found), broken
 
 
-def filled(timeline: Timeline, curves: Sequence[Curve]) -> list[Filled]:
+def filled(timeline: FreeTimeline, curves: Sequence[SpeedCurve]) -> list[Filled]:
     """Each job filled in, those with the earlier deadline first; in the order given."""
     found: dict[int, Filled] = {}
     for i in sorted(range(len(curves)), key=lambda i: curves[i].due_s):

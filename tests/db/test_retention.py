@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from ones_db import ReportLine, RunReports, Store, maintenance, retention
 from ones_db.maintenance import Ages, maintain
 from ones_db.tables import THROUGHPUT
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.learner import Learner
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resize, run, said, throughput
 
 DAY = 86_400.0

@@ -29,7 +29,7 @@ from ones_wrapper import protocol
 from ones_wrapper.hostlist import MOST as MOST_HOSTS
 from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
-from slurm_ones.learn.layout import layout_of
+from slurm_ones.learn.step_time import layout_of
 from slurm_ones.observe import report_reader as reading
 from slurm_ones.rules.strategy import size_rules
 from slurm_ones.schedule.policy import Limits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.progress_calibration import calibration
-from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training
+from slurm_ones.learn.progress import BetaProgress, FinishedJob, TrainingState
 from slurm_ones.schedule.policy import Progress
 
 Maker = Callable[[np.random.Generator], FinishedJob]
@@ -22,7 +22,7 @@ def early(rng: np.random.Generator) -> FinishedJob:
     slow *= rng.lognormal(0.0, 0.25)
     epochs = int(np.clip(slow * rng.lognormal(0.4, 0.15) + 10.0 * rng.uniform(0.3, 1.0), 2, 100))
     history = [
-        Training(
+        TrainingState(
             dataset,
             e,
             2.3,
@@ -37,14 +37,16 @@ def early(rng: np.random.Generator) -> FinishedJob:
 def declared(rng: np.random.Generator) -> FinishedJob:
     """Trains what it declared."""
     epochs = int(rng.choice([2, 10, 50, 80, 90]))
-    history = [Training(50_000, e, 2.3, 2.3 * math.exp(-e / 20), min(0.9, e / epochs)) for e in range(1, epochs + 1)]
+    history = [
+        TrainingState(50_000, e, 2.3, 2.3 * math.exp(-e / 20), min(0.9, e / epochs)) for e in range(1, epochs + 1)
+    ]
     return FinishedJob(history, epochs, epochs)
 
 
 def erratic(rng: np.random.Generator) -> FinishedJob:
     """Ends at any time, whatever it reports: α and β alone would be far too sure of it."""
     epochs = int(np.clip(rng.lognormal(math.log(150.0), 0.8), 3, 3000))
-    return FinishedJob([Training(1000, e) for e in range(1, epochs + 1, max(1, epochs // 50))], epochs)
+    return FinishedJob([TrainingState(1000, e) for e in range(1, epochs + 1, max(1, epochs // 50))], epochs)
 
 
 def mixed(rng: np.random.Generator) -> FinishedJob:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ones_db import JobHistory, ThroughputPoint
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.histories import SILENT_S
-from slurm_ones.learn.knowledge import PEERS, Learner
-from slurm_ones.learn.progress import BetaProgress, Training
+from slurm_ones.learn.learner import PEERS, Learner
+from slurm_ones.learn.progress import BetaProgress, TrainingState
 from slurm_ones.learn.step_time import CAUTIOUS, fit_all
 from slurm_ones.learn.throughput import LINEAR, PROVEN_S, MeasuredThroughput, points_of
 from tests.learn.test_knowledge import history, speed_of
@@ -36,10 +36,10 @@ def of(user: str, told: JobHistory) -> JobHistory:
 @given(st.floats(1.0, 1e4), st.floats(0.0, 1e5))
 def test_who_declares_too_little_is_soon_taken_for_what_it_is(declared: float, over: float) -> None:
     """Beyond what it declared a job has as much to come as it is over; up to there, what it declared is left."""
-    progress = BetaProgress().progress(Training(1000, declared + over), declared)
+    progress = BetaProgress().progress(TrainingState(1000, declared + over), declared)
     assert progress.beta >= min(over, 1e6) * (1 - 1e-9)
     assert progress.to_come(0.9) <= progress.most
-    within = BetaProgress().progress(Training(1000, 0.5 * declared), declared)
+    within = BetaProgress().progress(TrainingState(1000, 0.5 * declared), declared)
     assert within.beta == pytest.approx(0.5 * declared)
 
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_ones.learn.hierarchy import Heard, Kin, Tree
+from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree, found_widths
 from slurm_ones.learn.step_time import CAUTIOUS, FIGURES, SPEED, Fit, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
-from slurm_ones.learn.widths import found_widths
 from slurm_ones.schedule.policy import Floats
 from tests.learn.test_throughput import measured
 
 
-def heard(speed: float, precision: float = 400.0) -> Heard:
+def heard(speed: float, precision: float = 400.0) -> JobEvidence:
     """Of a job that knows its speed, and of its other figures little."""
     sure = np.full(FIGURES, 1e-6)
     sure[SPEED] = precision
     value = CAUTIOUS.mean.copy()
     value[SPEED] = speed
-    return Heard(sure * value, np.diag(sure))
+    return JobEvidence(sure * value, np.diag(sure))
 
 
-def jobs(rng: np.random.Generator, families: int, each: int) -> list[tuple[Kin, Heard, Floats]]:
+def jobs(rng: np.random.Generator, families: int, each: int) -> list[tuple[GroupPath, JobEvidence, Floats]]:
     """Families 1.0 apart, specs in them 0.3, and jobs of a spec 0.05; every job another user's."""
     found = []
     for family in range(families):
@@ -31,7 +30,7 @@ def jobs(rng: np.random.Generator, families: int, each: int) -> list[tuple[Kin, 
             of_spec = of_family + rng.normal(0.0, 0.3)
             for job in range(each):
                 speed = of_spec + rng.normal(0.0, 0.05)
-                kin = Kin(family, (family, spec), f"user{family}-{spec}-{job}")
+                kin = GroupPath(family, (family, spec), f"user{family}-{spec}-{job}")
                 found.append((kin, heard(speed), np.array([of_family, of_spec])))
     return found
 
@@ -41,8 +40,8 @@ def test_the_nearer_the_kin_the_surer() -> None:
     known = jobs(np.random.default_rng(3), 8, 4)
     tree = Tree([(kin, told) for kin, told, _ in known], CAUTIOUS)
     kin, _, (of_family, of_spec) = known[0]
-    spec, family = tree.expect(Kin(kin.family, kin.spec, "new")), tree.expect(Kin(kin.family, "new", "new"))
-    stranger = tree.expect(Kin("new", "new", "new"))
+    spec, family = tree.expect(GroupPath(kin.family, kin.spec, "new")), tree.expect(GroupPath(kin.family, "new", "new"))
+    stranger = tree.expect(GroupPath("new", "new", "new"))
     assert spec.mean[SPEED] == pytest.approx(of_spec, abs=0.15)
     assert family.mean[SPEED] == pytest.approx(of_family, abs=0.5)
     doubts = [prior.deviation[SPEED] for prior in (spec, family, stranger)]
@@ -57,7 +56,7 @@ def test_the_promised_doubt_is_kept() -> None:
         known = jobs(rng, 8, 3)
         tree = Tree([(kin, told) for kin, told, _ in known], CAUTIOUS)
         for kin, _, (of_family, _) in known[::9]:
-            prior = tree.expect(Kin(kin.family, "new", "new"))
+            prior = tree.expect(GroupPath(kin.family, "new", "new"))
             true = of_family + rng.normal(0.0, 0.3) + rng.normal(0.0, 0.05)
             off.append((true - prior.mean[SPEED]) / prior.deviation[SPEED])
     assert 0.65 < float(np.mean(np.abs(off) <= 1.2816)) < 0.95
@@ -65,11 +64,11 @@ def test_the_promised_doubt_is_kept() -> None:
 
 def test_a_greater_lie_moves_nobody_further() -> None:
     """One user's jobs in another's family and spec move that one's expectation by a bounded amount, its own most."""
-    honest = [(Kin("f", "s", f"user{i}"), heard(5.0 + 0.02 * i)) for i in range(4)]
+    honest = [(GroupPath("f", "s", f"user{i}"), heard(5.0 + 0.02 * i)) for i in range(4)]
 
     def expected(lie: float, mine: str) -> float:
-        lies = [(Kin("f", "s" if i % 2 else f"s{i}", "liar"), heard(lie)) for i in range(40)]
-        return float(Tree([*honest, *lies], CAUTIOUS).expect(Kin("f", "s", mine)).mean[SPEED])
+        lies = [(GroupPath("f", "s" if i % 2 else f"s{i}", "liar"), heard(lie)) for i in range(40)]
+        return float(Tree([*honest, *lies], CAUTIOUS).expect(GroupPath("f", "s", mine)).mean[SPEED])
 
     assert abs(expected(20.0, "new") - 5.0) < 1.0
     assert abs(expected(50.0, "new") - expected(20.0, "new")) < 0.3
@@ -79,9 +78,9 @@ def test_a_greater_lie_moves_nobody_further() -> None:
 
 def test_who_has_measured_nothing_changes_nothing() -> None:
     """No jobs: what was believed. Jobs without measurements: no surer than that."""
-    assert Tree([], CAUTIOUS).expect(Kin(None, None, "")) is CAUTIOUS
+    assert Tree([], CAUTIOUS).expect(GroupPath(None, None, "")) is CAUTIOUS
     empty = fit_all([(points_of([], 32.0), 32.0, CAUTIOUS)])[0]
-    prior = Tree([(Kin(1, 2, "a"), Heard.of(empty))] * 3, CAUTIOUS).expect(Kin(1, 2, "a"))
+    prior = Tree([(GroupPath(1, 2, "a"), JobEvidence.of(empty))] * 3, CAUTIOUS).expect(GroupPath(1, 2, "a"))
     assert np.isfinite(prior.mean).all() and (prior.deviation > 0.2).all()
 
 
@@ -93,7 +92,7 @@ def _measured(rng: np.random.Generator, noise: float) -> Fit:
 def test_widths_follow_what_came() -> None:
     """Jobs that do as expected make intervals narrower, those that do not wider; a few jobs hardly either."""
     rng = np.random.default_rng(0)
-    kin = [Kin("f", "s", f"user{i}") for i in range(40)]
+    kin = [GroupPath("f", "s", f"user{i}") for i in range(40)]
     sure, unsure = (found_widths([(one, _measured(rng, noise)) for one in kin], CAUTIOUS)[0] for noise in (0.01, 0.4))
     assert sure < 0.7 and unsure > 1.3
     few = found_widths([(one, _measured(rng, 0.01)) for one in kin[:2]], CAUTIOUS)

@@ -11,7 +11,7 @@ import pytest
 from ones_db import JobHistory, ThroughputPoint
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.kinds import SCRIPT, SITE, base_kind
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.learner import Learner
 from tests.learn.test_knowledge import history
 
 KINDS = ("slow", "fast")

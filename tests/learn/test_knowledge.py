@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, TERM_S, Known, Learner
+from slurm_ones.learn.learner import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, TERM_S, JobModel, Learner
 
 
 def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.0) -> JobHistory:
@@ -32,17 +32,17 @@ def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.
     )
 
 
-def speed_of(known: Known, gpus: int = 1) -> float:
+def speed_of(known: JobModel, gpus: int = 1) -> float:
     where = np.array([1]), np.array([gpus]), np.array([32 * gpus])
     return float(known.throughput.throughput(*where)[0])
 
 
-def doubt_of(known: Known) -> float:
+def doubt_of(known: JobModel) -> float:
     one = np.array([1])
     return float(known.throughput.uncertainty(one, one, np.array([32]))[0])
 
 
-def worth_of(known: Known, batch: int) -> float:
+def worth_of(known: JobModel, batch: int) -> float:
     return float(known.efficiency.efficiency(np.array([batch]))[0])
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_has_not_run_is_taken_for_its_namesakes() -> None:
 
 def test_ever_new_names_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users choose them, and the companion lives for months: those that were not seen longest are forgotten."""
-    monkeypatch.setattr("slurm_ones.learn.knowledge.SCRIPTS", 5)
+    monkeypatch.setattr("slurm_ones.learn.learner.SCRIPTS", 5)
     learner = Learner()
     for number in range(12):
         told = history(number, 1)

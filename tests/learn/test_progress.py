@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import check_grad
 
 from slurm_ones.learn import progress
-from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, Training
+from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, TrainingState
 from slurm_ones.schedule.policy import Floats
 
 
@@ -18,7 +18,7 @@ def finished(rng: np.random.Generator) -> FinishedJob:
     dataset = int(np.exp(rng.uniform(7, 10)))
     epochs = max(3, round(6.0 * (np.log(dataset) - 6.0) + rng.normal(0.0, 0.5)))
     history = [
-        Training(dataset, e, 2e3, 2e3 * math.exp(-0.05 * e) + rng.normal(0, 50), rng.uniform(0.3, 0.6))
+        TrainingState(dataset, e, 2e3, 2e3 * math.exp(-0.05 * e) + rng.normal(0, 50), rng.uniform(0.3, 0.6))
         for e in range(1, epochs + 1)
     ]
     return FinishedJob(history, epochs)
@@ -47,7 +47,7 @@ def test_serves_the_features_as_it_was_trained_on_them() -> None:
     """Longer jobs have larger datasets here: at the same epoch less of them is done."""
     rng = np.random.default_rng(1)
     model = BetaProgress([finished(rng) for _ in range(40)])
-    means = [model.progress(Training(d, 5, 2e3, 1.6e3, 0.4)).mean for d in (1200, 4000, 20000)]
+    means = [model.progress(TrainingState(d, 5, 2e3, 1.6e3, 0.4)).mean for d in (1200, 4000, 20000)]
     assert means == sorted(means, reverse=True)
     assert means[0] > means[-1] + 0.2
 
@@ -55,7 +55,7 @@ def test_serves_the_features_as_it_was_trained_on_them() -> None:
 def test_equal_logs_and_seeds_give_equal_models() -> None:
     """A companion that starts again predicts what it predicted before."""
     jobs = [finished(np.random.default_rng(i)) for i in range(8)]
-    now = Training(3000, 4, 2.3, 1.9, 0.5)
+    now = TrainingState(3000, 4, 2.3, 1.9, 0.5)
     assert BetaProgress(jobs, seed=3).progress(now) == BetaProgress(jobs, seed=3).progress(now)
 
 
@@ -64,24 +64,24 @@ def test_before_enough_jobs_the_declaration_counts() -> None:
     beyond it has as much to come as it is over."""
     model = BetaProgress([finished(np.random.default_rng(0)) for _ in range(ENOUGH - 1)])
     assert not model.fitted
-    assert model.progress(Training(1000, 6), declared_epochs=24).mean == pytest.approx(0.25)
-    assert model.progress(Training(1000, 24.1), declared_epochs=24).beta == pytest.approx(0.24)
-    assert model.progress(Training(1000, 30), declared_epochs=24).beta == pytest.approx(6.0)
+    assert model.progress(TrainingState(1000, 6), declared_epochs=24).mean == pytest.approx(0.25)
+    assert model.progress(TrainingState(1000, 24.1), declared_epochs=24).beta == pytest.approx(0.24)
+    assert model.progress(TrainingState(1000, 30), declared_epochs=24).beta == pytest.approx(6.0)
 
 
 def test_without_a_declaration_a_convention() -> None:
     """A job of which nothing is known is half done, and trains ten epochs at least."""
     model = BetaProgress()
-    assert model.progress(Training(1000, 0)).beta == 10.0
-    assert model.progress(Training(1000, 4)).beta == 6.0
-    assert model.progress(Training(1000, 40)).mean == pytest.approx(0.5)
+    assert model.progress(TrainingState(1000, 0)).beta == 10.0
+    assert model.progress(TrainingState(1000, 4)).beta == 6.0
+    assert model.progress(TrainingState(1000, 40)).mean == pytest.approx(0.5)
 
 
 def liar(rng: np.random.Generator) -> FinishedJob:
     """A job that trains what it declared, or four times that."""
     declared = int(rng.integers(3, 20))
     epochs = declared * int(rng.choice([1, 4]))
-    history = [Training(int(rng.integers(5_000, 90_000)), e, 2.3, 2.3 - 0.02 * e) for e in range(1, epochs + 1)]
+    history = [TrainingState(int(rng.integers(5_000, 90_000)), e, 2.3, 2.3 - 0.02 * e) for e in range(1, epochs + 1)]
     return FinishedJob(history, epochs, declared)
 
 
@@ -92,7 +92,7 @@ def test_a_job_unlike_all_others_is_not_at_its_end_because_of_that(seed: int) ->
     rng = np.random.default_rng(seed)
     model = BetaProgress([liar(rng) for _ in range(12)])
     for done in (2.0, 8.0, 30.0, 60.0):
-        said = model.progress(Training(1_856_988, done, 6.9, 6.9 - 0.1 * done), declared_epochs=90)
+        said = model.progress(TrainingState(1_856_988, done, 6.9, 6.9 - 0.1 * done), declared_epochs=90)
         assert said.beta == pytest.approx(90 - done)
 
 
@@ -101,16 +101,16 @@ def test_a_declared_end_bounds_what_was_learned() -> None:
     rng = np.random.default_rng(2)
     model = BetaProgress([finished(rng) for _ in range(10)])
     assert model.fitted
-    assert model.progress(Training(20000, 1, 2.3, 2.2, 0.3), declared_epochs=3).beta <= 2.0
+    assert model.progress(TrainingState(20000, 1, 2.3, 2.2, 0.3), declared_epochs=3).beta <= 2.0
 
 
 @pytest.mark.parametrize("epochs", [0.0, -3.0, math.nan, math.inf, 1e300])
 @pytest.mark.parametrize("figure", [None, math.nan, math.inf, -1e300, 0.0])
 def test_nonsense_gives_a_proper_distribution(epochs: float, figure: float | None) -> None:
     """α and β are positive and finite whatever a job reports, fitted or not."""
-    strange = [FinishedJob([Training(0, 1, figure, figure, figure)] * 3, 4) for _ in range(ENOUGH)]
+    strange = [FinishedJob([TrainingState(0, 1, figure, figure, figure)] * 3, 4) for _ in range(ENOUGH)]
     for model in (BetaProgress(), BetaProgress(strange), BetaProgress([FinishedJob([], math.nan)])):
-        found = model.progress(Training(-5, epochs, figure, figure, figure), declared_epochs=math.nan)
+        found = model.progress(TrainingState(-5, epochs, figure, figure, figure), declared_epochs=math.nan)
         assert 0 < found.alpha < math.inf
         assert 0 < found.beta < math.inf
 

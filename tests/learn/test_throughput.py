@@ -17,9 +17,8 @@ from ones_db import ThroughputPoint
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn import step_time
-from slurm_ones.learn.hierarchy import Heard, Kin, Tree
-from slurm_ones.learn.layout import LATENCY_GB, Layout, layout_of
-from slurm_ones.learn.step_time import CAUTIOUS, WIRED, fit_all
+from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
+from slurm_ones.learn.step_time import CAUTIOUS, LATENCY_GB, WIRED, StepLayout, fit_all, layout_of
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
 from slurm_ones.schedule.policy import Floats
 
@@ -118,8 +117,8 @@ def test_other_batches_follow_the_step_time() -> None:
 def test_samples_that_do_not_fit_take_more_passes() -> None:
     """A batch of twice what the memory holds is no faster a sample than one that just fits."""
     lines = [measured(1, local / (0.1 + 0.001 * local), local=local) for local in (32, 64, 128)]
-    fit = fit_all([(points_of(lines, 64.0, Layout(128.0)), 64.0, CAUTIOUS)])[0]
-    model = MeasuredThroughput(fit, Layout(128.0))
+    fit = fit_all([(points_of(lines, 64.0, StepLayout(128.0)), 64.0, CAUTIOUS)])[0]
+    model = MeasuredThroughput(fit, StepLayout(128.0))
     assert at(model, 1, 256) <= 1.1 * at(model, 1, 128)
 
 
@@ -145,7 +144,7 @@ def pollux_like(rng: np.random.Generator) -> Truth:
     figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.FIGURES) * np.array([4, 1, 1, 1, 1, 1, 0.5])
 
     def seconds(nodes: int, gpus: int, local: float) -> float:
-        size = step_time.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, Layout(1e9))
+        size = step_time.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, StepLayout(1e9))
         return math.exp(step_time.log_step(figures, size, np.float64(64.0))[0])
 
     return seconds
@@ -243,8 +242,8 @@ def test_jobs_of_a_kind_teach_each_other() -> None:
         for _ in range(10)
     ]
     fits = fit_all([(points_of(line, 64.0), 64.0, CAUTIOUS) for line in lines])
-    mine = Kin("family", "spec", "alice")
-    prior = Tree([(mine, Heard.of(fit)) for fit in fits], CAUTIOUS).expect(mine)
+    mine = GroupPath("family", "spec", "alice")
+    prior = Tree([(mine, JobEvidence.of(fit)) for fit in fits], CAUTIOUS).expect(mine)
     taught = MeasuredThroughput(fit_all([(points_of([], 64.0), 64.0, prior)])[0])
     for gpus in (1, 4, 8):
         assert at(taught, gpus) == pytest.approx(50.0 * gpus**0.6, rel=0.25)
@@ -272,12 +271,12 @@ TOLD = tuple(SizeLimits(n, n // 2 or 1, replica_bytes=10**8, data_bytes=10**9) f
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(64.0),
+        StepLayout(64.0),
         layout_of(Spec(32, 4096, 64, 0, 0, gradient_bytes=10**9)),
         layout_of(Spec(32, 4096, 64, 0, 0, limits=Limits("ring", TOLD))),
     ],
 )
-def test_slopes(layout: Layout) -> None:
+def test_slopes(layout: StepLayout) -> None:
     """The hand-written derivatives are those of the step time."""
     rng = np.random.default_rng(0)
     size = step_time.sizes(
@@ -357,7 +356,7 @@ def test_bytes_predict_sizes_that_were_not_tried(rows: tuple[SizeLimits, ...]) -
             for _ in range(3)
         ]
         for wired in (True, False):
-            layout, prior = (told, WIRED) if wired else (Layout(64.0), CAUTIOUS)
+            layout, prior = (told, WIRED) if wired else (StepLayout(64.0), CAUTIOUS)
             fit = fit_all([(points_of(points, 64.0, layout), 64.0, prior)])[0]
             model = MeasuredThroughput(fit, layout)
             for n, b in ((8, 256), (16, 64), (16, 128), (16, 256)):
@@ -404,7 +403,7 @@ def test_nothing_changes_where_no_bytes_are_told() -> None:
     points = [measured(n, 90.0 * n**0.8) for n in (1, 2, 4)]
     plain, said = (
         MeasuredThroughput(fit_all([(points_of(points, 64.0, layout), 64.0, CAUTIOUS)])[0], layout)
-        for layout in (Layout(64.0), silent)
+        for layout in (StepLayout(64.0), silent)
     )
     assert not silent.wired
     sizes = np.array([1, 1, 2, 4]), np.array([1, 4, 8, 16]), np.array([64, 256, 512, 1024])

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
-from slurm_ones.learn.layout import PLAIN, Layout
-from slurm_ones.learn.step_time import CAUTIOUS, fit_all
+from slurm_ones.learn.step_time import CAUTIOUS, PLAIN, StepLayout, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 
 SIZES = np.array([1, 2, 4, 8, 16])
-RING = Layout(
+RING = StepLayout(
     64.0,
     np.array([2, 4, 8]),
     np.array([1.0, 2.0, 4.0]),
@@ -30,7 +29,7 @@ def models(draw: st.DrawFn) -> MeasuredThroughput:
     """A job that measured nothing, one size or several, alone or beside peers, laid out in one way or another."""
     sizes = draw(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=4, unique=True))
     power = draw(st.sampled_from([0.5, 0.8, 1.2]))
-    layout = draw(st.sampled_from([PLAIN, Layout(32.0), Layout(32.0, gradient_gb=0.4), RING]))
+    layout = draw(st.sampled_from([PLAIN, StepLayout(32.0), StepLayout(32.0, gradient_gb=0.4), RING]))
     measured = [ThroughputPoint(max(n // 4, 1), min(n, 4), 64 * n, 100.0 * n**power, float(n)) for n in sizes]
     fit = fit_all([(points_of(measured, 64.0, layout), 64.0, CAUTIOUS)])[0]
     peers = replace(CAUTIOUS, mean=CAUTIOUS.mean + 0.1) if draw(st.booleans()) else None

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.ones.decided import WEIGHED
-from slurm_ones.ones.ones import Ones, Options
+from slurm_ones.ones.ones import Ones, OnesOptions
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Progress, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 
-SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]
+SWITCHES = [field.name for field in fields(OnesOptions) if isinstance(field.default, bool)]
 NUMBERS = ["generations", "mutation", "caution", "tenure", "fair_bound"]
 
 
 def ones(**options: object) -> Ones:
-    return Ones(Options(**options))  # type: ignore[arg-type]
+    return Ones(OnesOptions(**options))  # type: ignore[arg-type]
 
 
 def decide(policy: Ones, view: ClusterView, jobs: Sequence[JobView], now: float = 100.0) -> Schedule:
@@ -156,7 +156,7 @@ def test_a_change_counts_to_the_end_that_it_brings() -> None:
 @given(st.lists(rounds(), min_size=1, max_size=2))
 def test_each_part_can_be_switched_off(option: str, history: list[Round]) -> None:
     """An ablation is a policy as well: whatever is missing, what it decides can be had."""
-    default = getattr(Options(), option)
+    default = getattr(OnesOptions(), option)
     policy = ones(**{option: not default if isinstance(default, bool) else 0})
     for view, jobs in history:
         decide(policy, view, jobs)
@@ -211,7 +211,7 @@ def test_the_population_survives_the_end_of_a_job() -> None:
     ending = job(1, {"n4": 4}, epochs=3, to_come=1000.0, gpus=(4,))
     policy = ones(resize_cost=False)
     assert gpus(decide(policy, cluster(5, 4), [ending, bad, good]))[3] == 12
-    asleep = Options(resize_cost=False, greedy=False, local_search=False, generations=0)
+    asleep = OnesOptions(resize_cost=False, greedy=False, local_search=False, generations=0)
     policy.options = asleep
     assert gpus(decide(Ones(asleep), cluster(4, 4), [bad, good]))[3] == 4
     assert gpus(decide(policy, cluster(4, 4), [bad, good]))[3] == 12

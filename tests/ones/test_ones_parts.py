@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
-from slurm_ones.ones.sizes import Costs, less_costs, seconds_of
+from slurm_ones.ones.candidates import NodeRoom, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
+from slurm_ones.ones.sizes import ChangeCosts, less_costs, seconds_of
 from slurm_ones.ones.worth import HEAVIEST, Choices, fair_weights, worth_of_progress
 from slurm_ones.schedule.evolution import best_of, uniform_crossover
 from slurm_ones.schedule.placement import place
@@ -231,7 +231,7 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
     taken = [job for job in jobs if job.fixed and job.shape is not None]
     mobile = [job for job in jobs if not job.fixed]
     found = build_tables(view, mobile)
-    nodes = Nodes(view, mobile, taken, found.sizes)
+    nodes = NodeRoom(view, mobile, taken, found.sizes)
     dice = seeded(seed).random((K, *found.allowed.shape))
     may = found.allowed | (np.arange(len(found.sizes)) == 0)
     # Few sizes over all, so that some candidates find room and others do not.
@@ -253,7 +253,9 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
 def less(worth: Floats, current: Ints, grow: float, shrink: float, prepare: float, lasts: float) -> Floats:
     """`less_costs` where all jobs pay the same."""
     each = (np.full(len(worth), seconds) for seconds in (grow, shrink, prepare))
-    return less_costs(worth, current, Costs(*seconds_of(worth.shape[1], current, *each), np.full(worth.shape, lasts)))
+    return less_costs(
+        worth, current, ChangeCosts(*seconds_of(worth.shape[1], current, *each), np.full(worth.shape, lasts))
+    )
 
 
 def test_what_a_change_costs() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
-from slurm_ones.ones.ones import Ones, Options
+from slurm_ones.ones.ones import Ones, OnesOptions
 from slurm_ones.ones.terms import Outlook, Penalty, Priced, Situation, Term
 from slurm_ones.ones.worth import Choices
 from slurm_ones.schedule.policy import Bools, Floats, Ints, Schedule
@@ -25,7 +25,7 @@ WHOLE = Shape(1, 4)
 
 def sizes(*terms: Term) -> tuple[dict[int, int], Schedule]:
     """GPUs of both jobs, which share four, with these rules beside our own."""
-    policy = Ones(Options())
+    policy = Ones(OnesOptions())
     policy._terms = (*policy._terms, *terms)
     schedule = policy.decide(VIEW, QUEUE, 100.0, seeded())
     check(VIEW, QUEUE, schedule)
@@ -134,5 +134,5 @@ def test_a_decision_stands_while_nothing_has_changed() -> None:
     assert said == [200.0, 185.0]
     kept = [replace(same[0], fixed=reason("held_by_owner")), same[1]]
     assert policy.decide(VIEW, kept, 330.0, seeded()).allocations is not before.allocations
-    anew = Ones(Options(stand=False))
+    anew = Ones(OnesOptions(stand=False))
     assert anew.decide(VIEW, same, 100.0, seeded()) is not anew.decide(VIEW, same, 115.0, seeded())

@@ -26,7 +26,18 @@ from benchmarks.train_drl import (
     random_network,
     training_task,
 )
-from slurm_ones.rivals.drl import CONTEXT, FEATURES, SIZE, Drl, Game, Network, best_steps, build_steps, gpus_after, load
+from slurm_ones.rivals.drl import (
+    CONTEXT,
+    FEATURES,
+    SIZE,
+    Drl,
+    Game,
+    Perceptron,
+    best_steps,
+    build_steps,
+    gpus_after,
+    load,
+)
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
@@ -108,7 +119,7 @@ class TestChoosing:
         step."""
         view, jobs = drawn
         game = Game(view, jobs, 0.0)
-        network = Network(3.0 * random_network(seeded(seed)).flat)
+        network = Perceptron(3.0 * random_network(seeded(seed)).flat)
         best = best_steps(network, game.steps, game.gpus, game.total)
         drawn_steps = draw_steps(network, game.steps, game.gpus, game.total, seeded(seed)).taken
         for taken in (best, drawn_steps):
@@ -122,7 +133,7 @@ class TestChoosing:
         """Drawn with scores far apart, the steps are those of the greedy choice."""
         game = Game(cluster(), queue(), 50.0)
         sharp = random_network(seeded(4))
-        sharp = Network(np.concatenate([sharp.flat[:-CONTEXT], np.full(CONTEXT, -1.0)]))
+        sharp = Perceptron(np.concatenate([sharp.flat[:-CONTEXT], np.full(CONTEXT, -1.0)]))
         sharp.parameters()[4][:] *= 1e4
         greedy = best_steps(sharp, game.steps, game.gpus, game.total)
         assert (draw_steps(sharp, game.steps, game.gpus, game.total, seeded()).taken == greedy).all()
@@ -130,7 +141,7 @@ class TestChoosing:
     def test_the_void_ends_growing_alone(self) -> None:
         """With nothing but the void to like, everybody gets a first step and nobody a second."""
         game = Game(cluster(), [job(i) for i in range(3)], 0.0)
-        shy = Network(np.concatenate([np.zeros(SIZE - CONTEXT), [1e3, 0.0, 0.0, 0.0]]))
+        shy = Perceptron(np.concatenate([np.zeros(SIZE - CONTEXT), [1e3, 0.0, 0.0, 0.0]]))
         assert best_steps(shy, game.steps, game.gpus, game.total).tolist() == [1, 1, 1]
 
 
@@ -148,7 +159,7 @@ class TestGradients:
             for step in (1e-5, -1e-5):
                 flat = network.flat.copy()
                 flat[at] += step
-                moved = Network(flat)
+                moved = Perceptron(flat)
                 value.append(float(weights @ moved.scores(features)) + void * moved.void(context))
             assert found[at] == pytest.approx((value[0] - value[1]) / 2e-5, abs=1e-6)
 
@@ -170,7 +181,7 @@ class TestTraining:
     def test_it_learns_what_pays(self) -> None:
         """Two jobs and a GPU for one of them: the one of the smaller figure is the right one, and after some updates it
         is the one that gets it."""
-        network, adam, rng = Network(0.5 * random_network(seeded(5)).flat), Adam(), seeded(6)
+        network, adam, rng = Perceptron(0.5 * random_network(seeded(5)).flat), Adam(), seeded(6)
         losses = []
         for _ in range(60):
             rollouts, wrong = [], 0
@@ -188,7 +199,7 @@ class TestTraining:
                 nothing = np.zeros(CONTEXT)
                 first = Round(0, features, choice, np.zeros(2), nothing, nothing, 2, (0.0, 0.0))
                 rollouts.append([first, replace(first, at=1, choice=np.zeros(2), jobs=1 + 5 * bad)])
-            network = Network(adam.step(network.flat, gradient(network, rollouts, 0.0), 0.02))
+            network = Perceptron(adam.step(network.flat, gradient(network, rollouts, 0.0), 0.02))
             losses.append(wrong / 8)
         assert np.mean(losses[-15:]) < 0.15 < 0.35 < np.mean(losses[:5])
 

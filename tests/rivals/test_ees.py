@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.policies import make_policy
-from slurm_ones.rivals.ees import Ees, Options, allot, scaling_factors
+from slurm_ones.rivals.ees import Ees, EesOptions, allot, scaling_factors
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.testing.policies import check, seeded
@@ -80,7 +80,7 @@ def test_nothing_changes_where_it_brings_nothing() -> None:
 
 def test_between_rescalings_only_waiting_jobs_change() -> None:
     """With an interval of 600 s a job of one GPU stays so for ten minutes, room or not, and a new one starts."""
-    policy, view = Ees(Options(interval_s=600.0)), cluster(2, 4)
+    policy, view = Ees(EesOptions(interval_s=600.0)), cluster(2, 4)
     policy.decide(view, [], 0.0, seeded())
     jobs = [job(1, {"n1": 1}), job(2)]
     early = policy.decide(view, jobs, 540.0, seeded())

@@ -8,7 +8,7 @@ import numpy as np
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.rivals.ones_sc21 import OnesSc21, Options, SizeLimits, build
+from slurm_ones.rivals.ones_sc21 import OnesSc21, OnesSc21Options, SizeBounds, build
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.testing.policies import check, seeded
@@ -17,7 +17,7 @@ from slurm_ones.testing.rounds import HELD, cluster, job
 
 def quick(**options: object) -> OnesSc21:
     """ONES with few generations."""
-    return OnesSc21(Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]
+    return OnesSc21(OnesSc21Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]
 
 
 def decide(policy: OnesSc21, view: ClusterView, jobs: list[JobView], seed: int = 0) -> Schedule:
@@ -181,18 +181,18 @@ def test_impossible_jobs_wait_and_are_told() -> None:
 class TestSizeLimits:
     """R of ONES §3.3."""
 
-    def update(self, limits: SizeLimits, jobs: list[JobView], view: ClusterView | None = None) -> dict[int, int]:
+    def update(self, limits: SizeBounds, jobs: list[JobView], view: ClusterView | None = None) -> dict[int, int]:
         space = build(view or cluster(4), jobs, {})
         found = limits.update(space, jobs)
         return {j.job_id: int(n) for j, n in zip(space.jobs, found, strict=True)}
 
     def test_new_jobs_start_on_their_smallest_size(self) -> None:
         """The paper's one GPU, as far as the job can take it."""
-        assert self.update(SizeLimits(2, 4), [job(1), job(2, gpus=(4, 8))]) == {1: 1, 2: 4}
+        assert self.update(SizeBounds(2, 4), [job(1), job(2, gpus=(4, 8))]) == {1: 1, 2: 4}
 
     def test_doubles_at_the_limit_after_two_epochs(self) -> None:
         """One epoch is not enough, and a job below its limit has nothing doubled."""
-        limits = SizeLimits(2, 4)
+        limits = SizeBounds(2, 4)
         assert self.update(limits, [job(1, {"n1": 2}, epochs=1)]) == {1: 2}
         assert self.update(limits, [job(1, {"n1": 2}, epochs=2)]) == {1: 4}
         assert self.update(limits, [job(1, {"n1": 2}, epochs=9)]) == {1: 4}
@@ -200,7 +200,7 @@ class TestSizeLimits:
 
     def test_stopped_jobs_halve_when_passed_over(self) -> None:
         """A job that ran on 8 and waits again comes down to what it can get."""
-        limits = SizeLimits(2, 4)
+        limits = SizeBounds(2, 4)
         self.update(limits, [job(1, {"n1": 4, "n2": 4}, epochs=1)])
         stopped = job(1, epochs=1)
         found = []
@@ -213,16 +213,16 @@ class TestSizeLimits:
         """int(2n/(T/median + 1)): 16 GPUs, running thrice the median, whether or not anybody waits."""
         whole = {f"n{i}": 4 for i in (1, 2, 3, 4)}
         large = job(1, whole, epochs=9, running_s=300.0, requested=16)
-        assert self.update(SizeLimits(2, 4), [large]) == {1: 16}, "it is the median itself"
+        assert self.update(SizeBounds(2, 4), [large]) == {1: 16}, "it is the median itself"
         peers = [job(i, {"x": 1}, running_s=100.0) for i in (2, 3)]  # on nodes of their own
         jobs = [large, *peers]
         space = build(cluster(4), jobs, fixed_jobs(cluster(4), jobs))
-        found = SizeLimits(2, 4).update(space, jobs)
+        found = SizeBounds(2, 4).update(space, jobs)
         assert dict(zip([j.job_id for j in space.jobs], found.tolist(), strict=True)) == {1: 8}
 
     def test_forgets_jobs_that_are_gone(self) -> None:
         """A job id that comes back, after Slurm's ids wrapped round, starts anew."""
-        limits = SizeLimits(2, 4)
+        limits = SizeBounds(2, 4)
         self.update(limits, [job(1, {"n1": 4}, epochs=9)])
         self.update(limits, [])
         assert self.update(limits, [job(1)]) == {1: 1}
@@ -237,6 +237,6 @@ def test_any_count_where_shapes_need_not_be_uniform() -> None:
 
 def test_the_published_search_is_there() -> None:
     """Options name the paper's figures, so that code and paper can be compared line by line."""
-    options = Options()
+    options = OnesSc21Options()
     assert (options.population, options.mutation, options.epochs_before_removal) == (16, 0.3, 2)
     assert (options.epochs_before_doubling, options.cap_over_request) == (2, 4.0)

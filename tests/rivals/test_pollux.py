@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from slurm_ones.policies import make_policy
 from slurm_ones.rivals.pollux import (
     LEAST_SPEEDUP,
-    Options,
     Pollux,
+    PolluxOptions,
     Problem,
     Rows,
     breed,
@@ -138,7 +138,7 @@ def test_fitness_never_falls_over_generations(drawn: Round, seed: int) -> None:
         return
     best = problem.evaluate(repair(problem, problem.home, seeded(seed)))[0].max()
     for generations in range(6):  # with one seed, each is the one before and one generation more
-        found = evolve(problem, problem.home, Options(population=10, generations=generations), seeded(seed))
+        found = evolve(problem, problem.home, PolluxOptions(population=10, generations=generations), seeded(seed))
         assert found.fitness.max() >= best * (1 - 1e-12)
         assert len(found.fitness) <= 10
         best = found.fitness.max()
@@ -223,7 +223,7 @@ def test_the_population_is_carried_over() -> None:
     view = cluster(4, 4, uniform=False)
     gpus = tuple(range(1, 17))
     jobs = [job(i, submitted=-9000.0, gpus=gpus, model=Power(exponent=0.1 * i)) for i in range(1, 10)]
-    policy = Pollux(Options(population=20, generations=3))
+    policy = Pollux(PolluxOptions(population=20, generations=3))
     scores = [policy.decide(view, jobs, 0.0, seeded(i)).score for i in range(12)]
     fresh = [Pollux(policy.options).decide(view, jobs, 0.0, seeded(i)).score for i in range(12)]
     assert scores == sorted(scores)
@@ -232,7 +232,7 @@ def test_the_population_is_carried_over() -> None:
 
 def test_jobs_and_nodes_come_and_go() -> None:
     """The remembered population is translated to today's jobs and nodes."""
-    policy = Pollux(Options(population=20, generations=3))
+    policy = Pollux(PolluxOptions(population=20, generations=3))
     jobs = [job(i, submitted=-9000.0) for i in range(6)]
     policy.decide(cluster(4, 4), jobs, 0.0, seeded())
     for view, now in ((cluster(3, 4), [*jobs[2:], job(9, submitted=-9000.0)]), (cluster(5, 4), jobs[::-1])):

@@ -15,7 +15,7 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.advice import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
-from slurm_ones.learn.knowledge import JOIN_S, TERM_S, Learner
+from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.observe.optin import parse_comment
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare

@@ -10,7 +10,7 @@ import pytest
 from ones_db import JobHistory, ResizeRecord
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.learner import Learner
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_views
 from slurm_ones.schedule.policy import Allocation, Schedule

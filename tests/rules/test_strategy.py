@@ -15,7 +15,7 @@ from ones_db.shape import Shape
 from ones_wrapper.limits import Limits as Strategy
 from ones_wrapper.limits import SizeLimits
 from ones_wrapper.protocol import Spec, decode_spec, encode
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.plan import plan

@@ -12,7 +12,7 @@ import pytest
 from ones_db import EpochPoint, JobHistory, NoisePoint, PromiseRecord, ResizeRecord, ThroughputPoint
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.learner import Learner
 from slurm_ones.observe.eligibility import Observation, elastic_job
 from slurm_ones.rules.views import ANY_BATCH, job_views
 from slurm_ones.rules.views import limits_of as limits

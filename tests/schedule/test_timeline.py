@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.schedule.policy import Reserved
-from slurm_ones.schedule.timeline import MOST_EDGES, Curve, Timeline, admitted, filled
+from slurm_ones.schedule.timeline import MOST_EDGES, FreeTimeline, SpeedCurve, admitted, filled
 
 SIZES = np.array([0, 1, 2, 4])
 
 
-def curve(work: float, due: float, rates: tuple[float, ...] = (1.0, 1.5, 2.0), least: int = 0) -> Curve:
+def curve(work: float, due: float, rates: tuple[float, ...] = (1.0, 1.5, 2.0), least: int = 0) -> SpeedCurve:
     """A job on 1, 2 or 4 GPUs."""
-    return Curve.of(SIZES, np.array([0.0, *rates]), work, due, 0.0, least)
+    return SpeedCurve.of(SIZES, np.array([0.0, *rates]), work, due, 0.0, least)
 
 
 def test_the_share_is_that_of_the_papers_example() -> None:
     """ElasticFlow, Fig. 5: beside jobs that take 1 and 2 of 4 GPUs up to time 1, three units of work are done by 2 with
     one GPU at first, then four."""
-    timeline = Timeline.of(4, [1.0, 2.0], 0.0).less(np.array([3, 0]))
+    timeline = FreeTimeline.of(4, [1.0, 2.0], 0.0).less(np.array([3, 0]))
     found = timeline.fill(curve(3.0, 2.0))
     assert found.met
     assert found.gpus.tolist() == [1, 4]
@@ -42,7 +42,7 @@ def test_a_deadline_is_met_wherever_anything_meets_it(
 ) -> None:
     """No other choice of sizes over time does more by the deadline than the highest level."""
     rates = tuple(np.cumsum(gains))
-    timeline = Timeline.of(5, [float(at) for at in range(1, len(free) + 1)], 0.0)
+    timeline = FreeTimeline.of(5, [float(at) for at in range(1, len(free) + 1)], 0.0)
     timeline = timeline.less(5 - np.array(free))
     own = curve(work, float(due), rates)
     found = timeline.fill(own)
@@ -55,7 +55,7 @@ def test_a_deadline_is_met_wherever_anything_meets_it(
 
 def test_reserved_gpus_are_left_alone() -> None:
     """A reservation that begins later takes its GPUs from then on, wherever its edges lie."""
-    timeline = Timeline.of(4, [100.0], 50.0, [Reserved(90.0, 120.0, 3), Reserved(0.0, 49.0, 4)])
+    timeline = FreeTimeline.of(4, [100.0], 50.0, [Reserved(90.0, 120.0, 3), Reserved(0.0, 49.0, 4)])
     assert timeline.starts.tolist() == [0.0, 40.0, 70.0]
     assert timeline.free.tolist() == [4, 1, 4]
     assert timeline.fill(curve(130.0, 100.0)).gpus.tolist() == [2, 1, 2]
@@ -63,7 +63,7 @@ def test_reserved_gpus_are_left_alone() -> None:
 
 def test_a_new_job_breaks_no_earlier_promise() -> None:
     """It is told whose it would break, also where its own deadline comes first."""
-    timeline = Timeline.of(4, [10.0, 20.0], 0.0)
+    timeline = FreeTimeline.of(4, [10.0, 20.0], 0.0)
     long = curve(30.0, 20.0)
     assert filled(timeline, [long])[0].met
     found, broken = admitted(timeline, [long], curve(20.0, 10.0))
@@ -76,7 +76,7 @@ def test_a_new_job_breaks_no_earlier_promise() -> None:
 
 def test_a_promise_that_is_lost_already_speaks_against_nobody() -> None:
     """Who cannot end in time any more is not broken by others, and goes on with all that helps it."""
-    timeline = Timeline.of(4, [10.0, 20.0], 0.0)
+    timeline = FreeTimeline.of(4, [10.0, 20.0], 0.0)
     lost = curve(100.0, 10.0)
     before = filled(timeline, [lost])
     assert not before[0].met
@@ -86,15 +86,15 @@ def test_a_promise_that_is_lost_already_speaks_against_nobody() -> None:
 
 def test_a_running_job_keeps_its_least_size_and_pays_for_a_change() -> None:
     """What it holds was set aside before; another size costs its pause first."""
-    timeline = Timeline.of(4, [10.0], 0.0).less(np.array([4]))
+    timeline = FreeTimeline.of(4, [10.0], 0.0).less(np.array([4]))
     held = curve(8.0, 10.0, least=1)
     assert timeline.fill(held).gpus.tolist() == [1]
-    paused = Curve.of(SIZES, np.array([0.0, 1.0, 1.5, 2.0]), 9.5, 10.0, np.array([0.0, 1.0, 0.0, 0.0]))
-    assert Timeline.of(4, [10.0], 0.0).fill(paused).gpus.tolist() == [2]
+    paused = SpeedCurve.of(SIZES, np.array([0.0, 1.0, 1.5, 2.0]), 9.5, 10.0, np.array([0.0, 1.0, 0.0, 0.0]))
+    assert FreeTimeline.of(4, [10.0], 0.0).fill(paused).gpus.tolist() == [2]
 
 
 def test_many_moments_are_thinned() -> None:
     """So that thousands of deadlines cost no more than a few."""
-    timeline = Timeline.of(4, [float(at) for at in range(2, 4000, 2)], 0.0)
+    timeline = FreeTimeline.of(4, [float(at) for at in range(2, 4000, 2)], 0.0)
     assert len(timeline.starts) <= MOST_EDGES + 1
     assert timeline.ends[-1] == pytest.approx(3998.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ones_wrapper.limits import SizeLimits
-from slurm_ones.learn.layout import layout_of
+from slurm_ones.learn.step_time import layout_of
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission

@@ -13,7 +13,7 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.learn.hierarchy import Heard, Kin, Tree
+from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree, found_widths
 from slurm_ones.learn.histories import (
     by_terms,
     dataset_of,
@@ -34,16 +34,14 @@ from slurm_ones.learn.histories import (
     unheard_epochs,
     without_bytes,
 )
-from slurm_ones.learn.kinds import Factor, KindFactors, Told, base_kind, fit_on, on_kinds, prior_on, ratios
-from slurm_ones.learn.layout import layout_of
-from slurm_ones.learn.progress import BetaProgress, Training, at_least
-from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Prior, fit_all
+from slurm_ones.learn.kinds import Factor, KindEvidence, KindFactors, base_kind, fit_on, on_kinds, prior_on, ratios
+from slurm_ones.learn.progress import BetaProgress, TrainingState, at_least
+from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Prior, fit_all, layout_of
 from slurm_ones.learn.throughput import MeasuredThroughput
-from slurm_ones.learn.widths import found_widths
 from slurm_ones.learn.workload import script
 from slurm_ones.schedule.policy import EfficiencyModel, Progress, ThroughputModel
 
-NOWHERE = Kin(None, None, "")
+NOWHERE = GroupPath(None, None, "")
 """Of a job that has told nothing."""
 PEERS = 3
 """Finished jobs of other users, with the same spec, from which on they bound what a job is believed to be able to."""
@@ -66,7 +64,7 @@ SCRIPTS = 10_000
 
 
 @dataclass(frozen=True)
-class Known:
+class JobModel:
     """What is known of one job."""
 
     spec: Spec | None
@@ -132,11 +130,11 @@ class Learner:
         """Finished jobs, and their fits: as they told, and then as if they had not said what they send."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {False: Tree((), CAUTIOUS), True: Tree((), WIRED)}
-        self._priors: dict[tuple[bool, Kin, str], Prior] = {}
+        self._priors: dict[tuple[bool, GroupPath, str], Prior] = {}
         self._widths = {False: (1.0, 1.0), True: (1.0, 1.0)}
         self._own: Counter[tuple[Hashable, str]] = Counter()
         self._specs: Counter[Hashable] = Counter()
-        self._peers: dict[Kin, Prior] = {}
+        self._peers: dict[GroupPath, Prior] = {}
         self._noise = CAUTIOUS_NOISE
         self._noises: dict[Spec, float] = {}
         self._resize_s, self._reshard_s = RESIZE_S, RESHARD * RESIZE_S
@@ -190,7 +188,7 @@ class Learner:
             for one, fit in self._past[id(history)]:
                 heard[is_wired(one.spec)].append((one, fit_on(fit, factor, layout_of(one.spec))))
         self._trees = {
-            wired: Tree([(kin_of(h), Heard.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
+            wired: Tree([(kin_of(h), JobEvidence.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
             for wired, some in heard.items()
         }
         self._widths = {
@@ -203,11 +201,11 @@ class Learner:
         for known in self._learned.values():
             known.on.clear()
 
-    def _told(self, history: JobHistory, fit: Fit) -> Told:
+    def _told(self, history: JobHistory, fit: Fit) -> KindEvidence:
         """What a finished job tells of kinds of GPU."""
         here = base_kind(history.throughput)
         found = ratios(history.throughput, fit, layout_of(history.spec), here)
-        return Told(kin_of(history).spec, history.job.user, here, fit, found)
+        return KindEvidence(kin_of(history).spec, history.job.user, here, fit, found)
 
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
         """From the kind that all figures are told for to that which the job's are fitted on, or back."""
@@ -295,7 +293,7 @@ class Learner:
 
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
-    ) -> Known:
+    ) -> JobModel:
         """What is known of a job, one of `blocks` or not, and of what it is on `kinds` of GPU; of one without a
         history, what is typical.
 
@@ -303,9 +301,9 @@ class Learner:
         little was left by its last report.
         """
         if history is None:
-            nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
+            nothing = self._progress.progress(TrainingState(dataset=0, epochs=0.0))
             typical = MeasuredThroughput.of((), self._trees[False].expect(NOWHERE))
-            known = Known(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+            known = JobModel(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
             known = replace(known, on=on_kinds(typical, self._factors.reference, kinds, self._factors, None, ()))
             return self._hot(known, None) if blocks else known
         history = self._as_told(history)
@@ -313,7 +311,7 @@ class Learner:
         declared = float(history.spec.epochs) if history.spec is not None else 0.0
         epochs, efficiency = epochs_in(history), self._efficiency(history)
         progress = self._progress.progress(training_after(history, epochs, len(history.epochs)), declared)
-        known = Known(
+        known = JobModel(
             history.spec,
             self._learned[history.job.job_id].model,
             efficiency,
@@ -339,7 +337,7 @@ class Learner:
     def _typical_pause_s(self, spec: Spec | None) -> float:
         return self._reshard_s if reshards(spec) else self._resize_s
 
-    def _hot(self, known: Known, history: JobHistory | None) -> Known:
+    def _hot(self, known: JobModel, history: JobHistory | None) -> JobModel:
         """The same of a job of blocks: its own changes tell what one costs, then those of jobs of its spec."""
         typical = self._switches
         if history is None:
