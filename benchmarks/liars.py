@@ -32,7 +32,7 @@ from benchmarks.generated import parser_of
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
 from slurm_ones.learn import hierarchy, histories, learner, progress, throughput
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
-from slurm_ones.simulate.engines.measure import Meter
+from slurm_ones.simulate.engines.measure import RunFigures
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import Request
@@ -234,7 +234,7 @@ def simulate(work: Workload, gpus: int, seed: int, lie: type[Liar], settings: Ma
         world = LyingWorld(work, spec, directory, seed, mine, lie)
         with run_companion(world, own, log, lambda tick: over(world, tick)):
             pass
-        outcome = Meter(world).outcome("ones", seed)
+        outcome = RunFigures(world).outcome("ones", seed)
     jobs = outcome.jobs
     spans = {job.name: (job.submitted, job.submitted + job.jct_s) for job in jobs}
     both = _overlap([spans[n] for n in spans if n in mine], [spans[n] for n in spans if n not in mine])

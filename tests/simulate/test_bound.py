@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from slurm_ones.bound.bound import FINE_MOMENTS, FINE_PARTS, MOMENTS, SAFE, bound_of, weights_of
+from slurm_ones.bound.curves import Curve, KindCurve, KindWork, Pool, Work, curve, pools_of, work_of
+from slurm_ones.bound.dual import Dual, improved
+from slurm_ones.bound.fluid import fluid_mean_jct_s
 from slurm_ones.cli import app as command_line
 from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import Floats
-from slurm_ones.simulate.bound.bound import FINE_MOMENTS, FINE_PARTS, MOMENTS, SAFE, Bound, bound_of, weights_of
-from slurm_ones.simulate.bound.curves import Curve, KindCurve, Pool, curve, pools_of
-from slurm_ones.simulate.bound.dual import Dual, improved
-from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
-from slurm_ones.simulate.bound.work import KindWork, Work, work_of
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import alone_seconds
 from slurm_ones.simulate.engines.spec import ClusterSpec, Part, asked_shape
+from slurm_ones.simulate.study.bounds import Bound
 from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Requeue
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s

@@ -17,7 +17,7 @@ from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.placement import Change, plan_changes
+from slurm_ones.simulate.engines.placement import GpuChange, plan_changes
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
@@ -205,7 +205,7 @@ def test_what_never_ends_is_given_up(made: Workload) -> None:
 CLUSTER = ClusterSpec(3, 4).view
 
 
-def planned(free: Mapping[str, int], *changes: Change) -> dict[int, tuple[dict[str, int], dict[str, int]]]:
+def planned(free: Mapping[str, int], *changes: GpuChange) -> dict[int, tuple[dict[str, int], dict[str, int]]]:
     """(GPUs in the end, GPUs kept until then) of each job that finds room."""
     return {i: (plan.nodes, plan.keeps) for i, plan in plan_changes(CLUSTER, free, changes, spread=False).items()}
 
@@ -215,51 +215,51 @@ def planned(free: Mapping[str, int], *changes: Change) -> dict[int, tuple[dict[s
     [
         pytest.param(
             {"n1": 2, "n2": 4, "n3": 4},
-            [Change(1, Shape(1, 4), {"n1": 2})],
+            [GpuChange(1, Shape(1, 4), {"n1": 2})],
             {1: ({"n1": 4}, {"n1": 2})},
             id="grows where it is",
         ),
         pytest.param(
             {"n1": 0, "n2": 4, "n3": 0},
-            [Change(1, Shape(1, 4), {"n1": 2}), Change(2, Shape(1, 2), {})],
+            [GpuChange(1, Shape(1, 4), {"n1": 2}), GpuChange(2, Shape(1, 2), {})],
             {1: ({"n2": 4}, {}), 2: ({"n1": 2}, {})},
             id="leaves at once if another needs its GPUs",
         ),
         pytest.param(
             {"n1": 0, "n2": 4, "n3": 0},
-            [Change(1, Shape(1, 4), {"n1": 2})],
+            [GpuChange(1, Shape(1, 4), {"n1": 2})],
             {1: ({"n2": 4}, {"n1": 2})},
             id="keeps its GPUs until the new ones are ready if nobody needs them",
         ),
         pytest.param(
             {"n1": 1, "n2": 0, "n3": 0},
-            [Change(1, Shape(1, 4), {"n1": 2, "n2": 1}), Change(2, Shape(1, 4), {"n1": 1, "n2": 3})],
+            [GpuChange(1, Shape(1, 4), {"n1": 2, "n2": 1}), GpuChange(2, Shape(1, 4), {"n1": 1, "n2": 3})],
             {1: ({"n1": 4}, {"n1": 2}), 2: ({"n2": 4}, {"n2": 3})},
             id="two that want each other's leave them first",
         ),
-        pytest.param({"n1": 1, "n2": 0, "n3": 0}, [Change(1, Shape(1, 2), {})], {}, id="no room"),
+        pytest.param({"n1": 1, "n2": 0, "n3": 0}, [GpuChange(1, Shape(1, 2), {})], {}, id="no room"),
         pytest.param(
             {"n1": 2, "n2": 0, "n3": 0},
-            [Change(1, Shape(1, 4), {"n1": 2, "n2": 2}, optional=True)],
+            [GpuChange(1, Shape(1, 4), {"n1": 2, "n2": 2}, optional=True)],
             {1: ({"n1": 4}, {"n1": 2, "n2": 2})},
             id="moves to fewer nodes",
         ),
         pytest.param(
             {"n1": 0, "n2": 1, "n3": 0},
-            [Change(1, Shape(1, 2), {"n1": 2}, optional=True)],
+            [GpuChange(1, Shape(1, 2), {"n1": 2}, optional=True)],
             {},
             id="no fewer nodes",
         ),
     ],
 )
 def test_how_running_jobs_come_to_their_gpus(
-    free: dict[str, int], changes: list[Change], plans: dict[int, tuple[dict[str, int], dict[str, int]]]
+    free: dict[str, int], changes: list[GpuChange], plans: dict[int, tuple[dict[str, int], dict[str, int]]]
 ) -> None:
     assert planned(free, *changes) == plans
 
 
 @st.composite
-def moments(draw: st.DrawFn) -> tuple[Counter[str], list[Change]]:
+def moments(draw: st.DrawFn) -> tuple[Counter[str], list[GpuChange]]:
     """Free GPUs, and jobs that are to change; some jobs are not."""
     gpus = [node.name for node in CLUSTER.nodes for _ in range(node.gpus)]
     owners = draw(st.lists(st.integers(0, 6), min_size=len(gpus), max_size=len(gpus)))
@@ -270,12 +270,12 @@ def moments(draw: st.DrawFn) -> tuple[Counter[str], list[Change]]:
         own = dict(Counter(name for name, owner in zip(gpus, owners, strict=True) if owner == job))
         optional = bool(own) and draw(st.booleans())
         size = sum(own.values()) + (0 if optional else draw(st.integers(-2, 3)))
-        changes.append(Change(job, Shape(1, max(size, 1)), own, optional=optional))
+        changes.append(GpuChange(job, Shape(1, max(size, 1)), own, optional=optional))
     return free, draw(st.permutations(changes))
 
 
 @given(moments(), st.booleans())
-def test_no_plan_gives_a_gpu_twice(moment: tuple[Counter[str], list[Change]], spread: bool) -> None:
+def test_no_plan_gives_a_gpu_twice(moment: tuple[Counter[str], list[GpuChange]], spread: bool) -> None:
     """Protects every figure of hot jobs: while jobs hold what they keep and what they take, no node gives more than it
     has."""
     free, changes = moment

@@ -21,7 +21,7 @@ from slurm_ones.policies import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.invariants import InvariantViolated, violations
-from slurm_ones.simulate.engines.measure import Meter
+from slurm_ones.simulate.engines.measure import RunFigures
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.spec import PARTITION, ClusterSpec
 from slurm_ones.simulate.engines.world import VirtualStop, World
@@ -189,11 +189,11 @@ def run(
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
         world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed)
-        meter = Meter(world, on_time)
+        figures = RunFigures(world, on_time)
 
         def on_tick(tick: Tick) -> bool:
-            meter.decisions.extend(decided.seconds for decided in tick.decided)
-            meter.tick()
+            figures.decisions.extend(decided.seconds for decided in tick.decided)
+            figures.tick()
             return over(world, tick, most_s)
 
         oracle = (lambda: Oracle(made(), world)) if policy in ORACLES else made
@@ -203,7 +203,7 @@ def run(
             promises = {job_id: one.given for job_id, one in store.promises([*world.job_ids.values()]).items()}
         if faults:
             raise InvariantViolated("; ".join(faults))
-        return meter.outcome(policy, seed, promises, _notes(world, log))
+        return figures.outcome(policy, seed, promises, _notes(world, log))
 
 
 def fast_directory() -> str | None:

@@ -18,9 +18,9 @@ import numpy as np
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Progress, Schedule
-from slurm_ones.simulate.engines.measure import Meter
+from slurm_ones.simulate.engines.measure import RunFigures
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.placement import Change, Plan, plan_changes
+from slurm_ones.simulate.engines.placement import GpuChange, GpuPlan, plan_changes
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
@@ -60,20 +60,20 @@ def run_idealized(
     """
     rng = np.random.default_rng(seed)
     world = World(workload, spec, Path(), AT_ONCE, mechanism=mechanism, seed=seed, timeline=Timeline(0.0), oracle=True)
-    oracle, meter = _Oracle(world, spread), Meter(world, on_time)
+    oracle, figures = _Oracle(world, spread), RunFigures(world, on_time)
     while not world.done and world.seconds < most_s:
-        meter.tick()
+        figures.tick()
         live = oracle.live()
         if live:
             views = [job.view(world) for job in live]
             started = time.perf_counter()
             schedule = policy.decide(spec.view, views, world.seconds, rng)
-            meter.decisions.append(time.perf_counter() - started)
+            figures.decisions.append(time.perf_counter() - started)
             oracle.apply(schedule, live)
         world.pass_time(interval_s)
         if not world.cluster.live:
             world.pass_time(math.floor(world.next_submission_s() / interval_s) * interval_s)
-    return meter.outcome(
+    return figures.outcome(
         policy.name, seed, {i: job.promised for i, job in oracle.jobs.items() if job.promised is not None}
     )
 
@@ -238,7 +238,9 @@ class _Oracle:
         """Start and change jobs; those of them that are `optional` keep their size."""
         world = self._world
         world.timeline.run(world.timeline.now)
-        asked = [Change(i, got.shape, self.jobs[i].own, got.kind, optional=i in optional) for i, got in changes.items()]
+        asked = [
+            GpuChange(i, got.shape, self.jobs[i].own, got.kind, optional=i in optional) for i, got in changes.items()
+        ]
         free = {
             name: gpus
             for spec in world.cluster.nodes.partitions
@@ -258,7 +260,7 @@ class _Oracle:
         self._world.cluster.requeue(job.job_id, hold=True)
         job.shape, job.target = None, None
 
-    def _leave(self, job: _OracleJob, plan: Plan, got: Allocation) -> None:
+    def _leave(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
         """Leave the GPUs that it does not keep."""
         if not job.own or plan.keeps == job.own:
             return
@@ -269,7 +271,7 @@ class _Oracle:
         batch = got.batch if plan.keeps == plan.nodes else job.training.position.wanted
         job.training.go_on(plan.keeps, batch, self._world.mechanism.shrink_s(job.training.application))
 
-    def _take(self, job: _OracleJob, plan: Plan, got: Allocation) -> None:
+    def _take(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
         """Take the GPUs that it is to have: to start on them, or to train on them once they are ready."""
         world, training = self._world, job.training
         app, fresh = training.application, job.shape is None

@@ -17,7 +17,7 @@ from slurm_ones.slurm.model import JobState
 NO_PROMISES: Mapping[int, bool] = {}
 
 
-class Meter:
+class RunFigures:
     """The figures of one run, taken at each tick. `on_time` is called with seconds and jobs that have ended."""
 
     def __init__(self, world: World, on_time: Callable[[float, int], None] | None = None) -> None:

@@ -87,7 +87,7 @@ def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str,
     return {} if left else found
 
 
-class Change(NamedTuple):
+class GpuChange(NamedTuple):
     """A running job that is to have other GPUs."""
 
     job_id: int
@@ -98,7 +98,7 @@ class Change(NamedTuple):
     """It keeps its size, and moves only to be on fewer nodes."""
 
 
-class Plan(NamedTuple):
+class GpuPlan(NamedTuple):
     """How a job comes to its GPUs."""
 
     nodes: dict[str, int]
@@ -106,7 +106,9 @@ class Plan(NamedTuple):
     """GPUs of its own that it holds until the new ones are ready."""
 
 
-def plan_changes(cluster: ClusterView, free: Nodes, changes: Sequence[Change], *, spread: bool) -> dict[int, Plan]:
+def plan_changes(
+    cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
+) -> dict[int, GpuPlan]:
     """How running jobs come to their new GPUs; those that find no room are left out.
 
     Each is placed, the largest first unless `spread`, as if all of them had left theirs. It keeps its old GPUs until
@@ -134,5 +136,5 @@ def plan_changes(cluster: ClusterView, free: Nodes, changes: Sequence[Change], *
         kept = all(room[name] >= gpus for name, gpus in leaves.items()) and bool(Counter(target) - Counter(one.own))
         if kept:
             room.subtract(leaves)
-        plans[one.job_id] = Plan(target, dict(one.own if kept else Counter(one.own) & Counter(target)))
+        plans[one.job_id] = GpuPlan(target, dict(one.own if kept else Counter(one.own) & Counter(target)))
     return plans

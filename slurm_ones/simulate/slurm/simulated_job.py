@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Allocation:
+class HeldGpus:
     """GPUs that one run held, its ending included."""
 
     start: float
@@ -147,7 +147,7 @@ class SimulatedJob:
     """What would happen to its run or wait."""
     forgotten: Event | None = None
     """Slurm forgets it, some time after its end."""
-    allocations: list[Allocation] = field(default_factory=list)
+    allocations: list[HeldGpus] = field(default_factory=list)
     """What it held before."""
     since: float = 0.0
     """When it got the GPUs that it has."""
@@ -190,9 +190,9 @@ class SimulatedJob:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
         return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
 
-    def held(self, now: float) -> list[Allocation]:
+    def held(self, now: float) -> list[HeldGpus]:
         """All that it held until now."""
-        here = [Allocation(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
+        here = [HeldGpus(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
         return [*self.allocations, *here]
 
     def cancel_events(self) -> None:

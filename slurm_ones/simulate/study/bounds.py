@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from slurm_ones.simulate.bound.bound import Bound, bound_of
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.study.figures import completion_times
-from slurm_ones.simulate.study.plan import StudyPlan
 
 
-def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
-    """The bound of each seed's workload, in that many processes."""
-    if min(processes, len(plan.seeds)) <= 1:
-        return {seed: _bound(plan, seed) for seed in plan.seeds}
-    with ProcessPoolExecutor(min(processes, len(plan.seeds)), mp_context=get_context("spawn")) as pool:
-        found = [pool.submit(_bound, plan, seed) for seed in plan.seeds]
-        return {seed: future.result() for seed, future in zip(plan.seeds, found, strict=True)}
+@dataclass(frozen=True)
+class Bound:
+    """Mean JCTs in seconds."""
 
-
-def _bound(plan: StudyPlan, seed: int) -> Bound:
-    return bound_of(plan.workload(seed), plan.parts or [(plan.nodes, plan.gpus_per_node, "")])
+    mean_jct_s: float
+    """That no schedule can beat."""
+    fluid_mean_jct_s: float
+    """Of the fluid schedule: the prices of `ones` without costs, fractions or lack of knowledge of the jobs."""
+    alone_mean_jct_s: float
+    """Of each job alone on the cluster from its submission."""
 
 
 def mean_bound(bounds: Mapping[int, Bound]) -> Bound:

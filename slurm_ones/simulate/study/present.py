@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurm_ones.show.charts import Bar, Lane
-from slurm_ones.simulate.bound.bound import Bound
+from slurm_ones.simulate.study.bounds import Bound
 from slurm_ones.simulate.study.bounds import as_json as bounds_as_json
 from slurm_ones.simulate.study.figures import Comparison, Estimate, Metric, completion_times, metrics_of
 from slurm_ones.simulate.study.plan import StudyPlan

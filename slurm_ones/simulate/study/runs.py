@@ -15,10 +15,9 @@ from pathlib import Path
 
 from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.bound.bound import Bound
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.study.bounds import against_bound
+from slurm_ones.simulate.study.bounds import Bound, against_bound
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s

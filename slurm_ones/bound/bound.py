@@ -11,13 +11,13 @@ The bound holds for every schedule, preemptive and clairvoyant ones included, wh
 - a job is done when its application is, at the earliest: where patience may end a training, at the least progress at
   which it ever could.
 
-What it leaves out makes it lower than the best schedule's mean JCT. How it is derived: `dual`, `steps` and `curves`.
+What it leaves out makes it lower than the best schedule's mean JCT. How it is derived: `dual` and `curves`.
 
 Where GPUs are of several kinds, one of each has a price. Any prices give a bound; these keep their ratio all the time,
 so that a GPU counts as so many of the fastest kind, and what else there is works as for one kind. The ratio is sought
 as well, from how much faster the kinds are.
 
-Batches are weighed in blocks of 0.4 %, in the job's favour. What else is numerical is said in `costs`, and a thousandth
+Batches are weighed in blocks of 0.4 %, in the job's favour. What else is numerical is said in `dual`, and a thousandth
 is taken off for it. Prices are sought with few parts of each training and few moments, and the bound is the value that
 they have with many.
 """
@@ -25,16 +25,18 @@ they have with many.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 from scipy.optimize import minimize
 
+from slurm_ones.bound.curves import KindWork, Work, pools_of, work_of
+from slurm_ones.bound.dual import Dual, improved
+from slurm_ones.bound.fluid import fluid_mean_jct_s
 from slurm_ones.schedule.policy import Floats
-from slurm_ones.simulate.bound.curves import pools_of
-from slurm_ones.simulate.bound.dual import Dual, improved
-from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
-from slurm_ones.simulate.bound.work import KindWork, Work, work_of
+from slurm_ones.simulate.study.bounds import Bound
+from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.workload import Workload
 
 PARTS, MOMENTS = 32, 4
@@ -54,16 +56,17 @@ TRIED, EACH = 8, 12
 """Ratios of prices that are tried, for each kind but one, and evaluations of each."""
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Mean JCTs in seconds."""
+def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
+    """The bound of each seed's workload, in that many processes."""
+    if min(processes, len(plan.seeds)) <= 1:
+        return {seed: _bound(plan, seed) for seed in plan.seeds}
+    with ProcessPoolExecutor(min(processes, len(plan.seeds)), mp_context=get_context("spawn")) as pool:
+        found = [pool.submit(_bound, plan, seed) for seed in plan.seeds]
+        return {seed: future.result() for seed, future in zip(plan.seeds, found, strict=True)}
 
-    mean_jct_s: float
-    """That no schedule can beat."""
-    fluid_mean_jct_s: float
-    """Of the fluid schedule: the prices of `ones` without costs, fractions or lack of knowledge of the jobs."""
-    alone_mean_jct_s: float
-    """Of each job alone on the cluster from its submission."""
+
+def _bound(plan: StudyPlan, seed: int) -> Bound:
+    return bound_of(plan.workload(seed), plan.cluster().parts)
 
 
 def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:
