@@ -13,6 +13,8 @@ from tests.cluster import paths
 from tests.endtoend.harness import TRAIN, Harness
 from tests.wrapper.runs import assert_exactly_once
 
+pytestmark = pytest.mark.nightly
+
 EPOCHS, SAMPLES = 40, 203
 SHAPES = [(1, 1), (1, 4), (2, 4), (1, 2)]
 STEPS = [[1, 4, 24], [2, 4, 48], [1, 2, 20]]

@@ -11,6 +11,8 @@ import pytest
 
 from tests.cluster import paths, unavailable
 
+pytestmark = pytest.mark.nightly
+
 FAULTS = 4
 
 

@@ -113,7 +113,7 @@ def logged_by_accelerate(folder: Path, words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "steps", "logged"),
     [
-        pytest.param("lightning", [[1, 2, 128]], logged_by_lightning, id="lightning"),
+        nightly("lightning", [[1, 2, 128]], logged_by_lightning, id="lightning"),
         pytest.param(
             "accelerate", [[1, 2, 64], [1, 1, 32]], logged_by_accelerate, id="accelerate", marks=pytest.mark.nightly
         ),

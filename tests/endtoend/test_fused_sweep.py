@@ -73,6 +73,7 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
         assert len({tuple(weight.flatten().tolist()) for weight in weights}) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_the_others_train_where_the_carrier_is_cancelled(harness: Harness) -> None:
     """The next of them starts, trains by itself, and takes the third along."""

@@ -49,6 +49,7 @@ def test_requeued_and_cancelled(harness: Harness) -> None:
     assert (folder / "rows.csv").read_text().split() == [str(n) for n in range(byes[1][-1].step)]
 
 
+@pytest.mark.nightly
 def test_resized_while_it_trains(harness: Harness) -> None:
     """The same of a job of blocks that join and leave while it trains: a line each, in one of their logs."""
     folder = harness.folder("rows")

@@ -12,7 +12,6 @@ from slurm_ones.act.transitions import State
 from tests.cluster import paths
 from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import Harness
-from tests.marks import nightly
 
 pytestmark = pytest.mark.cluster
 JOBS = 4
@@ -104,7 +103,8 @@ def test_killed_anywhere_while_blocks_join_and_leave(words: str, request: pytest
         site.harness.clear()
 
 
-@pytest.mark.parametrize("shape", ["2x4", nightly("99x1")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", ["2x4", "99x1"])
 def test_killed_anywhere_in_the_resize_of_a_waiting_job(harness: Harness, shape: str) -> None:
     """It waits on for room, held by nobody. A shape that Slurm refuses, though it takes it at first, leaves it as it
     was."""
@@ -121,6 +121,7 @@ def test_killed_anywhere_in_the_resize_of_a_waiting_job(harness: Harness, shape:
             assert changed or told["killed"], told
 
 
+@pytest.mark.nightly
 def test_killed_anywhere_in_the_resize_of_a_job_that_is_to_start_later(harness: Harness) -> None:
     """Of which Slurm does not say whether it would ever start at the new shape: it keeps its own, held by nobody."""
     job_ids = [harness.light("--begin=now+1hour") for _ in range(2)]

@@ -29,6 +29,7 @@ def harness(kinds: Cluster) -> Iterator[Harness]:
     harness.clear()
 
 
+@pytest.mark.nightly
 def test_a_job_moves_to_the_faster_kind(harness: Harness) -> None:
     """Its owner allows both, and the site has guessed that one is faster. Jobs whose owners do not stay, one that asked
     for no type too; `why` names the kind, and what was measured is stored with it."""

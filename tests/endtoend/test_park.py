@@ -61,6 +61,7 @@ def test_a_parked_job_waits_and_starts_again_at_another_size(harness: Harness) -
     check_parked_and_started(harness)
 
 
+@pytest.mark.nightly
 def test_slurm_22_05_parks_too(old_harness: Harness) -> None:
     """Over the command line alone."""
     check_parked_and_started(old_harness)
@@ -95,6 +96,7 @@ def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harne
     harness.wait(stopped, lambda job: job.running, "running")
 
 
+@pytest.mark.nightly
 def test_a_companion_killed_anywhere_while_it_parks_is_succeeded(harness: Harness) -> None:
     """After every death the next one lets the job run, held by nobody and at its shape."""
     job_ids = [harness.light() for _ in range(JOBS)]

@@ -293,6 +293,7 @@ class TestCompanion:
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "ones.sqlite").is_file()
 
+    @pytest.mark.nightly
     @pytest.mark.slow
     def test_a_demo_without_torch(self, service: Environment) -> None:
         """It says what to install, and shows the simulated jobs alone."""

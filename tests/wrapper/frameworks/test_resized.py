@@ -82,7 +82,6 @@ def test_accelerate_through_resizes(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.nightly
 def test_lightning_through_resizes(tmp_path: Path) -> None:
     """Protects a Lightning job: at most three changed lines, no sample lost or repeated, the model of an undisturbed
     run, its schedule at its end, and each epoch evaluated once.
