@@ -154,7 +154,7 @@ class TestMaintain:
     def test_ages_of_the_settings(self, old: str, tmp_path: Path) -> None:
         """What the settings say counts where the command line says nothing."""
         config = tmp_path / "ones.toml"
-        config.write_text(f'database = "{old}"\n[retention]\nminutes_after_days = 1e6\nhours_after_days = 1e6\n')
+        config.write_text(f'database = "{old}"\n[retention]\nminutes_after_days = 36500\nhours_after_days = 36500\n')
         assert "nothing to do" in call("db", "maintain", "--config", str(config)).stdout
         assert "rolled up" in call("db", "maintain", "--config", str(config), "--older-than", "1h").stdout
 
@@ -174,7 +174,7 @@ def test_why_tells_what_was_weighed(url: str) -> None:
         one = DecisionJobRecord(7, 1, 4, 256, said("it grows"), alternatives=weighed)
         store.add_decision(DecisionRecord(1.0, "ones", "act", 0.1, jobs=(one,)))
     (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]
-    assert decided["alternatives"][0] == {"nodes": 1, "gpus_per_node": 4, "batch": 256, "worth": 3.5}
+    assert decided["alternatives"][0] == {"shape": "1x4", "batch": 256, "worth": 3.5}
     assert "weighed: 1x4, batch 256 (worth 3.5); waiting (worth 0.25)" in call("why", "7", "--database", url).stdout
 
 
