@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ones_db.shape import Shape
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.bounds_off import Off, without
@@ -61,12 +63,12 @@ class Told:
     def history(self, job_id: int) -> JobHistory:
         spec = Spec(32, 256, 64, DATASET + self.spec, self.epochs)
         points = tuple(
-            ThroughputPoint(1, n, 32 * n, self.speed * n**self.exponent, NOW - 60.0 * i)
+            ThroughputPoint(Shape(1, n), 32 * n, self.speed * n**self.exponent, NOW - 60.0 * i)
             for n in self.sizes
             for i in range(OFTEN)
         )
         return JobHistory(
-            job=JobRecord(job_id, f"train{self.spec}", self.user, 0.0, 1, 2, elastic=True),
+            job=JobRecord(job_id, f"train{self.spec}", self.user, 0.0, Shape(1, 2), elastic=True),
             spec=spec,
             epochs=tuple(EpochPoint(e, 2.0, 0.1, 10.0 * e, 0) for e in range(self.done)),
             throughput=points,
@@ -78,7 +80,7 @@ class Told:
             last_resize_end=None,
             epochs_since_change=self.done,
             first_loss=2.0,
-            ran=tuple((nodes, each, seconds) for (nodes, each), seconds in self.ran_s.items()),
+            ran=tuple((Shape(nodes, each), seconds) for (nodes, each), seconds in self.ran_s.items()),
         )
 
 

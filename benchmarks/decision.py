@@ -107,7 +107,7 @@ def _measured(
             continue
         speed = float(app.throughput(np.array([shape.nodes]), np.array([gpus]), np.array([batch]))[0])
         for factor in np.exp(rng.normal(0.0, NOISE, 3)):
-            found.append(ThroughputPoint(shape.nodes, shape.gpus_per_node, batch, speed * factor, float(len(found))))
+            found.append(ThroughputPoint(shape, batch, speed * factor, float(len(found))))
     return found
 
 

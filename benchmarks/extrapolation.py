@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ones_db.shape import Shape
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_db.records import ThroughputPoint
@@ -83,7 +85,7 @@ def fitted(
 ) -> Fit:
     """What is known of it once it has tried these."""
     points = [
-        ThroughputPoint(there[0], gpus // there[0], there[1], there[2] * rng.lognormal(0.0, NOISE), float(time))
+        ThroughputPoint(Shape(there[0], gpus // there[0]), there[1], there[2] * rng.lognormal(0.0, NOISE), float(time))
         for gpus in tried
         for share in shares
         if (there := speed(app, gpus, share)) is not None

@@ -323,7 +323,7 @@ class Bench:
         for resize in resizes:
             change = change_of(resize, taken, told, self.queue) if resize.state == "done" else None
             if change is None:
-                self.missed.append(f"resize {resize.id} of job {job_id}: {resize.state} {resize.outcome.text}")
+                self.missed.append(f"resize {resize.id} of job {job_id}: {resize.state} {resize.outcome!s}")
             else:
                 yield change
         lost, repeated = samples_wrong(folder)

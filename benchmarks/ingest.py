@@ -34,6 +34,7 @@ from typing import Any
 
 from ones_db import JobRecord, ReportLine, RunReports, Store, migrate
 from ones_db.postgres import stream_of
+from ones_db.shape import Shape
 from ones_db.tables import THROUGHPUT
 from ones_wrapper.protocol import Hello, Throughput, decode_report, encode_report
 
@@ -159,7 +160,7 @@ HELLO = Hello(1, 1, 1, 64, 1.0, 64, 512, 1000, 10, 0, 0, 0, "")
 
 def prepare(store: Store, jobs: int) -> None:
     """Jobs that run and have said hello."""
-    store.record_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
+    store.record_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, Shape(1, 1), elastic=True) for n in range(1, jobs + 1)])
     store.add_reports([RunReports(n, 0, 1, 1, lines=[ReportLine(1, 1.7e9, HELLO)]) for n in range(1, jobs + 1)])
 
 

@@ -37,10 +37,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ones_db import DecisionJobRecord, DecisionRecord, HealthRecord, NodeRecord, ReasonRecord, Store, migrate
+from ones_db import DecisionJobRecord, DecisionRecord, HealthRecord, NodeRecord, Store, migrate
 from ones_db.engine import backend_behind, backend_of, transaction
 from ones_db.leader_lock import LeaderLock
+from ones_db.reasons import Reason
 from ones_db.records import AlternativeRecord
+from ones_db.shape import Shape
 from ones_db.tables import METADATA
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -84,11 +86,13 @@ def site(url: str, running: int, waiting: int, ended: int) -> None:
     finally:
         engine.dispose()
     ids = [1000 + ended + n for n in range(1, running + waiting + 1)]
-    weighed = tuple(AlternativeRecord(1, gpus, 64 * gpus, 1.0 / gpus) for gpus in (4, 2, 8))
-    reason = ReasonRecord("", {}, WHY)
+    weighed = tuple(AlternativeRecord(Shape(1, gpus), 64 * gpus, 1.0 / gpus) for gpus in (4, 2, 8))
+    reason = Reason(WHY)
     with Store.open(url, CLUSTER) as store:
         for n in range(10 if ids else 0):
-            jobs = tuple(DecisionJobRecord(i, 1, 4, 256, reason, 1, 2, 128, alternatives=weighed) for i in ids)
+            jobs = tuple(
+                DecisionJobRecord(i, Shape(1, 4), 256, reason, Shape(1, 2), 128, alternatives=weighed) for i in ids
+            )
             store.add_decision(DecisionRecord(now - 600.0 + 60.0 * n, "ones", "act", seconds=0.1, score=1.0, jobs=jobs))
     tick(url)
 

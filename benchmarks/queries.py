@@ -30,9 +30,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from ones_db import DecisionJobRecord, DecisionRecord, ReasonRecord, ReportLine, RunReports, Store, migrate
+from ones_db import DecisionJobRecord, DecisionRecord, ReportLine, RunReports, Store, migrate
 from ones_db.engine import backend_behind, backend_of, transaction
 from ones_db.query import Reader, view_query
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from ones_db.tables import METADATA
 from ones_db.views import VIEWS
 from ones_wrapper.protocol import Throughput
@@ -160,7 +162,7 @@ def report(store: Store, jobs: list[int], tick: int, each: int) -> None:
         for n in range(first, first + 3)
     ]
     store.add_reports([RunReports(job, 1, 10**7 + 200 * first, first + 2, lines=samples) for job in jobs])
-    given = tuple(DecisionJobRecord(job, 1, 4, 256, ReasonRecord(text="keeps")) for job in jobs)
+    given = tuple(DecisionJobRecord(job, Shape(1, 4), 256, Reason("keeps")) for job in jobs)
     store.add_decision(DecisionRecord(now, "ones", "act", 0.1, jobs=given))
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from ones_db import JobSummary, ResizeRecord, RunRecord
 from ones_db.reasons import Reason, reason
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.limits import Limits
 
 
@@ -32,36 +33,30 @@ def safe(text: str, width: int = 200) -> str:
 
 
 def resized(
-    old_nodes: int,
-    old_gpus: int,
-    new_nodes: int,
-    new_gpus: int,
+    old: Shape,
+    new: Shape,
     old_batch: int | None = None,
     new_batch: int | None = None,
     old_kind: str = "",
     new_kind: str = "",
 ) -> str:
-    """A resize by its nodes and GPUs per node: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`, `1x1, batch 32 → 128` where
+    """A resize by its shapes: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`, `1x1, batch 32 → 128` where
     only the batch changes, `1x2 → 1x2 a100` where the type of GPU that it asks for changes, or `1x2 → parked` where the
     job was taken to zero GPUs."""
-    if not new_nodes:
-        return f"{old_nodes}x{old_gpus} → parked"
-    old, new = f"{old_nodes}x{old_gpus}", f"{new_nodes}x{new_gpus}"
-    if old_kind != new_kind:
-        new += f" {new_kind or 'of any type'}"
+    if new == PARKED:
+        return f"{old} → parked"
+    kind = f" {new_kind or 'of any type'}" if old_kind != new_kind else ""
     if new_batch is None or old_batch == new_batch:
-        return f"{old} → {new}"
+        return f"{old} → {new}{kind}"
     batch = f"batch {old_batch or '?'} → {new_batch}"
-    return f"{old}, {batch}" if old == new else f"{old} → {new}, {batch}"
+    return f"{old}, {batch}" if old == new and not kind else f"{old} → {new}{kind}, {batch}"
 
 
 def changed(resize: ResizeRecord) -> str:
     """What a resize changes, as `resized` says it."""
     return resized(
-        resize.old_nodes,
-        resize.old_gpus_per_node,
-        resize.new_nodes,
-        resize.new_gpus_per_node,
+        resize.old_shape,
+        resize.new_shape,
         resize.old_batch,
         resize.new_batch,
         resize.old_kind,
@@ -114,7 +109,7 @@ def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRe
 
 def shape(job: JobSummary) -> str | None:
     """Its shape while it runs, None while it waits or has ended."""
-    return f"{job.nodes}x{job.gpus_per_node}" if job.running and job.nodes else None
+    return str(job.shape) if job.running and job.shape else None
 
 
 def progress(job: JobSummary) -> str:

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ones_db import BlockRecord, ReasonRecord, Store, migrate
+from ones_db import BlockRecord, Store, migrate
 from ones_db.reasons import reason
+from ones_db.shape import Shape
 from slurm_ones.cli import app
 from tests.cluster import Cluster
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
@@ -145,12 +146,10 @@ class TestJobs:
 
     def test_causes(self, filled: str) -> None:
         """Why jobs do not get another size is counted: by the newest outcome, or by the refusal."""
-        cap = ReasonRecord.of(reason("account_cap", account="physics", gpus=16, setting="limits.gpus_per_account"))
+        cap = reason("account_cap", account="physics", gpus=16, setting="limits.gpus_per_account")
         with Store.open(filled, "gres") as store:
-            store.record_jobs([job(10), job(11), job(12, refusal=ReasonRecord.of(reason("task_counts")))])
-            store.record_jobs(
-                [job(13, state="COMPLETED", end_time=9.0, refusal=ReasonRecord.of(reason("task_counts")))]
-            )
+            store.record_jobs([job(10), job(11), job(12, refusal=reason("task_counts"))])
+            store.record_jobs([job(13, state="COMPLETED", end_time=9.0, refusal=reason("task_counts"))])
             new = decision(2500.0, 10, 11)
             store.add_decision(replace(new, jobs=tuple(replace(one, outcome=cap) for one in new.jobs)))
         assert "2 jobs: capped by account; 1 job: submitted with" in call("jobs", "--database", filled).stdout
@@ -192,7 +191,7 @@ class TestWhy:
         assert told["job"]["job_id"] == 7
         (decided,) = told["decisions"]
         assert (decided["reason"], decided["policy"], decided["nodes"], decided["batch"]) == (
-            "reason 7",
+            "gains (why=reason 7)",
             "ones",
             1,
             256,
@@ -249,7 +248,7 @@ class TestWhy:
         with Store.open(filled, "gres") as store:
             fill_blocks(store)
             store.record_jobs([job(10, user="carol", restart=1, submit_time=BEGAN - 50.0)])
-            running = BlockRecord(10, 3, 0, 13, 1, 4, ("n2",), "RUNNING", BEGAN + 90.0)
+            running = BlockRecord(10, 3, 0, 13, Shape(1, 4), ("n2",), "RUNNING", BEGAN + 90.0)
             store.record_blocks([running])
         done = call("why", "10", "--database", filled)
         assert "It trains on block 3: 1x4; last change 1.5 s, shrank from 5 to 4 GPUs (blocks were lost)" in done.stdout

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
+from ones_db.shape import PARKED, Shape
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
 from tests.db.make import hello, job, report, run, said, throughput
@@ -168,10 +169,10 @@ class TestMaintain:
 def test_why_tells_what_was_weighed(url: str) -> None:
     """Protects an owner's question what else the job could have had."""
     migrate.upgrade(url)
-    weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.25))
+    weighed = (AlternativeRecord(Shape(1, 4), 256, 3.5), AlternativeRecord(PARKED, 0, 0.25))
     with Store.open(url, "here") as store:
         store.record_jobs([job(7)])
-        one = DecisionJobRecord(7, 1, 4, 256, said("it grows"), alternatives=weighed)
+        one = DecisionJobRecord(7, Shape(1, 4), 256, said("it grows"), alternatives=weighed)
         store.add_decision(DecisionRecord(1.0, "ones", "act", 0.1, jobs=(one,)))
     (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]
     assert decided["alternatives"][0] == {"shape": "1x4", "batch": 256, "worth": 3.5}

@@ -44,7 +44,7 @@ def site(tmp_path: Path, empty_sqlite: Path, monkeypatch: pytest.MonkeyPatch) ->
         resized_job(store, 7, "alice")
         store.record_jobs([job(8, user="bob", name="bobs-secret")])
         for number in (7, 8):
-            store.begin_resize(resize(number, new_gpus_per_node=1, started=9000.0, state="draining"))
+            store.begin_resize(resize(number, new_shape=Shape(1, 1), started=9000.0, state="draining"))
         store.record_health(HealthRecord(now, "act", 60.0, now, 0.5, 2, 0, 4))
         publisher = Publisher(url, "gres", tmp_path / "views")
         publisher.publish()

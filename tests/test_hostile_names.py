@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ones_db import ActionRecord, ReasonRecord, Store
+from ones_db import ActionRecord, Store
+from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
@@ -46,7 +47,7 @@ def url(empty_url: str) -> str:
         names = {"name": NAME, "user": NAME, "account": NAME, "partition": NAME, "comment": NAME, "work_dir": NAME}
         store.record_jobs([job(8, refusal=said(NAME), report_note=NAME, **names)])
         decided = decision(2400.0, 7, 8)
-        why = ReasonRecord(NAME, {NAME: NAME}, NAME)
+        why = Reason(NAME, ((NAME, NAME),))
         store.add_decision(replace(decided, jobs=tuple(replace(one, reason=why, outcome=why) for one in decided.jobs)))
         store.add_action(ActionRecord(2500.0, NAME, NAME, NAME))
     return found

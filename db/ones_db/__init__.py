@@ -22,7 +22,6 @@ from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, St
 from ones_db.frames import Database, connect
 from ones_db.leaders import LeaderRecord
 from ones_db.records import (
-    NO_REASON,
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
     AlternativeRecord,
@@ -37,7 +36,6 @@ from ones_db.records import (
     NoisePoint,
     PlacedPoint,
     PromiseRecord,
-    ReasonRecord,
     ReportLine,
     ResizeRecord,
     ResizeStepRecord,
@@ -53,7 +51,6 @@ from ones_db.tables import SCHEMA_REVISION
 __version__ = "0.2.0"
 
 __all__ = [
-    "NO_REASON",
     "RESIZE_DONE",
     "RESIZE_OVERTAKEN",
     "SCHEMA_REVISION",
@@ -80,7 +77,6 @@ __all__ = [
     "PastJob",
     "PlacedPoint",
     "PromiseRecord",
-    "ReasonRecord",
     "ReportLine",
     "ResizeConflict",
     "ResizeRecord",

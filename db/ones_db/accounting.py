@@ -12,8 +12,9 @@ from sqlalchemy import Connection, func, select
 
 from ones_db.blocks import started_blocks
 from ones_db.engine import add_or_replace
-from ones_db.jobs import among, job_columns, run_end, run_record
+from ones_db.jobs import among, run_end
 from ones_db.records import JobRecord, RunRecord
+from ones_db.rows import record_of, row_of
 from ones_db.tables import ACCOUNTING, JOBS, RUNS
 
 
@@ -124,7 +125,7 @@ def _known(
     runs: dict[int, list[RunRecord]] = defaultdict(list)
     stored = select(RUNS).where(among(RUNS.c.job_id, slurm_ids)).order_by(RUNS.c.restart)
     for row in connection.execute(stored).mappings():
-        runs[row["job_id"]].append(run_record(row, slurm_ids[row["job_id"]]))
+        runs[row["job_id"]].append(record_of(RunRecord, row, job_id=slurm_ids[row["job_id"]]))
     return known, runs
 
 
@@ -151,34 +152,33 @@ def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> Accou
         numbered = tuple(replace(run, restart=number) for number, run in enumerate(numbered))
     first = row["submit_time"] <= job.submit_time
     if first:
-        asked = row["requested_nodes"], row["requested_gpus_per_node"]
-        job = replace(job, submit_time=row["submit_time"], requested_nodes=asked[0], requested_gpus_per_node=asked[1])
+        job = replace(job, submit_time=row["submit_time"], requested_shape=record_of(JobRecord, row).requested_shape)
     if row["end_time"] > (job.end_time or 0.0):
         names = ("name", "account", "partition", "state", "end_time", "exit_code")
         job = replace(job, **{name: row[name] for name in names})
     job = replace(job, restart=max([job.restart, row["restart"], *(run.restart for run in numbered)]))
-    stored = {name: row[name] for name in job_columns(job)}
-    if numbered == tuple(before) and stored == job_columns(job):
+    stored = {name: row[name] for name in row_of(job)}
+    if numbered == tuple(before) and stored == row_of(job):
         return None
     return AccountingJob(job, numbered, read.time_limit_s)
 
 
 def _insert(connection: Connection, cluster: int, one: AccountingJob) -> int:
-    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **job_columns(one.job)))
+    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **row_of(one.job)))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
     _insert_runs(connection, key, one.runs)
     return key
 
 
 def _replace(connection: Connection, cluster: int, key: int, one: AccountingJob) -> None:
-    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**job_columns(one.job)))
+    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**row_of(one.job)))
     # Nobody reported on them, so that nothing hangs on them.
     connection.execute(RUNS.delete().where(RUNS.c.job_id == key))
     _insert_runs(connection, key, one.runs)
 
 
 def _insert_runs(connection: Connection, key: int, runs: Sequence[RunRecord]) -> None:
-    rows = [{**vars(run), "job_id": key, "node_list": ",".join(run.node_list) or None} for run in runs]
+    rows = [{**row_of(run), "job_id": key} for run in runs]
     if rows:
         connection.execute(RUNS.insert(), rows)
 

@@ -12,41 +12,22 @@ from sqlalchemy import Connection, Row, Select, and_, select
 from ones_db.engine import add_or_replace
 from ones_db.jobs import alive, among, key_of, keys_of, lasted, latest, newest
 from ones_db.records import BlockRecord, HeldRecord, MembershipRecord
+from ones_db.rows import record_of, row_of
 from ones_db.tables import BLOCKS, JOBS, MEMBERSHIPS, RUNS
 from ones_wrapper.protocol import Membership
-
-FIELDS = {
-    column.name: "order" if column.name == "order_number" else column.name for column in list(MEMBERSHIPS.columns)[3:]
-}
-"""The field behind each column of a membership's report, those of its line aside."""
-_LISTS = ("blocks", "restarts")
-
-
-def membership_row(run: int, number: int, time: float, report: Membership) -> dict[str, Any]:
-    """The row of a membership that a run reported."""
-    values = {column: getattr(report, field) for column, field in FIELDS.items()}
-    values |= {name: ",".join(map(str, values[name])) for name in _LISTS}
-    return {"run_id": run, "number": number, "time": time, **values}
-
-
-def numbers(listed: str) -> tuple[int, ...]:
-    """The whole numbers in a column that lists them."""
-    return tuple(map(int, listed.split(","))) if listed else ()
 
 
 def record_blocks(connection: Connection, cluster: int, records: Iterable[BlockRecord]) -> None:
     given = list(records)
     keys = keys_of(connection, cluster, {record.job_id for record in given})
-    rows = [
-        {**vars(record), "job_id": keys[record.job_id], "node_list": ",".join(record.node_list)} for record in given
-    ]
+    rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
     add_or_replace(connection, BLOCKS, ("job_id", "task", "restart"), rows)
 
 
 def blocks(connection: Connection, cluster: int, job_id: int) -> list[BlockRecord]:
     query = select(BLOCKS).where(BLOCKS.c.job_id == key_of(connection, cluster, job_id))
     query = query.order_by(BLOCKS.c.start_time, BLOCKS.c.task, BLOCKS.c.restart)
-    return [_block(row, job_id) for row in connection.execute(query).mappings()]
+    return [record_of(BlockRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
 
 
 def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
@@ -56,7 +37,7 @@ def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
         .where(newest(cluster), BLOCKS.c.end_time.is_(None))
         .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
     )
-    return [_block(row, row["slurm_job"]) for row in connection.execute(query).mappings()]
+    return [record_of(BlockRecord, row, job_id=row["slurm_job"]) for row in connection.execute(query).mappings()]
 
 
 def held(connection: Connection, cluster: int) -> list[HeldRecord]:
@@ -95,12 +76,6 @@ def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[i
     for slurm_id, start in connection.execute(query):
         found[slurm_id].append(start)
     return found
-
-
-def _block(row: Mapping[Any, Any], job_id: int) -> BlockRecord:
-    values = {name: row[name] for name in BlockRecord.__dataclass_fields__}
-    values["node_list"] = tuple(row["node_list"].split(",")) if row["node_list"] else ()
-    return BlockRecord(**{**values, "job_id": job_id})
 
 
 def memberships(
@@ -154,9 +129,7 @@ def _with_jobs() -> Any:
 
 def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
     """The record of a row of memberships, with its term."""
-    values = {field: row[column] for column, field in FIELDS.items()}
-    values |= {name: numbers(row[name]) for name in _LISTS}
-    return MembershipRecord(job_id, row["term"], row["number"], row["time"], Membership(**values))
+    return MembershipRecord(job_id, row["term"], row["number"], row["time"], record_of(Membership, row))
 
 
 _WITH_JOBS = str(_with_jobs())

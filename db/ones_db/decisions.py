@@ -10,8 +10,10 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, or_, select
 
 from ones_db.errors import UnknownRecord
-from ones_db.jobs import alive, among, key_of, keys_of, latest, newest, reason_columns, reason_of
-from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ReasonRecord
+from ones_db.jobs import alive, among, key_of, keys_of, latest, newest
+from ones_db.reasons import Reason
+from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord
+from ones_db.rows import reason_columns, record_of, row_of
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS
 
 
@@ -26,25 +28,17 @@ def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -
     )
     if known is not None:
         return int(known)
-    values = {name: value for name, value in vars(record).items() if name not in ("jobs", "id")}
+    values = row_of(record)
+    del values["id"]
     if record.score is not None and math.isnan(record.score):
         values["score"] = None
     result = connection.execute(DECISIONS.insert().values(cluster_id=cluster, **values))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
-    rows = [
-        {
-            **vars(job),
-            **reason_columns("reason", job.reason),
-            **reason_columns("outcome", job.outcome),
-            "decision_id": key,
-            "job_id": keys[job.job_id],
-        }
-        for job in record.jobs
-    ]
+    rows = [{**row_of(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
     weighed = [
-        {**one._asdict(), "decision_id": key, "job_id": row["job_id"], "rank": rank}
-        for row in rows
-        for rank, one in enumerate(row.pop("alternatives"))
+        {**row_of(one), "decision_id": key, "job_id": keys[job.job_id], "rank": rank}
+        for job in record.jobs
+        for rank, one in enumerate(job.alternatives)
     ]
     if rows:
         connection.execute(DECISION_JOBS.insert(), rows)
@@ -54,7 +48,7 @@ def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -
 
 
 def set_outcome(
-    connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: ReasonRecord
+    connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: Reason
 ) -> None:
     job = key_of(connection, cluster, job_id)
     changed = connection.execute(
@@ -77,14 +71,21 @@ def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> 
     )
     rows = connection.execute(query).mappings().all()
     weighed = _alternatives(connection, [row["id"] for row in rows], [job])
-    return [_decision(row, (_decision_job(row, job_id, weighed.get((row["id"], job), ())),)) for row in rows]
+    return [
+        record_of(
+            DecisionRecord,
+            row,
+            jobs=(record_of(DecisionJobRecord, row, job_id=job_id, alternatives=weighed.get((row["id"], job), ())),),
+        )
+        for row in rows
+    ]
 
 
 def newest_decisions(connection: Connection, cluster: int) -> dict[int, DecisionJobRecord]:
     found = connection.execute(_newest_decisions(cluster))
     names = tuple(found.keys())
     rows = (dict(zip(names, row, strict=True)) for row in found)
-    return {row["slurm_id"]: _decision_job(row, row["slurm_id"], ()) for row in rows}
+    return {row["slurm_id"]: record_of(DecisionJobRecord, row, job_id=row["slurm_id"]) for row in rows}
 
 
 @cache
@@ -124,8 +125,8 @@ def recent_decisions(
     weighed = _alternatives(connection, list(jobs), {row["job_id"] for row in found} if user or most else None)
     for row in found:
         mine = weighed.get((row["decision_id"], row["job_id"]), ())
-        jobs[row["decision_id"]].append(_decision_job(row, row["slurm_id"], mine))
-    return [_decision(row, tuple(jobs[row["id"]])) for row in heads]
+        jobs[row["decision_id"]].append(record_of(DecisionJobRecord, row, job_id=row["slurm_id"], alternatives=mine))
+    return [record_of(DecisionRecord, row, jobs=tuple(jobs[row["id"]])) for row in heads]
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
@@ -138,11 +139,6 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
     return select(ranked).where(ranked.c.place <= most)
 
 
-def _decision(row: Any, jobs: tuple[DecisionJobRecord, ...]) -> DecisionRecord:
-    values = {name: row[name] for name in DecisionRecord.__dataclass_fields__ if name != "jobs"}
-    return DecisionRecord(jobs=jobs, **values)
-
-
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
@@ -151,20 +147,7 @@ def _alternatives(
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
     found: dict[tuple[int, int], tuple[AlternativeRecord, ...]] = {}
-    for row in connection.execute(query):
-        key = (row.decision_id, row.job_id)
-        one = AlternativeRecord(row.nodes, row.gpus_per_node, row.batch, row.worth)
-        found[key] = (*found.get(key, ()), one)
+    for row in connection.execute(query).mappings():
+        key = (row["decision_id"], row["job_id"])
+        found[key] = (*found.get(key, ()), record_of(AlternativeRecord, row))
     return found
-
-
-_APART = ("job_id", "alternatives", "reason", "outcome")
-_PLAIN = tuple(name for name in DecisionJobRecord.__dataclass_fields__ if name not in _APART)
-"""Fields that are columns as they are."""
-
-
-def _decision_job(row: Any, job_id: int, alternatives: tuple[AlternativeRecord, ...]) -> DecisionJobRecord:
-    given: dict[str, Any] = {"job_id": job_id, "alternatives": alternatives}
-    given |= {name: reason_of(name, row) for name in ("reason", "outcome")}
-    values = {name: row[name] for name in _PLAIN}
-    return DecisionJobRecord(**values, **given)

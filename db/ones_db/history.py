@@ -18,18 +18,21 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select
 
 from ones_db.blocks import members_after, membership_record
-from ones_db.history_cache import NOISES, SPEEDS, CachedJob, CachedRun, HistoryCache, Row, Size, size_of
-from ones_db.jobs import among, job_record, newest, run_end, spec_record
+from ones_db.history_cache import NOISES, SPEEDS, CachedJob, CachedRun, HistoryCache, Row, size_of
+from ones_db.jobs import among, newest, run_end, spec_record
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
     RESIZE_ROLLED_BACK,
     EpochPoint,
     JobHistory,
+    JobRecord,
     MembershipRecord,
     PlacedPoint,
     ThroughputPoint,
 )
+from ones_db.rows import record_of
+from ones_db.shape import Shape
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 PAUSES = 3
@@ -212,7 +215,7 @@ def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
 
 
 def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], resizes: Sequence[Row]) -> JobHistory:
-    job, spec = job_record(row._mapping), spec_record(row._mapping)
+    job, spec = record_of(JobRecord, row._mapping), spec_record(row._mapping)
     epoch, cursor = next(((run.epoch, run.cursor) for run in reversed(runs) if run.epoch is not None), (0, 0))
     # Later runs come last and overwrite what they did anew; beyond the position, a lost checkpoint undid it.
     latest: dict[int, tuple[EpochPoint, int]] = {}
@@ -263,6 +266,10 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     )
 
 
+def _shape(run: Row) -> Shape:
+    return Shape(run.nodes, run.gpus_per_node)
+
+
 def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
     """Optimizer steps since the size of the job last changed, by its own count of steps; None where it never did."""
     size: int | None = None
@@ -282,12 +289,13 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
     or a little later. A run that never said a step did not train."""
     if cached.members:
         return [(member.report.world, member.report.step) for member in cached.members]
-    return [(run.nodes * run.gpus_per_node, step)] if run.step is not None and run.nodes * run.gpus_per_node else []
+    gpus = _shape(run).gpus
+    return [(gpus, step)] if run.step is not None and gpus else []
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
     """Ranks and GPUs of a run, where they are known and differ: ranks that something else than `ones-run` started."""
-    gpus = run.nodes * run.gpus_per_node
+    gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
 
@@ -316,20 +324,20 @@ def _interrupts(resize: Row) -> bool:
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 
 
-def _ran(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[tuple[int, int, float], ...]:
-    seconds: dict[Size, float] = defaultdict(float)
+def _ran(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[tuple[Shape, float], ...]:
+    seconds: dict[Shape, float] = defaultdict(float)
     for run in runs:
         until = run.ended if run.ended is not None else run.report_time
         if run.start_time is None or until is None:
             continue
         members = cached[run.id].members
         # Before the first membership, and without one, it has the size of the run.
-        sizes = [size_of(members[0]) if members else (run.nodes, run.gpus_per_node), *map(size_of, members)]
+        sizes = [size_of(members[0]) if members else _shape(run), *map(size_of, members)]
         # A job may say that it changed before it began, or before it changed last.
         times = accumulate([run.start_time, *(min(member.time, until) for member in members), until], max)
         for size, (start, end) in zip(sizes, pairwise(times), strict=True):
             seconds[size] += max(end - start, 0.0)
-    return tuple((*shape, lasted) for shape, lasted in sorted(seconds.items()))
+    return tuple(sorted(seconds.items()))
 
 
 def _newest(runs: Sequence[Row], name: str) -> Any:
@@ -339,16 +347,16 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
     """The newest samples of each shape, batch and kind of GPU over all runs, oldest first."""
-    kept: dict[tuple[int, int, int, str], list[tuple[float, float]]] = defaultdict(list)
+    kept: dict[tuple[Shape, int, str], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
-            nodes, gpus_per_node = size or (run.nodes, run.gpus_per_node)
+            shape = size or _shape(run)
             # Without a shape it teaches nothing, nor with GPUs that no rank uses.
-            if nodes * gpus_per_node > 0 and not _misfit(run, cached[run.id]):
-                kept[nodes, gpus_per_node, batch, run.kind or ""] += samples
+            if shape.gpus > 0 and not _misfit(run, cached[run.id]):
+                kept[shape, batch, run.kind or ""] += samples
     points = [
-        ThroughputPoint(nodes, each, batch, speed, time, kind)
-        for (nodes, each, batch, kind), samples in kept.items()
+        ThroughputPoint(shape, batch, speed, time, kind)
+        for (shape, batch, kind), samples in kept.items()
         for speed, time in samples[-SPEEDS:]
     ]
     return tuple(sorted(points, key=lambda point: point.time))

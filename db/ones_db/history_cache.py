@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ones_db.records import EpochPoint, JobHistory, MembershipRecord, NoisePoint
+from ones_db.shape import Shape
 
 SPEEDS = 5
 """Newest throughput samples kept of each shape and batch (ONES §3.2)."""
@@ -23,8 +24,6 @@ SPARE = 250
 
 Row: TypeAlias = Any
 """A row of SQLAlchemy, its columns by name."""
-Size: TypeAlias = tuple[int, int]
-"""Nodes and GPUs per node."""
 
 
 @dataclass
@@ -35,7 +34,7 @@ class CachedRun:
     number: int = 0
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
     """Each epoch that ended, with the samples used in it."""
-    speeds: dict[tuple[Size | None, int], deque[tuple[float, float]]] = field(default_factory=dict)
+    speeds: dict[tuple[Shape | None, int], deque[tuple[float, float]]] = field(default_factory=dict)
     """The newest (samples/s, time) at each size and global batch; None for the size of the run."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
@@ -50,7 +49,7 @@ class CachedRun:
         if row.noise is not None:
             self.noises.append(NoisePoint(row.noise, row.time))
 
-    def _size_at(self, row: Any) -> Size | None:
+    def _size_at(self, row: Any) -> Shape | None:
         """At which size a sample was measured: that of the membership then in force, `MIXED` of one in which the
         blocks changed."""
         after = bisect(self.members, row.number, key=lambda member: member.number)
@@ -74,15 +73,15 @@ class CachedJob:
     history: JobHistory | None = None
 
 
-MIXED: Size = (-1, -1)
+MIXED = Shape(-1, -1)
 MARGIN = 0.1
 """Part of a sample that may lie before a change of blocks: clocks are read a moment apart."""
 
 
-def size_of(member: MembershipRecord) -> Size:
+def size_of(member: MembershipRecord) -> Shape:
     """The size of a membership; one node with all GPUs where nodes give unequally many."""
     report = member.report
-    return (report.nodes, report.gpus_per_node) if report.gpus_per_node else (1, report.world)
+    return Shape(report.nodes, report.gpus_per_node) if report.gpus_per_node else Shape(1, report.world)
 
 
 class HistoryCache:

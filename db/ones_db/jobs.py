@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
@@ -11,11 +9,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, exists, func, select, union_all
 
-from ones_db.columns import storable
 from ones_db.engine import add_or_replace
 from ones_db.errors import UnknownRecord
 from ones_db.limits import decode_limits, encode_limits
-from ones_db.records import JobRecord, ReasonRecord, RunRecord
+from ones_db.records import JobRecord, RunRecord
+from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, JOBS, RUNS
 from ones_wrapper.protocol import ProtocolError, Spec
 
@@ -24,36 +22,8 @@ _LATER = JOBS.alias("later")
 
 T = TypeVar("T")
 
-_FIRST = ("submit_time", "requested_nodes", "requested_gpus_per_node")
+_FIRST = ("submit_time", *shape_names("requested_shape"))
 """What the first snapshot of a job decides for good."""
-
-
-def reason_columns(name: str, reason: ReasonRecord) -> dict[str, str]:
-    """The columns in which a reason is stored. JSON has no infinity and PostgreSQL's no lone surrogate: text has."""
-    arguments = {
-        storable(key): storable(value)
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, float) and not math.isfinite(value)
-        else value
-        for key, value in reason.arguments.items()
-    }
-    as_json = json.dumps(arguments, ensure_ascii=False, sort_keys=True)
-    return {name: reason.text, f"{name}_code": reason.code, f"{name}_arguments": as_json}
-
-
-def reason_of(name: str, row: Mapping[Any, Any]) -> ReasonRecord:
-    """The reason that a row has in the columns of that name."""
-    arguments = row[f"{name}_arguments"]
-    # Of thousands of rows most have none.
-    return ReasonRecord(row[f"{name}_code"], {} if arguments == "{}" else json.loads(arguments), row[name])
-
-
-def job_columns(record: JobRecord) -> dict[str, Any]:
-    """The columns of jobs that a record gives."""
-    values = {**vars(record), "user_name": record.user, **reason_columns("refusal", record.refusal)}
-    del values["user"]
-    return values
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
@@ -151,7 +121,7 @@ def record_jobs(connection: Connection, cluster: int, records: Iterable[JobRecor
     rows = []
     changed = []
     for job_id, record in given.items():
-        values = {**job_columns(record), "cluster_id": cluster}
+        values = {**row_of(record), "cluster_id": cluster}
         row = known.get(job_id)
         if row is not None and _same(row, record):
             values.update({name: row[name] for name in _FIRST})
@@ -178,11 +148,6 @@ def observed() -> ColumnElement[bool]:
 def deferrals(connection: Connection, cluster: int) -> dict[int, float]:
     query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(newest(cluster), JOBS.c.deferred_until.is_not(None))
     return {row.job_id: row.deferred_until for row in connection.execute(query)}
-
-
-def job_record(row: Mapping[Any, Any]) -> JobRecord:
-    values = {name: row[name] for name in JobRecord.__dataclass_fields__ if name not in ("user", "refusal")}
-    return JobRecord(user=row["user_name"], refusal=reason_of("refusal", row), **values)
 
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:
@@ -213,7 +178,7 @@ def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None) 
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is not None:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    return {row["job_id"]: job_record(row) for row in connection.execute(query).mappings()}
+    return {row["job_id"]: record_of(JobRecord, row) for row in connection.execute(query).mappings()}
 
 
 def live_jobs(connection: Connection, cluster: int) -> set[int]:
@@ -222,13 +187,12 @@ def live_jobs(connection: Connection, cluster: int) -> set[int]:
 
 def _told(record: RunRecord) -> dict[str, Any]:
     """The columns that the record knows a value of."""
-    values = vars(record) | {"node_list": ",".join(record.node_list) or None}
-    for name in ("job_id", "report_offset", "report_number"):
-        del values[name]
+    unknown: dict[str, Any] = {"nodes": 0, "gpus_per_node": 0, "node_list": ""}
+    apart = ("job_id", "report_offset", "report_number")
     return {
         name: value
-        for name, value in values.items()
-        if value is not None and not (name in ("nodes", "gpus_per_node") and value == 0)
+        for name, value in row_of(record).items()
+        if name not in apart and value is not None and value != unknown.get(name)
     }
 
 
@@ -261,11 +225,4 @@ def end_run(connection: Connection, cluster: int, job_id: int, restart: int, end
 def runs(connection: Connection, cluster: int, job_id: int) -> list[RunRecord]:
     key = key_of(connection, cluster, job_id)
     query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
-    return [run_record(row, job_id) for row in connection.execute(query).mappings()]
-
-
-def run_record(row: Mapping[Any, Any], job_id: int) -> RunRecord:
-    values = {name: row[name] for name in RunRecord.__dataclass_fields__}
-    values["job_id"] = job_id
-    values["node_list"] = tuple(row["node_list"].split(",")) if row["node_list"] else ()
-    return RunRecord(**values)
+    return [record_of(RunRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]

@@ -7,17 +7,16 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import Connection, select
 
 from ones_db.engine import add_or_replace
-from ones_db.jobs import among, keys_of, newest, reason_columns, reason_of
+from ones_db.jobs import among, keys_of, newest
 from ones_db.records import PromiseRecord
+from ones_db.rows import record_of, row_of
 from ones_db.tables import JOBS, PROMISES
 
 
 def record_promises(connection: Connection, cluster: int, records: Iterable[PromiseRecord]) -> None:
     given = list(records)
     keys = keys_of(connection, cluster, {record.job_id for record in given})
-    rows = [
-        {**vars(record), **reason_columns("reason", record.reason), "job_id": keys[record.job_id]} for record in given
-    ]
+    rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
     add_or_replace(connection, PROMISES, ("job_id",), rows)
 
 
@@ -29,8 +28,6 @@ def promises(connection: Connection, cluster: int, job_ids: Collection[int] | No
         .order_by(JOBS.c.job_id)
     )
     return {
-        row["slurm_job"]: PromiseRecord(
-            row["slurm_job"], row["deadline"], row["time"], bool(row["given"]), reason_of("reason", row)
-        )
+        row["slurm_job"]: record_of(PromiseRecord, row, job_id=row["slurm_job"])
         for row in connection.execute(query).mappings()
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -314,14 +315,24 @@ def cause_of(refusal: str, outcome: str, given: str) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """A code of `SENTENCES` and its arguments, in the order in which they were given. Made by `reason`."""
+    """A code of `SENTENCES` and its arguments, in the order in which they were given, made by `reason`; false for none.
+
+    A number among the arguments that is not finite comes back from the database as text.
+    """
 
     code: str
     arguments: tuple[tuple[str, Argument], ...] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.code)
+
     def __str__(self) -> str:
         """The sentence, for a job's owner."""
         return render(self.code, dict(self.arguments))
+
+
+NO_REASON = Reason("")
+"""Nothing to say."""
 
 
 def reason(code: str, **arguments: Argument) -> Reason:
@@ -348,11 +359,12 @@ def _arguments_of(code: str) -> frozenset[str]:
 
 def render(code: str, arguments: Mapping[str, Argument]) -> str:
     """The sentence of a code. A code of a newer version, as a database may hold it, is shown with its arguments."""
-    sentence = SENTENCES.get(code)
-    if sentence is None:
-        shown = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        return f"{code} ({shown})" if shown else code
-    return _PLURALS.vformat(sentence, (), arguments)
+    if sentence := SENTENCES.get(code):
+        # What another version stored may lack an argument, or have text for a number.
+        with suppress(KeyError, ValueError):
+            return _PLURALS.vformat(sentence, (), arguments)
+    shown = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return f"{code} ({shown})" if shown else code
 
 
 class _Plurals(string.Formatter):

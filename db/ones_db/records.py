@@ -7,53 +7,13 @@ alone stand with it: nodes, actions and health in `ones_db.site`, lines and bars
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from ones_db.reasons import NO_REASON, Reason
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Membership, Report, Spec
-
-
-class CodedReason(Protocol):
-    """What `ReasonRecord.of` takes: the companion's reasons are such (`ones_db.reasons.Reason`)."""
-
-    @property
-    def code(self) -> str: ...
-
-    @property
-    def arguments(self) -> tuple[tuple[str, str | int | float], ...]: ...
-
-
-@dataclass(frozen=True)
-class ReasonRecord:
-    """A reason: its code, by which causes are counted, and the sentence that people read. False where it says nothing.
-
-    The codes and their sentences are the companion's; here they are stored as they come.
-    """
-
-    code: str = ""
-    """Empty where none was given, as in rows that are older than schema 0009."""
-    arguments: Mapping[str, str | int | float] = field(default_factory=dict, hash=False)
-    """What the sentence names: numbers, names, states. A number that is not finite comes back as text."""
-    text: str = ""
-    """The sentence."""
-
-    @classmethod
-    def of(cls, reason: CodedReason | str | None) -> ReasonRecord:
-        """What is stored of a reason; of a bare sentence that alone, of None nothing."""
-        if reason is None or isinstance(reason, str):
-            return cls(text=reason or "")
-        return cls(reason.code, dict(reason.arguments), str(reason))
-
-    def __bool__(self) -> bool:
-        return bool(self.code or self.text)
-
-    def __str__(self) -> str:
-        return self.text
-
-
-NO_REASON = ReasonRecord()
-"""Nothing to say."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +25,8 @@ class JobRecord:
     user: str
     submit_time: float
     """Slurm changes it when it requeues a job; the store keeps the first, from which the JCT counts."""
-    requested_nodes: int
+    requested_shape: Shape
     """As first seen: later snapshots, which show what a resize made of it, do not change it."""
-    requested_gpus_per_node: int
     account: str = ""
     partition: str = ""
     comment: str = ""
@@ -75,7 +34,7 @@ class JobRecord:
     restart: int = 0
     """How often Slurm has restarted it."""
     elastic: bool = False
-    refusal: ReasonRecord = NO_REASON
+    refusal: Reason = NO_REASON
     """Why it is not elastic."""
     state: str = "PENDING"
     end_time: float | None = None
@@ -91,9 +50,8 @@ class RunRecord:
 
     job_id: int
     restart: int
-    nodes: int = 0
-    """0 where not known."""
-    gpus_per_node: int = 0
+    shape: Shape = PARKED
+    """Zeros where not known."""
     node_list: tuple[str, ...] = ()
     start_time: float | None = None
     end_time: float | None = None
@@ -154,8 +112,7 @@ class BlockRecord:
     """Slurm's restart count of the task."""
     slurm_id: int
     """Slurm's job id of the task, by which accounting knows it."""
-    nodes: int
-    gpus_per_node: int
+    shape: Shape
     node_list: tuple[str, ...]
     state: str
     start_time: float
@@ -196,9 +153,8 @@ reason to wait."""
 class AlternativeRecord(NamedTuple):
     """A size that a decision weighed for a job."""
 
-    nodes: int
-    """0 for waiting."""
-    gpus_per_node: int
+    shape: Shape
+    """`PARKED` for waiting."""
     batch: int
     worth: float
     """What it is worth by itself, in the policy's own unit; more is better."""
@@ -214,7 +170,7 @@ class PromiseRecord:
     time: float
     """When that was said, Unix seconds."""
     given: bool
-    reason: ReasonRecord = NO_REASON
+    reason: Reason = NO_REASON
     """Why."""
 
 
@@ -223,16 +179,14 @@ class DecisionJobRecord:
     """What a decision gives one job: a shape and batch, or None (it waits)."""
 
     job_id: int
-    nodes: int | None
-    gpus_per_node: int | None
+    shape: Shape | None
     batch: int | None
-    reason: ReasonRecord
-    from_nodes: int | None = None
-    """What it held when the decision was made; None where it waited."""
-    from_gpus_per_node: int | None = None
+    reason: Reason
+    from_shape: Shape | None = None
+    """What it held when the decision was made; None if it waited."""
     from_batch: int | None = None
     acted: bool = False
-    outcome: ReasonRecord = NO_REASON
+    outcome: Reason = NO_REASON
     alternatives: tuple[AlternativeRecord, ...] = ()
     """The best few for this job, best first, what it got among them or not; where the policy tells."""
 
@@ -261,12 +215,10 @@ class ResizeRecord:
     job_id: int
     restart: int
     """The run it leaves; -1 where the job waited."""
-    old_nodes: int
-    old_gpus_per_node: int
+    old_shape: Shape
     old_batch: int | None
-    new_nodes: int
-    """0 where the job is parked: taken to zero GPUs."""
-    new_gpus_per_node: int
+    new_shape: Shape
+    """`PARKED` to take the job to zero GPUs."""
     new_batch: int | None
     state: str
     started: float
@@ -276,15 +228,15 @@ class ResizeRecord:
     """When the present state is given up."""
     ended: float | None = None
     """None while it is open."""
-    outcome: ReasonRecord = NO_REASON
+    outcome: Reason = NO_REASON
     pause_s: float | None = None
     """From the last step at the old shape to the first at the new one, where it is known."""
     id: int = 0
     """Set by the store."""
     mechanism: str = "requeue"
     """requeue, or blocks: blocks join and leave while the job trains."""
-    added: tuple[tuple[int, int, int], ...] = ()
-    """Of `blocks`: task, nodes and GPUs per node of each block that is to join. Of a job of blocks that waits: the task
+    added: tuple[tuple[int, Shape], ...] = ()
+    """Of `blocks`: task and shape of each block that is to join. Of a job of blocks that waits: the task
     that it is to start with."""
     dropped: tuple[int, ...] = ()
     """Of `blocks`: tasks of those that are to leave."""
@@ -306,7 +258,7 @@ class ResizeStepRecord:
     sequence: int
     state: str
     time: float
-    detail: ReasonRecord
+    detail: Reason
 
 
 class EpochPoint(NamedTuple):
@@ -322,8 +274,7 @@ class EpochPoint(NamedTuple):
 class ThroughputPoint(NamedTuple):
     """One measured throughput."""
 
-    nodes: int
-    gpus_per_node: int
+    shape: Shape
     batch: int
     samples_per_s: float
     time: float
@@ -394,8 +345,8 @@ class JobHistory:
     leave do not interrupt it."""
     epoch_samples: float | None = None
     """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
-    ran: tuple[tuple[int, int, float], ...] = ()
-    """Nodes and GPUs per node that it has run on, and for how many seconds in all: by Slurm's clock, of a run that has
+    ran: tuple[tuple[Shape, float], ...] = ()
+    """Shapes on which it has run, and for how many seconds in all: by Slurm's clock, of a run that has
     not ended until its newest report. One node with all GPUs stands for nodes that give unequally many."""
     membership: MembershipRecord | None = None
     """Of a job of blocks: the newest."""

@@ -11,32 +11,23 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Table, bindparam, cast, func, select
 
-from ones_db.blocks import membership_row
 from ones_db.engine import add_new, add_rows
 from ones_db.jobs import SPEC_COLUMNS, among, key_of, known, newest, spec_columns
 from ones_db.records import ReportLine, RunReports
+from ones_db.rows import COLUMNS, record_of, row_of
 from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
 from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Membership, Spec, Throughput
 
 Row = Mapping[Any, Any]
 
-_RENAMED = {"order": "order_number"}
-"""Fields of the protocol whose columns have another name."""
-
-
-def _fields(report: type[Any]) -> dict[str, str]:
-    """The field behind each column of a report's table, those of its line aside."""
-    return {_RENAMED.get(field.name, field.name): field.name for field in fields(report)}
-
 
 def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
     """A report's values in the order of its table's columns, behind the run, the number and the time."""
-    field = _fields(report)
+    field = {COLUMNS.get(one.name, one.name): one.name for one in fields(report)}
     return attrgetter(*(field[column.name] for column in list(table.columns)[3:]))
 
 
 _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
-_CHECKPOINT, _BATCH = _fields(Checkpoint), _fields(Batch)
 
 MOST = 2**53
 """No count grows beyond this, whatever a job says."""
@@ -78,9 +69,9 @@ def add_reports(connection: Connection, cluster: int, looks: Sequence[RunReports
         new, key = _new(look.lines, run["report_number"]), run["id"]
         samples += [(key, line.number, line.time, *_sample(line.report)) for line in new[Throughput]]
         epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
-        checkpoints += [_row(key, line, _CHECKPOINT) for line in new[Checkpoint]]
-        batches += [_row(key, line, _BATCH) for line in new[Batch]]
-        memberships += [membership_row(key, line.number, line.time, line.report) for line in new[Membership]]
+        checkpoints += [_row(key, line) for line in new[Checkpoint]]
+        batches += [_row(key, line) for line in new[Batch]]
+        memberships += [_row(key, line) for line in new[Membership]]
         after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
         changed[tuple(after)].append({**after, "key": key})
     add_rows(connection, THROUGHPUT, samples)
@@ -103,9 +94,8 @@ def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
     return found
 
 
-def _row(run: int, line: ReportLine, fields: Mapping[str, str]) -> dict[str, Any]:
-    values = {column: getattr(line.report, field) for column, field in fields.items()}
-    return {"run_id": run, "number": line.number, "time": line.time, **values}
+def _row(run: int, line: ReportLine) -> dict[str, Any]:
+    return {"run_id": run, "number": line.number, "time": line.time, **row_of(line.report)}
 
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
@@ -291,8 +281,7 @@ def checkpoint_for_order(
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
         return None
-    report = Checkpoint(**{field: row[column] for column, field in _CHECKPOINT.items()})
-    return row["number"], row["time"], report
+    return row["number"], row["time"], record_of(Checkpoint, row)
 
 
 def pause_after(connection: Connection, cluster: int, job_id: int, restart: int) -> float | None:

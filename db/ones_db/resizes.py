@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, select, text
 
-from ones_db.blocks import numbers
 from ones_db.errors import ResizeConflict, UnknownRecord
-from ones_db.jobs import key_of, reason_columns, reason_of
-from ones_db.records import NO_REASON, ReasonRecord, ResizeRecord, ResizeStepRecord
+from ones_db.jobs import key_of
+from ones_db.reasons import NO_REASON, Reason
+from ones_db.records import ResizeRecord, ResizeStepRecord
+from ones_db.rows import reason_columns, record_of, row_of
 from ones_db.tables import JOBS, RESIZES, STEPS
 
 
 def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> ResizeRecord:
     job = key_of(connection, cluster, record.job_id)
-    values = {**vars(record), **reason_columns("outcome", record.outcome), **_blocks(record), "job_id": job}
+    values = {**row_of(record), "job_id": job}
     del values["id"]
     query = select(RESIZES).where(RESIZES.c.job_id == job)
     again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
@@ -43,7 +43,7 @@ def step_resize(
     cluster: int,
     resize_id: int,
     state: str,
-    detail: ReasonRecord,
+    detail: Reason,
     time: float,
     order_number: int | None,
     deadline: float | None,
@@ -64,7 +64,7 @@ def end_resize(
     cluster: int,
     resize_id: int,
     state: str,
-    outcome: ReasonRecord,
+    outcome: Reason,
     time: float,
     pause_s: float | None,
 ) -> ResizeRecord:
@@ -114,11 +114,7 @@ def resizes(connection: Connection, cluster: int, job_id: int | None) -> list[Re
 def resize_steps(connection: Connection, cluster: int, resize_id: int) -> list[ResizeStepRecord]:
     _row(connection, cluster, resize_id)
     query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
-    names = ("resize_id", "sequence", "state", "time")
-    return [
-        ResizeStepRecord(**{name: row[name] for name in names}, detail=reason_of("detail", row))
-        for row in connection.execute(query).mappings()
-    ]
+    return [record_of(ResizeStepRecord, row) for row in connection.execute(query).mappings()]
 
 
 PHASES = (
@@ -165,7 +161,7 @@ def _row(connection: Connection, cluster: int, resize_id: int) -> Mapping[Any, A
     return row
 
 
-def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: ReasonRecord) -> None:
+def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: Reason) -> None:
     """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
     query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
     last = connection.execute(query).mappings().one()
@@ -174,33 +170,9 @@ def _next_step(connection: Connection, resize_id: int, state: str, time: float, 
         _step(connection, resize_id, last["sequence"] + 1, state, time, detail)
 
 
-def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: ReasonRecord) -> None:
-    values = {"resize_id": key, "sequence": sequence, "state": state, "time": time}
-    connection.execute(STEPS.insert().values({**values, **reason_columns("detail", detail)}))
-
-
-def _blocks(record: ResizeRecord) -> dict[str, str]:
-    """The columns of the blocks that are to join and to leave."""
-    return {
-        "added": ",".join(f"{task}:{nodes}x{gpus}" for task, nodes, gpus in record.added),
-        "dropped": ",".join(map(str, record.dropped)),
-        "held": ",".join(map(str, record.held)),
-        "let_go": ",".join(map(str, record.let_go)),
-    }
-
-
-def added_of(text: str) -> tuple[tuple[int, int, int], ...]:
-    """Task, nodes and GPUs per node of each block in the column that lists them."""
-    return tuple((int(task), int(nodes), int(gpus)) for task, nodes, gpus in re.findall(r"(\d+):(\d+)x(\d+)", text))
+def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: Reason) -> None:
+    connection.execute(STEPS.insert().values(row_of(ResizeStepRecord(key, sequence, state, time, detail))))
 
 
 def _record(row: Mapping[Any, Any]) -> ResizeRecord:
-    given = {
-        "job_id": row["slurm_id"],
-        "outcome": reason_of("outcome", row),
-        "added": added_of(row["added"]),
-        "dropped": numbers(row["dropped"]),
-        "held": numbers(row["held"]),
-        "let_go": numbers(row["let_go"]),
-    }
-    return ResizeRecord(**{name: row[name] for name in ResizeRecord.__dataclass_fields__ if name not in given}, **given)
+    return record_of(ResizeRecord, row, job_id=row["slurm_id"])

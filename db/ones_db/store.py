@@ -14,8 +14,8 @@ from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
 from ones_db.history_cache import HistoryCache
+from ones_db.reasons import NO_REASON, Reason
 from ones_db.records import (
-    NO_REASON,
     BlockRecord,
     DecisionJobRecord,
     DecisionRecord,
@@ -24,7 +24,6 @@ from ones_db.records import (
     JobRecord,
     MembershipRecord,
     PromiseRecord,
-    ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
@@ -228,7 +227,7 @@ class Store(SiteStore):
         with self._write() as connection:
             promises.record_promises(connection, self._cluster, records)
 
-    def set_outcome(self, decision_id: int, job_id: int, *, acted: bool, outcome: ReasonRecord) -> None:
+    def set_outcome(self, decision_id: int, job_id: int, *, acted: bool, outcome: Reason) -> None:
         """Store what became of a decision for one job."""
         with self._write() as connection:
             decisions.set_outcome(connection, self._cluster, decision_id, job_id, acted, outcome)
@@ -245,7 +244,7 @@ class Store(SiteStore):
         state: str,
         *,
         time: float,
-        detail: ReasonRecord = NO_REASON,
+        detail: Reason = NO_REASON,
         order_number: int | None = None,
         deadline: float | None = None,
     ) -> ResizeRecord:
@@ -259,7 +258,7 @@ class Store(SiteStore):
             )
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: Reason, time: float, pause_s: float | None = None
     ) -> ResizeRecord:
         """Close a resize; returns how it ended. State `RESIZE_DONE` says that it took effect."""
         with self._write() as connection:

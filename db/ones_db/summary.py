@@ -14,6 +14,8 @@ from ones_db.history_cache import size_of
 from ones_db.jobs import among, lasted, latest, newest, observed, run_end
 from ones_db.limits import decode_limits
 from ones_db.records import RESIZE_DONE, MembershipRecord
+from ones_db.rows import record_of
+from ones_db.shape import Shape
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import ProtocolError
@@ -30,9 +32,8 @@ class JobSummary:
     state: str
     elastic: bool
     refusal: str
-    nodes: int | None
-    """Shape of its newest run; None where it has not run."""
-    gpus_per_node: int | None
+    shape: Shape | None
+    """Of its newest run; None if it has not run."""
     running: bool
     """That run has not ended."""
     batch: int | None
@@ -73,10 +74,9 @@ class JobSummary:
     def local_batch(self) -> int | None:
         """Samples per GPU and forward pass (the most of any GPU), of a job whose GPUs share samples per replica; None
         where it is not known."""
-        gpus = (self.nodes or 0) * (self.gpus_per_node or 0)
-        if self.batch is None or not self.passes or not gpus:
+        if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
-        return -(-self.batch // (_replicas(self.limits, gpus) * self.passes))
+        return -(-self.batch // (_replicas(self.limits, self.shape.gpus) * self.passes))
 
     @property
     def jct_s(self) -> float | None:
@@ -91,8 +91,7 @@ class TimelineRow(NamedTuple):
     name: str
     user: str
     restart: int
-    nodes: int
-    gpus_per_node: int
+    shape: Shape
     start: float
     end: float | None
 
@@ -143,7 +142,7 @@ def _summaries(cluster: int) -> Select[Any]:
     return (
         select(
             *(JOBS.c[name] for name in _JOB),
-            JOBS.c.user_name.label("user"),
+            JOBS.c.user_name,
             now.c.nodes,
             now.c.gpus_per_node,
             and_(now.c.restart == JOBS.c.restart, now.c.end_time.is_(None), JOBS.c.end_time.is_(None)).label("running"),
@@ -206,13 +205,13 @@ def _believed(text: str | None) -> Limits | None:
 
 
 def _summary(row: dict[str, Any]) -> JobSummary:
-    values = row | {"running": bool(row["running"]), "limits": _believed(row["limits"])}
-    gpus, most = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), values.pop("max_local")
-    if row["passes"] is None and row["batch"] is not None and gpus and most:
+    limits = _believed(row["limits"])
+    gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local"], row["passes"]
+    if passes is None and row["batch"] is not None and gpus and most:
         # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).
-        local = -(-row["batch"] // _replicas(values["limits"], gpus))
-        values["passes"] = max(-(-local // most), 1)
-    return JobSummary(**values)
+        local = -(-row["batch"] // _replicas(limits, gpus))
+        passes = max(-(-local // most), 1)
+    return record_of(JobSummary, row, running=bool(row["running"]), limits=limits, passes=passes)
 
 
 _JOB = (
@@ -290,7 +289,11 @@ def timeline(
         query = query.where(JOBS.c.job_id == job_id, newest(cluster))
     members = all_members(connection, cluster, since, job_id)
     rows = connection.execute(query, given)
-    return [part for *row, run in rows for part in _parts(TimelineRow(*row), members.get(run, ()))]
+    return [
+        part
+        for *who, nodes, gpus_per_node, start, end, run in rows
+        for part in _parts(TimelineRow._make((*who, Shape(nodes, gpus_per_node), start, end)), members.get(run, ()))
+    ]
 
 
 @cache
@@ -319,13 +322,13 @@ def _parts(run: TimelineRow, members: Sequence[MembershipRecord]) -> list[Timeli
     """The run, cut where its blocks changed."""
     parts = [run]
     for member in members:
-        nodes, gpus_per_node = size_of(member)
+        shape = size_of(member)
         *parts, last = parts
         time = max(last.start, member.time if last.end is None else min(member.time, last.end))
         # Who trains from the start on is known a moment after it.
         first = not parts and member is members[0]
-        if not (first or time == last.start or (last.nodes, last.gpus_per_node) == (nodes, gpus_per_node)):
+        if not (first or time == last.start or last.shape == shape):
             parts.append(last._replace(end=time))
             last = last._replace(start=time)
-        parts.append(last._replace(nodes=nodes, gpus_per_node=gpus_per_node))
+        parts.append(last._replace(shape=shape))
     return parts

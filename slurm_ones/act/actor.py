@@ -7,17 +7,9 @@ import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
-from ones_db import (
-    AlternativeRecord,
-    DecisionJobRecord,
-    DecisionRecord,
-    NotLeader,
-    PromiseRecord,
-    ReasonRecord,
-    ResizeRecord,
-    Store,
-)
-from ones_db.reasons import Reason, reason
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, PromiseRecord, ResizeRecord, Store
+from ones_db.reasons import NO_REASON, Reason, reason
+from ones_db.shape import PARKED
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
@@ -160,7 +152,7 @@ class Actor:
             return
         now = self._clock()
         self._store.record_promises(
-            PromiseRecord(job_id, deadline, now, said.given, ReasonRecord.of(said.reason))
+            PromiseRecord(job_id, deadline, now, said.given, said.reason)
             for job_id, said in one.schedule.promises.items()
             if (deadline := one.views[job_id].deadline) is not None
         )
@@ -220,11 +212,9 @@ class Actor:
         record = ResizeRecord(
             job_id=job.job_id,
             restart=job.restart if job.running else -1,
-            old_nodes=change.old.nodes,
-            old_gpus_per_node=change.old.gpus_per_node,
+            old_shape=change.old,
             old_batch=change.old_batch,
-            new_nodes=change.new.nodes,
-            new_gpus_per_node=change.new.gpus_per_node,
+            new_shape=change.new,
             new_batch=change.new_batch,
             old_kind=change.old_kind,
             new_kind=change.new_kind,
@@ -234,7 +224,7 @@ class Actor:
             order_number=number,
             deadline=self._clock() + self._settings.resize.drain_timeout_s,
             mechanism=REQUEUE if change.moves is None else BLOCKS,
-            added=tuple((task, shape.nodes, shape.gpus_per_node) for task, shape in moves.added),
+            added=moves.added,
             dropped=moves.dropped,
             held=change.to_hold,
         )
@@ -262,8 +252,7 @@ class Actor:
         # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
         refused = {**one.schedule.refused, **made.refused}
         gist = tuple(
-            (r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted, r.outcome.code, refused.get(r.job_id))
-            for r in records
+            (r.job_id, r.shape, r.batch, r.from_shape, r.acted, r.outcome.code, refused.get(r.job_id)) for r in records
         )
         if gist == self._written.get(one.partition) or not records:
             return None
@@ -286,19 +275,15 @@ def _record(job: JobRules, schedule: Schedule, made: Plan, acted: bool) -> Decis
     allocation = schedule.allocations.get(job_id)
     return DecisionJobRecord(
         job_id=job_id,
-        nodes=allocation.shape.nodes if allocation else None,
-        gpus_per_node=allocation.shape.gpus_per_node if allocation else None,
+        shape=allocation.shape if allocation else None,
         batch=allocation.batch if allocation else None,
-        reason=ReasonRecord.of(schedule.reasons.get(job_id, elastic.refusal)),
-        from_nodes=elastic.shape.nodes if running else None,
-        from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
+        reason=schedule.reasons.get(job_id) or elastic.refusal or NO_REASON,
+        from_shape=elastic.shape if running else None,
         from_batch=job.history.batch if running and job.history else None,
         acted=acted,
-        outcome=ReasonRecord.of(made.outcomes.get(job_id) or schedule.refused.get(job_id)),
+        outcome=made.outcomes.get(job_id) or schedule.refused.get(job_id) or NO_REASON,
         alternatives=tuple(
-            AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
-            if one is not None
-            else AlternativeRecord(0, 0, 0, worth)
+            AlternativeRecord(one.shape, one.batch, worth) if one is not None else AlternativeRecord(PARKED, 0, worth)
             for one, worth in schedule.weighed.get(job_id, ())
         ),
     )

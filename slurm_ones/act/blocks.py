@@ -97,7 +97,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
         return _withdraw(machine, resize, why)
     # The order first: a block that starts looks whether it is wanted.
     if machine.orders.last_number(array.job) < (resize.order_number or 0):
-        blocks = (_training(machine, resize, array) - {*resize.dropped}) | {task for task, _, _ in resize.added}
+        blocks = (_training(machine, resize, array) - {*resize.dropped}) | {task for task, _ in resize.added}
         if not blocks:
             return _withdraw(machine, resize, reason("blocks_not_ready"))
         try:
@@ -117,7 +117,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
 
 
 def _ours_to_release(resize: ResizeRecord, array: Array) -> list[int]:
-    jobs = ((task, array.tasks.get(task)) for task, _, _ in resize.added)
+    jobs = ((task, array.tasks.get(task)) for task, _ in resize.added)
     return [task for task, job in jobs if job is not None and job.pending and job.held and not job.admin_held]
 
 
@@ -147,7 +147,7 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
     """Why the blocks will not train together; None while they may."""
     late, now = machine.times.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
-    for task, _, _ in resize.added:
+    for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
             return reason("block_unknown", task=task)
@@ -204,7 +204,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
         deadline = machine.clock() + machine.settings.blocks_wait_s
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), deadline=deadline)
     # Where some had joined already they stay, and those whose place they took are gone.
-    tasks = [task for task in (*(task for task, _, _ in resize.added), *resize.dropped) if task not in training]
+    tasks = [task for task in (*(task for task, _ in resize.added), *resize.dropped) if task not in training]
     # Whom we hold must be known also where the job never reports that they left, or is stopped right after; and whom we
     # do not, since its owner may.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
@@ -222,8 +222,7 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 def _cause(machine: Machine, resize: ResizeRecord) -> Reason:
     """Why it was taken back, as it was written down then."""
     steps = [step for step in machine.store.resize_steps(resize.id) if step.state == State.WITHDRAWING.value]
-    detail = steps[-1].detail
-    return Reason(detail.code, tuple(detail.arguments.items()))
+    return steps[-1].detail
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ def _joined(machine: Machine, resize: ResizeRecord, array: Array) -> Membership 
     if seen is None:
         return None
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
-    for task, _, _ in resize.added:
+    for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None or not job.running or restarts.get(task) != job.restart:
             return None
@@ -280,14 +279,14 @@ def _training(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
     seen = _newest(machine, array)
     known = {task for task, job in array.tasks.items() if is_alive(job)}
     members = {*seen.blocks} & known if seen is not None else set()
-    return members or _running(array) - {task for task, _, _ in resize.added}
+    return members or _running(array) - {task for task, _ in resize.added}
 
 
 def _to_start(resize: ResizeRecord, array: Array) -> set[int]:
     """The tasks that wait in no hold: where none is known to train, those with which the job starts again. One that is
     to join is meant where there is no other."""
     waiting = {task for task, job in array.tasks.items() if job.pending and not job.held}
-    return waiting - {task for task, _, _ in resize.added} or waiting
+    return waiting - {task for task, _ in resize.added} or waiting
 
 
 def _running(array: Array) -> set[int]:

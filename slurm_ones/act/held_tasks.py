@@ -54,7 +54,7 @@ class HeldTasks:
         if newest.ended is None:
             if newest.state == State.PREPARING.value:
                 return
-            ours -= {*newest.dropped, *(task for task, _, _ in newest.added)}
+            ours -= {*newest.dropped, *(task for task, _ in newest.added)}
         # A record may stand for several tasks, and a task may have a second one of an earlier end.
         seen = [(task, job.completing or (job.pending and job.held)) for job in tasks for task in job.array_tasks]
         if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:

@@ -110,7 +110,7 @@ class Leftovers:
         for one in self.store.resizes(job_id):
             held |= {*one.held}
             if one.state == State.DONE.value:
-                held -= {task for task, _, _ in one.added}
+                held -= {task for task, _ in one.added}
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ones_db import NO_REASON, MembershipRecord, ReasonRecord, ResizeRecord, ResizeStepRecord
-from ones_db.reasons import Reason, reason
+from ones_db import MembershipRecord, ResizeRecord, ResizeStepRecord
+from ones_db.reasons import NO_REASON, Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.act.deferrals import Deferrals
@@ -16,7 +16,6 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.timing import ActionTimes
 from slurm_ones.act.transitions import State, check_transition
 from slurm_ones.config import ResizeSettings
-from slurm_ones.rules.gate import new_of
 from slurm_ones.rules.strategy import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
 from slurm_ones.slurm.model import Job
@@ -33,12 +32,12 @@ class ResizeStore(Protocol):
         state: str,
         *,
         time: float,
-        detail: ReasonRecord = NO_REASON,
+        detail: Reason = NO_REASON,
         deadline: float | None = None,
     ) -> ResizeRecord: ...
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: Reason, time: float, pause_s: float | None = None
     ) -> ResizeRecord: ...
 
     def note_held(self, resize_id: int, tasks: Sequence[int]) -> ResizeRecord: ...
@@ -104,7 +103,7 @@ class Machine:
         spec, problem = self.told(job)
         if problem:
             return reason("strategy_unread", problem=problem)
-        return breaks(spec, new_of(resize), resize.old_batch, resize.new_batch)
+        return breaks(spec, resize.new_shape, resize.old_batch, resize.new_batch)
 
     def ask_for_few_switches(self, job: Job, shape: Shape) -> None:
         """Have Slurm look for the shape below as few leaf switches as it needs: a wish that ends by itself, and whose
@@ -134,7 +133,7 @@ class Machine:
         """Write down the state that comes next; no other code does. Raises `IllegalTransition`."""
         check_transition(State(resize.state), state)
         log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
-        detail = ReasonRecord.of(why)
+        detail = why or NO_REASON
         if not state.final:
             self.times.entered(resize, state)
             return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)

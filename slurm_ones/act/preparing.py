@@ -10,7 +10,6 @@ from functools import partial
 
 from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
-from ones_db.shape import Shape
 from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
 from slurm_ones.slurm.client import Refused, UnknownJob
@@ -22,17 +21,17 @@ Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
 
 def changes(resize: ResizeRecord) -> list[Change]:
     """All that may have to be done, in order."""
-    return [_hold, _lift_throttle, *(partial(_give_shape, task=task) for task, _, _ in resize.added)]
+    return [_hold, _lift_throttle, *(partial(_give_shape, task=task) for task, _ in resize.added)]
 
 
 def to_join(resize: ResizeRecord) -> set[int]:
     """Tasks of the blocks that are to join."""
-    return {task for task, _, _ in resize.added}
+    return {task for task, _ in resize.added}
 
 
 def unfit(resize: ResizeRecord, array: Array) -> Reason | None:
     """Why one of the blocks that are to join cannot be prepared."""
-    for task, _, _ in resize.added:
+    for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
             return reason("block_unknown", task=task)
@@ -46,7 +45,7 @@ def unfit(resize: ResizeRecord, array: Array) -> Reason | None:
 def elsewhere(resize: ResizeRecord, array: Array) -> Reason | None:
     """That one of those that are to join waits in another partition than the others train in: its owner moved it since
     this was planned, and its shape is none of that partition's."""
-    jobs = (array.tasks.get(task) for task, _, _ in resize.added)
+    jobs = (array.tasks.get(task) for task, _ in resize.added)
     if all(job is None or not job.pending or job.shares_partition(array.job) for job in jobs):
         return None
     return reason("blocks_differ", what="partition")
@@ -58,11 +57,8 @@ def prepared(resize: ResizeRecord, array: Array) -> bool:
         not _unheld(resize, array)
         and not any(job.throttle for job in array.tasks.values())
         and all(
-            (job := array.tasks[task]).pending
-            and job.held
-            and job.has_shape(Shape(nodes, gpus))
-            and job.kind == resize.new_kind
-            for task, nodes, gpus in resize.added
+            (job := array.tasks[task]).pending and job.held and job.has_shape(shape) and job.kind == resize.new_kind
+            for task, shape in resize.added
         )
     )
 
@@ -110,7 +106,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
     job = array.tasks[task]
     if _unheld(resize, array) or any(one.throttle for one in array.tasks.values()) or job.completing:
         return None
-    shape = next(Shape(nodes, gpus) for one, nodes, gpus in resize.added if one == task)
+    shape = dict(resize.added)[task]
     try:
         if not job.pending:
             machine.client.reuse(array.key(task))

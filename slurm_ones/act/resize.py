@@ -23,7 +23,7 @@ from slurm_ones.act.stale_holds import forgotten, in_our_hold, may_be_ours
 from slurm_ones.act.timing import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS
-from slurm_ones.rules.gate import kind_of_target, new_of, old_of, target_of
+from slurm_ones.rules.gate import kind_of_target, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job
 
@@ -336,7 +336,7 @@ class ResizeMachine(Machine):
         self, resize: ResizeRecord, job: Job, *, remark: str = "", pause_s: float | None = None
     ) -> ResizeRecord:
         """Close the resize by the shape that Slurm holds, whichever was asked for last. `remark` is what was odd."""
-        new = new_of(resize)
+        new = resize.new_shape
         # A job that was to be parked keeps its shape: where it comes here, it was released instead.
         state = State.DONE if new != PARKED and _at_new(resize, job) else State.ROLLED_BACK
         at = "its old shape" if _at_old(resize, job) else "another shape"
@@ -364,17 +364,17 @@ def _to_put_back(resize: ResizeRecord, job: Job) -> bool:
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:
-        return job.has_shape(new_of(resize))
-    shapes = job.has_shape(new_of(resize)) or job.has_shape(old_of(resize))
+        return job.has_shape(resize.new_shape)
+    shapes = job.has_shape(resize.new_shape) or job.has_shape(resize.old_shape)
     return shapes and job.kind in (resize.old_kind, resize.new_kind)
 
 
 def _at_new(resize: ResizeRecord, job: Job) -> bool:
-    return _is_at(resize, job, new_of(resize), resize.new_kind)
+    return _is_at(resize, job, resize.new_shape, resize.new_kind)
 
 
 def _at_old(resize: ResizeRecord, job: Job) -> bool:
-    return _is_at(resize, job, old_of(resize), resize.old_kind)
+    return _is_at(resize, job, resize.old_shape, resize.old_kind)
 
 
 HANDLERS: dict[State, Callable[[ResizeMachine, ResizeRecord, Any], ResizeRecord]] = {

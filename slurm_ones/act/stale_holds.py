@@ -104,7 +104,7 @@ class StaleHolds:
     def _released(self, resize: ResizeRecord, job: Job) -> float:
         """When the job was last seen out of the hold that the resize had put on it; infinity if there was none."""
         steps = self._store.resize_steps(resize.id)
-        added = {task for task, _, _ in resize.added}
+        added = {task for task, _ in resize.added}
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf
         if resize.mechanism == BLOCKS:

@@ -18,7 +18,7 @@ SIMULATED_EVERY_S = 10.0
 
 def size_of(job: JobSummary) -> int:
     """GPUs of its newest run."""
-    return (job.nodes or 0) * (job.gpus_per_node or 0)
+    return job.shape.gpus if job.shape else 0
 
 
 class Progress:

@@ -86,7 +86,7 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
     layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
     reference = reference_of(measured, base, layout.max_local)
-    ran = {(nodes, nodes * each): seconds for nodes, each, seconds in history.ran}
+    ran = {(shape.nodes, shape.gpus): seconds for shape, seconds in history.ran}
     return points_of(measured, reference, layout, ran if history.ran else None), reference
 
 

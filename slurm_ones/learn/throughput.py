@@ -69,7 +69,7 @@ PEERS_BEYOND = 2.0
 
 def believable(point: ThroughputPoint) -> bool:
     """Whether every figure is finite, positive and within reason."""
-    counts = (point.nodes, point.gpus_per_node, point.batch)
+    counts = (point.shape.nodes, point.shape.gpus_per_node, point.batch)
     return (
         math.isfinite(point.time)
         and all(1 <= count < ABSURD for count in counts)
@@ -82,7 +82,7 @@ def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, ma
     not said, what it measured at."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
-    locals_ = [point.batch / (point.nodes * point.gpus_per_node) for point in measured if believable(point)]
+    locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
     return max(math.exp(float(np.mean(np.log(locals_)))), 1.0) if locals_ else 32.0
 
 
@@ -98,7 +98,7 @@ def points_of(
     """
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
-        kind = (point.nodes, point.nodes * point.gpus_per_node, point.batch)
+        kind = (point.shape.nodes, point.shape.gpus, point.batch)
         # Taken out and put in again, so that the kinds are in the order of their last measurement.
         logs = kinds.pop(kind, [])
         kinds[kind] = [*logs[1 - LAST :], math.log(point.batch / point.samples_per_s)]

@@ -11,17 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import (
-    ActionRecord,
-    JobRecord,
-    MembershipRecord,
-    NodeRecord,
-    ReasonRecord,
-    ReportLine,
-    RunRecord,
-    RunReports,
-    Store,
-)
+from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, ReportLine, RunRecord, RunReports, Store
 from ones_db.reasons import reason
 from ones_wrapper import protocol
 from ones_wrapper.protocol import Membership, Spec
@@ -187,7 +177,7 @@ class Observer:
                 why = reason("blocks_no_more" if job_id in no_more else "opted_out")
                 end = job.end_time if job.ended else None
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=ReasonRecord.of(why)))
+                records.append(replace(now, elastic=False, refusal=why))
         self._store.record_jobs(records)
 
     @staticmethod

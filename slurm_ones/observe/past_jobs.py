@@ -14,9 +14,10 @@ from functools import lru_cache
 from itertools import pairwise
 from math import inf, prod
 
-from ones_db import AccountingJob, JobRecord, ReasonRecord, RunRecord
+from ones_db import AccountingJob, JobRecord, RunRecord
 from ones_db.accounting import SAME_JOB_S
 from ones_db.reasons import reason
+from ones_db.shape import Shape
 from ones_wrapper.hostlist import expand
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.slurm.sacct import AccountingRow
@@ -116,8 +117,7 @@ def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
             RunRecord(
                 job_id=array,
                 restart=len(runs),
-                nodes=nodes,
-                gpus_per_node=_each(sum(row.gpus for row in together), nodes),
+                shape=Shape(nodes, _each(sum(row.gpus for row in together), nodes)),
                 node_list=tuple(sorted(names)),
                 start_time=start,
                 end_time=end,
@@ -140,8 +140,7 @@ def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
         RunRecord(
             job_id=row.job_id,
             restart=restart or 0,
-            nodes=row.nodes,
-            gpus_per_node=_each(row.gpus, row.nodes),
+            shape=Shape(row.nodes, _each(row.gpus, row.nodes)),
             node_list=_hosts(row.node_list, row.nodes),
             start_time=row.start,
             end_time=row.end,
@@ -160,12 +159,11 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
         name=last.name,
         user=last.user,
         submit_time=submit,
-        requested_nodes=first.requested_nodes,
-        requested_gpus_per_node=_each(first.requested_gpus or first.gpus, first.requested_nodes),
+        requested_shape=Shape(first.requested_nodes, _each(first.requested_gpus or first.gpus, first.requested_nodes)),
         account=last.account,
         partition=last.partition,
         restart=restart,
-        refusal=ReasonRecord.of(reason("accounting_only")),
+        refusal=reason("accounting_only"),
         state=last.state,
         end_time=last.end,
         exit_code=last.exit_code,

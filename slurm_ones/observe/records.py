@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ones_db import JobRecord, NodeRecord, ReasonRecord, RunRecord
+from ones_db import JobRecord, NodeRecord, RunRecord
+from ones_db.reasons import NO_REASON
+from ones_db.shape import Shape
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.slurm.model import Node, kind_of
 from slurm_ones.slurm.parse import usable
@@ -19,15 +21,14 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
         name=plain(job.name),
         user=plain(job.user),
         submit_time=job.submit_time,
-        requested_nodes=job.nodes,
-        requested_gpus_per_node=elastic.shape.gpus_per_node,
+        requested_shape=Shape(job.nodes, elastic.shape.gpus_per_node),
         account=plain(job.account),
         partition=plain(",".join(job.partitions)),
         comment=plain(job.comment, 1000),
         work_dir=plain(job.work_dir, 4096),
         restart=job.restart,
         elastic=not elastic.refusal,
-        refusal=ReasonRecord.of(elastic.refusal),
+        refusal=elastic.refusal or NO_REASON,
         state=job.state.value,
         end_time=job.end_time if job.ended else None,
         exit_code=job.exit_code if job.ended else None,
@@ -59,8 +60,7 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
     return RunRecord(
         job_id=job.job_id,
         restart=job.restart,
-        nodes=shape.nodes,
-        gpus_per_node=shape.gpus_per_node,
+        shape=shape,
         node_list=job.node_list,
         start_time=start,
         end_time=job.end_time if job.ended else None,

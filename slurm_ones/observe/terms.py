@@ -160,7 +160,7 @@ class Terms:
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
-        places = {key: (one.node_list, one.gpus_per_node) for key, one in held.items() if one is not None}
+        places = {key: (one.node_list, one.shape.gpus_per_node) for key, one in held.items() if one is not None}
         if len(places) < len(keys):
             asked = (job for job in ask(job_id) if len(job.array_tasks) == 1)
             places |= {(job.array_tasks[0], job.restart): (job.node_list, job.gpus_per_node) for job in asked}
@@ -193,8 +193,7 @@ def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
         task=job.array_tasks[0],
         restart=job.restart,
         slurm_id=job.job_id,
-        nodes=shape.nodes,
-        gpus_per_node=shape.gpus_per_node,
+        shape=shape,
         node_list=job.node_list,
         state=job.state.value,
         start_time=job.start_time,

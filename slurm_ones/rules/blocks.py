@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from ones_db import RESIZE_DONE, JobHistory, ReasonRecord, ResizeRecord
+from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
@@ -108,8 +108,7 @@ def _drains(node: Node) -> bool:
 
 def moves_of(resize: ResizeRecord) -> Moves:
     """The blocks that join and leave in a resize under way: none leaves any more once it is taken back."""
-    added = tuple((task, Shape(nodes, gpus)) for task, nodes, gpus in resize.added)
-    return Moves(added, () if resize.state == "withdrawing" else resize.dropped)
+    return Moves(resize.added, () if resize.state == "withdrawing" else resize.dropped)
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
@@ -119,7 +118,7 @@ def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
     for resize in resizes:
         if resize.mechanism == BLOCKS:
             ours |= {*resize.held, *resize.dropped}
-            added = {task for task, _, _ in resize.added}
+            added = {task for task, _ in resize.added}
             ours = ours - added if resize.state == RESIZE_DONE else ours | added
             ours -= _given_up(resize.outcome) | {*resize.let_go}
     return frozenset(ours)
@@ -130,7 +129,7 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
-            ours |= {*resize.held, *resize.dropped, *(task for task, _, _ in resize.added)}
+            ours |= {*resize.held, *resize.dropped, *(task for task, _ in resize.added)}
     return frozenset(ours)
 
 
@@ -141,8 +140,8 @@ def held_by_others(tasks: Collection[int]) -> Reason:
     return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))
 
 
-def _given_up(outcome: ReasonRecord) -> set[int]:
+def _given_up(outcome: Reason) -> set[int]:
     """The tasks that `held_by_others` named."""
     if outcome.code not in ("block_held", "blocks_held"):
         return set()
-    return {int(task) for named in outcome.arguments.values() for task in str(named).split(", ")}
+    return {int(task) for named in dict(outcome.arguments).values() for task in str(named).split(", ")}

@@ -37,19 +37,9 @@ from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, free_gpus, partition_gpus, take
 
 
-def new_of(resize: ResizeRecord) -> Shape:
-    """The shape that the resize was begun for."""
-    return Shape(resize.new_nodes, resize.new_gpus_per_node)
-
-
-def old_of(resize: ResizeRecord) -> Shape:
-    """The shape that the job had before it."""
-    return Shape(resize.old_nodes, resize.old_gpus_per_node)
-
-
 def target_of(resize: ResizeRecord) -> Shape:
     """The shape that the resize is heading for: the old one once it is on its way back."""
-    return old_of(resize) if _goes_back(resize) else new_of(resize)
+    return resize.old_shape if _goes_back(resize) else resize.new_shape
 
 
 def kind_of_target(resize: ResizeRecord) -> str:
@@ -112,7 +102,7 @@ class JobRules:
     def requested(self) -> int:
         """GPUs that no cap takes from it: what it asked for at first, or asks for now or has, whichever is more."""
         job = self.history.job if self.history is not None else None
-        asked = job.requested_nodes * job.requested_gpus_per_node if job is not None else 0
+        asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
 
     @property

@@ -65,9 +65,7 @@ class Change:
         return self.new == PARKED
 
     def __str__(self) -> str:
-        old, new = self.old, self.new
-        shapes = old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node
-        return resized(*shapes, self.old_batch, self.new_batch, self.old_kind, self.new_kind)
+        return resized(self.old, self.new, self.old_batch, self.new_batch, self.old_kind, self.new_kind)
 
 
 @dataclass(frozen=True)

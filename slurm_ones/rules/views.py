@@ -298,7 +298,7 @@ def _view(
     return replace(
         view,
         submitted=history.job.submit_time,
-        requested=history.job.requested_nodes * history.job.requested_gpus_per_node,
+        requested=history.job.requested_shape.gpus,
         requested_batch=history.first_batch or base,
         batch=history.batch or base,
         epochs=len(history.epochs),

@@ -270,9 +270,9 @@ class Metrics:
             for job_id, view in one.views.items():
                 history, known = tick.histories.get(job_id), expected.get(job_id)
                 last = history.throughput[-1] if history is not None and history.throughput else None
-                size = (last.nodes, last.gpus_per_node) if last is not None else None
+                size = (last.shape.nodes, last.shape.gpus_per_node) if last is not None else None
                 if known is not None and last is not None and size != known.size:
-                    asked = (last.nodes, last.nodes * last.gpus_per_node, last.batch)
+                    asked = (last.shape.nodes, last.shape.gpus, last.batch)
                     model = known.on.get(last.kind, known.model)
                     predicted = float(model.throughput(*(np.array([number]) for number in asked))[0])
                     source = OTHERS if known.size is None else OWN
@@ -319,9 +319,9 @@ def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> f
     By a requeue: its old GPUs while it wrote the checkpoint, its new ones from the batch script to its first step. By
     blocks: all that it had during the pause, and those that joined until they were ready.
     """
-    old, new = resize.old_nodes * resize.old_gpus_per_node, resize.new_nodes * resize.new_gpus_per_node
+    old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:
-        joined = sum(nodes * gpus for _, nodes, gpus in resize.added)
+        joined = sum(shape.gpus for _, shape in resize.added)
         return max(old, new) * phases.get("pause", 0.0) + joined * phases.get("ready", 0.0)
     starting = sum(phases.get(name, 0.0) for name in ("launch", "group", "load", "first_step"))
     return old * stalled + new * starting
@@ -335,7 +335,7 @@ def _way(resize: ResizeRecord) -> str:
 
 def _asked(history: JobHistory | None) -> int:
     """GPUs that a job asked for; 0 where that is not known."""
-    return history.job.requested_nodes * history.job.requested_gpus_per_node if history is not None else 0
+    return history.job.requested_shape.gpus if history is not None else 0
 
 
 def _ratio(measured: float, predicted: float) -> float | None:

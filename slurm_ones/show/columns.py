@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from ones_db import DecisionJobRecord, DecisionRecord, JobSummary, PromiseRecord, ResizeRecord, ResizeStepRecord
+from ones_db.shape import Shape
 from slurm_ones.show.words import planned
 from slurm_ones.text import changed, clock, left_s, per_gpu, plain, progress, seconds, shape
 
@@ -111,7 +112,7 @@ def _job(name: str) -> Callable[[ShownJob], Any]:
 
 def gpus(job: JobSummary) -> int:
     """GPUs that it holds."""
-    return (job.nodes or 0) * (job.gpus_per_node or 0) if job.running else 0
+    return job.shape.gpus if job.running and job.shape else 0
 
 
 def _speed(one: ShownJob) -> float:
@@ -163,8 +164,8 @@ JOB: tuple[Column[ShownJob], ...] = (
         "shape", lambda one: shape(one.job), "nodes x GPUs of each, while it runs", "shape",
         left=True, width=6, key=lambda one: gpus(one.job),
     ),
-    Column("nodes", _job("nodes"), "nodes of its newest run"),
-    Column("gpus_per_node", _job("gpus_per_node"), "GPUs of each of them"),
+    Column("nodes", lambda one: one.job.shape and one.job.shape.nodes, "nodes of its newest run"),
+    Column("gpus_per_node", lambda one: one.job.shape and one.job.shape.gpus_per_node, "GPUs of each of them"),
     Column("running", _job("running"), "that run has not ended"),
     Column("batch", lambda one: one.job.batch or None, "global batch, samples", "batch", width=6),
     Column(
@@ -223,8 +224,8 @@ RESIZE: tuple[Column[ShownResize], ...] = (
     Column("started", attrgetter("resize.started"), "beginning, Unix seconds", "begun", clock, left=True),
     Column("ended", attrgetter("resize.ended"), "end, Unix seconds; null while it is open", "ended", clock),
     Column("change", lambda one: changed(one.resize), "what it changes", "change", left=True),
-    Column("old_shape", lambda one: _sized(one.resize.old_nodes, one.resize.old_gpus_per_node), "shape before"),
-    Column("new_shape", lambda one: _sized(one.resize.new_nodes, one.resize.new_gpus_per_node), "shape after"),
+    Column("old_shape", lambda one: _sized(one.resize.old_shape), "shape before"),
+    Column("new_shape", lambda one: _sized(one.resize.new_shape), "shape after"),
     Column("old_batch", attrgetter("resize.old_batch"), "global batch before, samples"),
     Column("new_batch", attrgetter("resize.new_batch"), "global batch after, samples"),
     Column("old_kind", attrgetter("resize.old_kind"), "kind of GPU before; empty for any"),
@@ -240,7 +241,7 @@ RESIZE: tuple[Column[ShownResize], ...] = (
         own=lambda one: ", ".join(f"{step.state} {step.time - one.resize.started:.1f} s" for step in one.steps),
     ),
     Column("start", attrgetter("start"), "phases of the start after it"),
-    Column("outcome", lambda one: one.resize.outcome.text, "what came of it", "what came of it", left=True, width=40),
+    Column("outcome", lambda one: str(one.resize.outcome), "what came of it", "what came of it", left=True, width=40),
     Column("outcome_code", attrgetter("resize.outcome.code"), "code of that"),
     Column("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "what that names"),
 )  # fmt: skip
@@ -251,25 +252,25 @@ DECISION: tuple[Column[ShownDecision], ...] = (
     Column("mode", attrgetter("decision.mode"), "advise or act"),
     Column("job_id", attrgetter("given.job_id"), "Slurm's job id"),
     Column(
-        "from_shape", lambda one: _sized(one.given.from_nodes, one.given.from_gpus_per_node), "what it had", "had",
+        "from_shape", lambda one: _sized(one.given.from_shape), "what it had", "had",
         left=True,
-        own=lambda one: _choice(one.given.from_nodes, one.given.from_gpus_per_node, one.given.from_batch, "waited"),
+        own=lambda one: _choice(one.given.from_shape, one.given.from_batch, "waited"),
     ),
     Column("from_batch", attrgetter("given.from_batch"), "global batch that it had, samples"),
     Column(
-        "shape", lambda one: _sized(one.given.nodes, one.given.gpus_per_node), "what it gets; null: it waits", "gets",
+        "shape", lambda one: _sized(one.given.shape), "what it gets; null: it waits", "gets",
         left=True,
-        own=lambda one: _choice(one.given.nodes, one.given.gpus_per_node, one.given.batch, "waits"),
+        own=lambda one: _choice(one.given.shape, one.given.batch, "waits"),
     ),
-    Column("nodes", attrgetter("given.nodes"), "nodes that it gets"),
-    Column("gpus_per_node", attrgetter("given.gpus_per_node"), "GPUs of each of them"),
+    Column("nodes", lambda one: one.given.shape and one.given.shape.nodes, "nodes that it gets"),
+    Column("gpus_per_node", lambda one: one.given.shape and one.given.shape.gpus_per_node, "GPUs of each of them"),
     Column("batch", attrgetter("given.batch"), "global batch that it gets, samples"),
-    Column("reason", lambda one: one.given.reason.text, "why", "why", left=True, width=40),
+    Column("reason", lambda one: str(one.given.reason), "why", "why", left=True, width=40),
     Column("reason_code", attrgetter("given.reason.code"), "code of that"),
     Column("reason_arguments", lambda one: dict(one.given.reason.arguments), "what that names"),
     Column(
-        "outcome", lambda one: one.given.outcome.text, "what came of it", "what came of it", left=True, width=40,
-        own=lambda one: one.given.outcome.text or ("carried out" if one.given.acted else " "),
+        "outcome", lambda one: str(one.given.outcome), "what came of it", "what came of it", left=True, width=40,
+        own=lambda one: str(one.given.outcome) or ("carried out" if one.given.acted else " "),
     ),
     Column("outcome_code", attrgetter("given.outcome.code"), "code of that"),
     Column("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "what that names"),
@@ -281,28 +282,28 @@ DECISION: tuple[Column[ShownDecision], ...] = (
 )  # fmt: skip
 
 
-def _sized(nodes: int | None, gpus_per_node: int | None) -> str | None:
-    return f"{nodes}x{gpus_per_node}" if nodes else None
+def _sized(shape: Shape | None) -> str | None:
+    return str(shape) if shape and shape.nodes else None
 
 
-def _choice(nodes: int | None, gpus_per_node: int | None, batch: int | None, none: str) -> str:
-    size = _sized(nodes, gpus_per_node)
+def _choice(shape: Shape | None, batch: int | None, none: str) -> str:
+    size = _sized(shape)
     return f"{size}, batch {batch}" if size else none
 
 
 def _alternative(one: Any) -> dict[str, Any]:
-    return {"shape": _sized(one.nodes, one.gpus_per_node), "batch": one.batch, "worth": one.worth}
+    return {"shape": _sized(one.shape), "batch": one.batch, "worth": one.worth}
 
 
 def _weighed(one: Any) -> str:
-    size = _sized(one.nodes, one.gpus_per_node)
+    size = _sized(one.shape)
     return f"{size}/{one.batch} ({one.worth:.3g})" if size else f"waiting ({one.worth:.3g})"
 
 
 def _step(step: ResizeStepRecord) -> dict[str, Any]:
     detail = step.detail
     found = {"sequence": step.sequence, "state": step.state, "time": step.time}
-    return found | {"detail": detail.text, "detail_code": detail.code, "detail_arguments": dict(detail.arguments)}
+    return found | {"detail": str(detail), "detail_code": detail.code, "detail_arguments": dict(detail.arguments)}
 
 
 def _of(columns: Sequence[Column[T]], names: str) -> tuple[Column[T], ...]:

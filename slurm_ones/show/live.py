@@ -120,7 +120,7 @@ def wrong(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) -
     """What is wrong with how jobs that have not ended were started, by the newest decision about each."""
     alive = {job.job_id for job in jobs if job.end_time is None}
     reasons = {job_id: decided.reason for job_id, decided in newest.items() if job_id in alive}
-    return {job_id: reason.text for job_id, reason in reasons.items() if reason.code in WRONG}
+    return {job_id: str(reason) for job_id, reason in reasons.items() if reason.code in WRONG}
 
 
 def counted(codes: Iterable[str]) -> str:
@@ -142,4 +142,4 @@ def _why(job: JobSummary, decided: DecisionJobRecord | None) -> str:
         return ""
     if job.refusal or decided is None:
         return job.refusal
-    return decided.outcome.text or decided.reason.text
+    return str(decided.outcome) or str(decided.reason)

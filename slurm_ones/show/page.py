@@ -30,7 +30,7 @@ def _acted(store: Store) -> list[Acted]:
     names = {job.job_id: job.name for job in store.job_summaries()}
     runs = {(job_id, run.restart): run for job_id in names for run in store.runs(job_id)}
     reasons = {
-        (decision.id, job.job_id): job.reason.text
+        (decision.id, job.job_id): str(job.reason)
         for decision in store.recent_decisions(1000)
         for job in decision.jobs
         if job.acted
@@ -40,8 +40,7 @@ def _acted(store: Store) -> list[Acted]:
     begun = starts(resizes, runs)
     for resize in resizes:
         steps = ", ".join(f"{s.state} {s.time - resize.started:.1f} s" for s in store.resize_steps(resize.id))
-        sizes = resize.old_nodes, resize.old_gpus_per_node, resize.new_nodes, resize.new_gpus_per_node
-        shapes = resized(*sizes, old_kind=resize.old_kind, new_kind=resize.new_kind)
+        shapes = resized(resize.old_shape, resize.new_shape, old_kind=resize.old_kind, new_kind=resize.new_kind)
         pause = f"; paused {seconds(resize.pause_s)}" if resize.pause_s is not None else ""
         start = f"; the start after it: {begun[resize.id]}" if resize.id in begun else ""
         found.append(
@@ -50,7 +49,7 @@ def _acted(store: Store) -> list[Acted]:
                 job=names.get(resize.job_id, str(resize.job_id)),
                 change=f"{shapes}, batch {resize.old_batch or '–'} → {resize.new_batch or '–'}",
                 reason=reasons.get((resize.decision_id or 0, resize.job_id), ""),
-                steps=f"{steps}: {resize.outcome.text}{pause}{start}",
+                steps=f"{steps}: {resize.outcome!s}{pause}{start}",
             )
         )
     return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ones_db import AlternativeRecord, JobSummary, RunRecord, Store
 from ones_db.reasons import reason
+from ones_db.rows import flat
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.show.columns import DECISION, JOB, RESIZE, ShownDecision, ShownResize, record
 from slurm_ones.show.live import read_live
@@ -41,10 +42,10 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
     live = read_live(store, only=[job_id])
     return {
         "job": record(JOB, live.shown(summary)),
-        "deadline": [asdict(said) for said in live.promises.values()],
-        "runs": [asdict(run) for run in store.runs(job_id)],
+        "deadline": [flat(said) for said in live.promises.values()],
+        "runs": [flat(run) for run in store.runs(job_id)],
         "slow_nodes": [asdict(node) for node in _slow_nodes(store, job_id)],
-        "blocks": [asdict(block) for block in store.blocks(job_id)],
+        "blocks": [flat(block) for block in store.blocks(job_id)],
         "memberships": [asdict(member) for member in store.memberships(job_id, MEMBERSHIPS)],
         "decisions": [record(DECISION, one) for one in decided(store, job_id, decisions)],
         "resizes": [record(RESIZE, one) for one in resizes_of(store, job_id)],
@@ -107,7 +108,7 @@ def plain_pace(run: RunRecord) -> str:
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
     took = run.report_time - run.hello_time
-    size = f"{run.nodes}x{run.gpus_per_node}"
+    size = f"{run.shape}"
     if took <= 0:
         return ""
     pace = f"{run.step} optimizer steps on {size}, {(run.step - 1) / took:.4g} a second"
@@ -126,10 +127,10 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
         yield f"  {line}"
     found = decided(store, job, decisions)
     for one in found:
-        outcome = f" [dim]({safe(one.given.outcome.text, 300)})[/]" if one.given.outcome.text else ""
-        gets = f"{DECIDES['shape'].text(one)}: " if one.given.nodes else ""
+        outcome = f" [dim]({safe(str(one.given.outcome), 300)})[/]" if one.given.outcome else ""
+        gets = f"{DECIDES['shape'].text(one)}: " if one.given.shape else ""
         head = f"{clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
-        yield f"  {head}: {gets}{safe(one.given.reason.text, 500)}{outcome}"
+        yield f"  {head}: {gets}{safe(str(one.given.reason), 500)}{outcome}"
         if one.given.alternatives:
             yield f"      weighed: {'; '.join(map(_weighed, one.given.alternatives))}"
     if not found:
@@ -139,7 +140,7 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
 
 
 def _weighed(one: AlternativeRecord) -> str:
-    size = f"{one.nodes}x{one.gpus_per_node}, batch {one.batch}" if one.nodes else "waiting"
+    size = f"{one.shape}, batch {one.batch}" if one.shape.nodes else "waiting"
     return f"{size} (worth {one.worth:.4g})"
 
 
@@ -177,11 +178,11 @@ def _resize(one: ShownResize) -> Iterator[str]:
     still = pause if resize.mechanism == "blocks" else seconds
     yield (
         f"  {clock(resize.started)} resize {changed(resize)}{f' ({blocks})' if blocks else ''}: {resize.state}"
-        + (f", {safe(resize.outcome.text, 300)}" if resize.outcome.text else "")
+        + (f", {safe(str(resize.outcome), 300)}" if resize.outcome else "")
         + (f", training stood still for {still(resize.pause_s)}" if resize.pause_s is not None else "")
     )
     for step in one.steps:
-        yield f"      {step.time - resize.started:7.1f} s  {step.state}  [dim]{safe(step.detail.text, 300)}[/]"
+        yield f"      {step.time - resize.started:7.1f} s  {step.state}  [dim]{safe(str(step.detail), 300)}[/]"
     if one.start:
         yield f"      the start after it: {one.start}"
 

@@ -14,7 +14,7 @@ def trains_on(members: Sequence[MembershipRecord], blocks: Sequence[BlockRecord]
     """`trains on blocks 0,3: 1x2 + 2x4; last change 0.21 s, grew from 2 to 10 GPUs`; `members` are newest first."""
     if not members:
         return "no block of it has reported that it trains"
-    shapes = {(block.task, block.restart): f"{block.nodes}x{block.gpus_per_node}" for block in blocks}
+    shapes = {(block.task, block.restart): str(block.shape) for block in blocks}
     now = members[0].report
     named = zip(now.blocks, now.restarts, strict=False)
     which = f"block{'s' * (len(now.blocks) != 1)} {','.join(map(str, now.blocks))}"
@@ -41,7 +41,7 @@ def planned(resize: ResizeRecord) -> str:
     """Which blocks a resize adds and drops: `adds 3 (2x4), drops 0`; empty for one by requeue."""
     if resize.mechanism != "blocks":
         return ""
-    added = ", ".join(f"{task} ({nodes}x{gpus})" for task, nodes, gpus in resize.added)
+    added = ", ".join(f"{task} ({shape})" for task, shape in resize.added)
     dropped = ", ".join(map(str, resize.dropped))
     return ", ".join(part for part in (f"adds {added}" if added else "", f"drops {dropped}" if dropped else "") if part)
 
@@ -50,9 +50,7 @@ def ran(block: BlockRecord) -> str:
     """`block 3: 2x4 on n2,n3, RUNNING`."""
     again = f" (start {block.restart + 1})" if block.restart else ""
     nodes = ",".join(block.node_list)
-    return (
-        f"block {block.task}{again}: {block.nodes}x{block.gpus_per_node} on {nodes or 'nodes unknown'}, {block.state}"
-    )
+    return f"block {block.task}{again}: {block.shape} on {nodes or 'nodes unknown'}, {block.state}"
 
 
 def deadline(said: PromiseRecord) -> str:

@@ -103,7 +103,7 @@ class Bench:
         (self.folder / directory_name(job_id)).mkdir()
         job = elastic(job_id, shape, *nodes, uid=os.geteuid(), work_dir=str(self.folder), **changes)
         self.jobs[job_id] = job
-        self.store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
+        self.store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, Shape(1, 1))])
         return job
 
     def act(self, wanted: dict[int, Allocation], *parked: int) -> list[int]:

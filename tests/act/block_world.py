@@ -83,7 +83,7 @@ class BlockWorld:
             for name in list(self.cluster.nodes.names()):
                 self.cluster.drain(name)
         self.simulated.pass_time(60)  # until it trains
-        self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), 1, 1, elastic=True)])
+        self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), Shape(1, 1), elastic=True)])
         if before:
             self._train_with(before)
 
@@ -140,18 +140,16 @@ class BlockWorld:
             ResizeRecord(
                 job_id=self.job_id,
                 restart=self.training.term,
-                old_nodes=1,
-                old_gpus_per_node=1,
+                old_shape=Shape(1, 1),
                 old_batch=16,
-                new_nodes=1,
-                new_gpus_per_node=2,
+                new_shape=Shape(1, 2),
                 new_batch=32,
                 state=State.PREPARING.value,
                 started=self.clock(),
                 order_number=round(self.clock() * 1000),
                 deadline=self.clock() + self.settings.resize.drain_timeout_s,
                 mechanism=BLOCKS,
-                added=tuple((task, shape.nodes, shape.gpus_per_node) for task, shape in added.items()),
+                added=tuple(added.items()),
                 dropped=dropped,
                 held=tuple(waiting),
             )
@@ -164,11 +162,9 @@ class BlockWorld:
             ResizeRecord(
                 job_id=self.job_id,
                 restart=-1,
-                old_nodes=1,
-                old_gpus_per_node=1,
+                old_shape=Shape(1, 1),
                 old_batch=None,
-                new_nodes=shape.nodes,
-                new_gpus_per_node=shape.gpus_per_node,
+                new_shape=shape,
                 new_batch=None,
                 state=State.HOLDING.value,
                 started=self.clock(),
@@ -210,7 +206,7 @@ class BlockWorld:
         for _ in range(400):
             if self.resize.state == state:
                 return
-            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome.text}"
+            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
             self.tick()
         raise AssertionError(f"stuck in {self.resize.state}")
 

@@ -41,7 +41,7 @@ def elastic(
 def history(job_id: int, **changes: Any) -> JobHistory:
     """A job that has said what it can do."""
     told = JobHistory(
-        job=JobRecord(job_id, "job", "alice", 1.0, 1, 1),
+        job=JobRecord(job_id, "job", "alice", 1.0, Shape(1, 1)),
         spec=Spec(32, 512, 64, 1000, 10),
         epochs=(),
         throughput=(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import JobRecord, ReasonRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
+from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
@@ -31,12 +31,17 @@ def test_a_resize_is_written_down_before_anything_is_done(own_store: Store, tmp_
     bench.add(job_id, Shape(1, 1), "n1", restart=2)
     assert bench.act({job_id: Allocation(Shape(1, 2), 64)}) == [job_id]
     (resize,) = own_store.resizes(job_id)
-    assert (resize.state, resize.restart, resize.old_gpus_per_node, resize.new_gpus_per_node) == ("draining", 2, 1, 2)
+    assert (resize.state, resize.restart, resize.old_shape, resize.new_shape) == (
+        "draining",
+        2,
+        Shape(1, 1),
+        Shape(1, 2),
+    )
     assert (resize.old_batch, resize.new_batch) == (32, 64)
     assert resize.order_number == pytest.approx(NOW * 1000, abs=100)
     assert resize.deadline == pytest.approx(NOW + 300, abs=1) and resize.decision_id is not None
     assert bench.machine.asked == [job_id] and bench.order(job_id) is None
-    assert own_store.decisions(job_id)[0].jobs[0].outcome.text == "begins"
+    assert str(own_store.decisions(job_id)[0].jobs[0].outcome) == "begins"
 
 
 def test_a_waiting_job_begins_with_its_hold(own_store: Store, tmp_path: Path) -> None:
@@ -95,7 +100,7 @@ def test_the_stop_file_stops_everything_that_would_begin(own_store: Store, tmp_p
     bench.add(two, Shape(1, 1), "n2")
     assert bench.act({one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 64)}) == []
     assert own_store.resizes(one) == [] and bench.order(two) is None
-    outcome = own_store.decisions(one)[0].jobs[0].outcome.text
+    outcome = str(own_store.decisions(one)[0].jobs[0].outcome)
     assert outcome == f"{tmp_path / 'stop'} exists: nothing is begun"
 
 
@@ -126,8 +131,8 @@ def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path
 
 def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
     """A resize that a companion before this one began."""
-    store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
-    return store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, state.value, NOW))
+    store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, Shape(1, 1))])
+    return store.begin_resize(ResizeRecord(job_id, 0, Shape(1, 1), 32, Shape(1, 2), 64, state.value, NOW))
 
 
 def test_one_broken_resize_does_not_stop_the_others(own_store: Store, tmp_path: Path) -> None:
@@ -148,14 +153,14 @@ def test_what_others_hold_is_remembered_however_a_change_of_blocks_ended(
     """Also where its end was stored, and the database did not say so."""
     held = HeldTasks(own_store)
     actor = Bench(own_store, tmp_path, held=held).actor
-    own_store.record_jobs([JobRecord(1, "job", "alice", 1.0, 1, 1, elastic=True)])
-    resize = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "preparing", NOW, mechanism=BLOCKS, held=(1, 2))
+    own_store.record_jobs([JobRecord(1, "job", "alice", 1.0, Shape(1, 1), elastic=True)])
+    resize = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "preparing", NOW, mechanism=BLOCKS, held=(1, 2))
     resize = own_store.begin_resize(resize)
     held.note(resize)
     assert held.of(1) == {1, 2}
 
     def end(resize: ResizeRecord) -> ResizeRecord:
-        ended = own_store.end_resize(resize.id, "rolled_back", ReasonRecord.of(held_by_others({2})), NOW + 1)
+        ended = own_store.end_resize(resize.id, "rolled_back", held_by_others({2}), NOW + 1)
         if not told:
             raise StoreLost("the server closed the connection at the commit")
         return ended

@@ -78,7 +78,7 @@ def interrupted(
         world.begin(road.added, road.dropped)
         resize = world.finish()
         where = world.events[stop] if stop is not None else "nothing"
-        assert resize.state == road.end, f"after an interruption at {where}: {world.states}, {resize.outcome.text}"
+        assert resize.state == road.end, f"after an interruption at {where}: {world.states}, {resize.outcome!s}"
         world.check()
         return world.events
 

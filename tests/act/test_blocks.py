@@ -327,7 +327,7 @@ def test_blocks_that_their_owner_holds_at_once(make: Make, state: State) -> None
     for task in (1, 2):
         world.cluster.hold(Task(world.job_id, task))
     resize = world.finish()
-    assert resize.outcome.text == "blocks 1, 2 were held by others" and resize.state == State.ROLLED_BACK
+    assert str(resize.outcome) == "blocks 1, 2 were held by others" and resize.state == State.ROLLED_BACK
     assert not {1, 2} & world.machine_held()
 
 
@@ -459,7 +459,7 @@ def test_a_clock_behind_slurms_does_not_make_a_change_last(make: Make, monkeypat
     monkeypatch.setattr(blocks, "_joined", lambda *_: None)
     world.begin({1: ONE})
     world.finish()
-    assert world.resize.state == State.ROLLED_BACK and "did not train together" in world.resize.outcome.text
+    assert world.resize.state == State.ROLLED_BACK and "did not train together" in str(world.resize.outcome)
 
 
 def test_a_block_that_its_owner_cancels(make: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.reasons import reason
-from ones_db.shape import Shape
+from ones_db.shape import PARKED, Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.slurm.client import NotResizable, Unreachable
@@ -26,7 +26,7 @@ def bench(own_store: Store, tmp_path: Path) -> Bench:
 
 
 def outcome(bench: Bench, job_id: int) -> str:
-    return bench.store.decisions(job_id)[0].jobs[0].outcome.text
+    return str(bench.store.decisions(job_id)[0].jobs[0].outcome)
 
 
 def test_a_lease_is_renewed_in_its_second_half(bench: Bench) -> None:
@@ -146,7 +146,7 @@ def test_a_job_in_a_resize_is_the_machines(bench: Bench) -> None:
     """Its deferral is neither renewed nor ended beside the machine."""
     bench.add(1, Shape(1, 1), **AT)
     bench.act({}, 1)
-    bench.store.begin_resize(ResizeRecord(1, -1, 1, 1, 32, 1, 2, 64, State.HOLDING.value, NOW))
+    bench.store.begin_resize(ResizeRecord(1, -1, Shape(1, 1), 32, Shape(1, 2), 64, State.HOLDING.value, NOW))
     bench.now += 800
     bench.act({}, 1)
     bench.act({})
@@ -160,8 +160,8 @@ def test_a_deferred_job_whose_resize_waits_its_turn_does_not_start_at_its_old_sh
     bench.act({}, 1)
     most = bench.settings.resize.max_open
     for job_id in range(10, 10 + most):
-        bench.store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
-        bench.store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, State.STARTING.value, NOW))
+        bench.store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, Shape(1, 1))])
+        bench.store.begin_resize(ResizeRecord(job_id, 0, Shape(1, 1), 32, Shape(1, 2), 64, State.STARTING.value, NOW))
     bench.now += 500
     assert bench.act({1: Allocation(Shape(1, 2), 32), 2: Allocation(Shape(1, 2), 32)}) == []
     assert outcome(bench, 1) == f"waits its turn: {most} resizes are under way"
@@ -184,7 +184,7 @@ def test_a_running_job_begins_to_be_parked(bench: Bench) -> None:
     bench.add(1, Shape(1, 2), "n1", restart=3)
     assert bench.act({}, 1) == [1]
     (resize,) = bench.store.resizes(1)
-    assert (resize.state, resize.restart, resize.new_nodes, resize.new_gpus_per_node) == ("draining", 3, 0, 0)
+    assert (resize.state, resize.restart, resize.new_shape) == ("draining", 3, PARKED)
     assert (resize.old_batch, resize.new_batch) == (32, None)
     assert bench.slurm.deferred == [] and outcome(bench, 1) == "begins"
 

@@ -32,7 +32,7 @@ def test_a_running_job_is_parked(make_world: Make, counts_early: bool) -> None:
     world = parked(make_world, counts_early=counts_early)
     assert world.states == ["draining", "requeuing", "parking", "done"]
     assert world.calls == ["requeue_hold", "defer", "release"]
-    assert (world.resize.outcome.text, world.resize.pause_s) == ("it is parked", None)
+    assert (str(world.resize.outcome), world.resize.pause_s) == ("it is parked", None)
     world.check()
     order = decode_order((world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes())
     assert order.drain and order.batch is None
@@ -75,8 +75,8 @@ def test_a_refused_deferral_lets_the_job_run_on(make_world: Make, start_now: boo
     resize = world.finish()
     world.check()
     assert world.states[2:] == ["parking", "releasing_back", "waiting_back", "starting_back", "rolled_back"]
-    assert resize.outcome.text == "it runs at its old shape" and resize.pause_s is not None
-    assert "denied" in world.store.resize_steps(resize.id)[3].detail.text
+    assert str(resize.outcome) == "it runs at its old shape" and resize.pause_s is not None
+    assert "denied" in str(world.store.resize_steps(resize.id)[3].detail)
 
 
 def test_a_release_that_is_refused_ends_the_deferral_too(make_world: Make) -> None:
@@ -88,7 +88,7 @@ def test_a_release_that_is_refused_ends_the_deferral_too(make_world: Make) -> No
     world.slurm.release_refused = lambda shape: ""
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it runs at its old shape")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at its old shape")
     steps = {step.state: step.time for step in world.store.resize_steps(resize.id)}
     assert steps["starting_back"] - steps["parking"] < 60
 
@@ -123,7 +123,7 @@ def test_a_job_that_its_owner_releases_first_is_not_parked(make_world: Make) -> 
     resize = world.finish()
     world.check()
     assert "defer" not in world.calls and resize.state == State.ROLLED_BACK
-    assert "released before it could be parked" in world.store.resize_steps(resize.id)[3].detail.text
+    assert "released before it could be parked" in str(world.store.resize_steps(resize.id)[3].detail)
 
 
 def test_an_operators_hold_is_left_to_the_operator(make_world: Make) -> None:
@@ -137,7 +137,7 @@ def test_an_operators_hold_is_left_to_the_operator(make_world: Make) -> None:
     world.interrupt = hold
     world.begin()
     resize = world.finish()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it waits at its old shape, held by an operator")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape, held by an operator")
     assert world.job.held_by == "operator" and "defer" not in world.calls
 
 

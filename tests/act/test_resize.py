@@ -68,7 +68,7 @@ def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) 
     world.check()
     assert world.states == THERE
     assert world.calls == ["requeue_hold", "reshape", "release"]
-    assert resize.outcome.text == "it runs at its new shape" and resize.pause_s is not None
+    assert str(resize.outcome) == "it runs at its new shape" and resize.pause_s is not None
     assert world.job.trainer is not None and world.job.trainer.batch == NEW_BATCH
     assert world.job.restart == 1
 
@@ -114,7 +114,7 @@ def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) ->
     world.check()
     assert world.calls == ["hold", "reshape", "release"]
     assert world.states[:3] == ["holding", "reshaping", "releasing"] and resize.state == State.DONE
-    assert resize.outcome.text == "it waits at its new shape"
+    assert str(resize.outcome) == "it waits at its new shape"
     assert ("release", False) in world.slurm.calls
     assert world.job.begin_time == begin_time
 
@@ -136,7 +136,7 @@ def test_a_job_that_waits_for_its_earliest_start_keeps_its_shape(make_world: Mak
     world.begin()
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it waits at its old shape")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape")
     assert (world.job.begin_time, world.job.shape) == (begin_time, OLD)
 
 
@@ -172,8 +172,8 @@ def test_a_refused_shape_is_rolled_back(make_world: Make, words: str) -> None:
     resize = world.finish()
     world.check()
     assert world.states == [*THERE[:3], *BACK]
-    assert resize.outcome.text == "it runs at its old shape"
-    assert words in world.store.resize_steps(resize.id)[3].detail.text
+    assert str(resize.outcome) == "it runs at its old shape"
+    assert words in str(world.store.resize_steps(resize.id)[3].detail)
 
 
 def test_an_update_carried_out_in_part_is_undone(make_world: Make) -> None:
@@ -193,7 +193,7 @@ def test_a_refused_shape_of_a_waiting_job_is_rolled_back(make_world: Make) -> No
     world.begin()
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it waits at its old shape")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape")
 
 
 def test_a_job_whose_old_shape_is_refused_too_is_let_go(make_world: Make) -> None:
@@ -203,7 +203,7 @@ def test_a_job_whose_old_shape_is_refused_too_is_let_go(make_world: Make) -> Non
     world.begin()
     resize = world.finish()
     assert not world.job.held_by and resize.state == State.ROLLED_BACK
-    assert "old shape was refused" in " ".join(s.detail.text for s in world.store.resize_steps(resize.id))
+    assert "old shape was refused" in " ".join(str(s.detail) for s in world.store.resize_steps(resize.id))
 
 
 def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
@@ -219,7 +219,7 @@ def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
     assert resize.state == State.ROLLED_BACK
     steps = {step.state: step for step in world.store.resize_steps(resize.id)}
     assert steps["holding_back"].time - began <= world.settings.max_wait_s + 5
-    assert "waited longer than 30 s" in steps["holding_back"].detail.text
+    assert "waited longer than 30 s" in str(steps["holding_back"].detail)
 
 
 def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_world: Make) -> None:
@@ -257,7 +257,7 @@ def test_a_waiting_job_that_starts_just_before_it_is_held_runs_on_unheld(make_wo
     assert world.job.state is JobState.RUNNING and world.job.held_by == "us"
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it runs at its old shape")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at its old shape")
     assert world.slurm.calls[-1] == ("release", False)
 
 
@@ -293,7 +293,7 @@ def test_a_refused_hold_or_requeue_leaves_the_job_as_it_is(make_world: Make, run
     world.begin()
     resize = world.finish()
     world.check()
-    told = resize.outcome.text + " ".join(step.detail.text for step in world.store.resize_steps(resize.id))
+    told = str(resize.outcome) + " ".join(str(step.detail) for step in world.store.resize_steps(resize.id))
     assert "presently disabled" in told
     assert resize.state == (State.ABANDONED if running else State.ROLLED_BACK)
     assert set(world.calls) <= {"release"}
@@ -308,7 +308,7 @@ def test_a_refused_hold_on_the_way_back_is_done_without(make_world: Make) -> Non
     fill(world, 10)
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it runs at its old shape")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at its old shape")
 
 
 def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
@@ -360,7 +360,7 @@ def test_a_job_that_does_not_checkpoint_in_time_is_told_to_train_on(make_world: 
     world.begin()
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("abandoned", "no checkpoint in time")
+    assert (resize.state, str(resize.outcome)) == ("abandoned", "no checkpoint in time")
     assert world.calls == [] and world.job.trainer is not None and world.job.trainer.draining is None
 
 
@@ -376,7 +376,7 @@ def test_a_companion_that_comes_back_late_leaves_the_job_to_train_on(make_world:
     world.machine = world.companion()
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("abandoned", "it was not requeued in time and trains on")
+    assert (resize.state, str(resize.outcome)) == ("abandoned", "it was not requeued in time and trains on")
     assert world.calls == []
 
 
@@ -421,7 +421,7 @@ def test_no_directory_means_no_resize(make_world: Make) -> None:
     shutil.rmtree(world.job.directory)
     world.begin()
     resize = world.finish()
-    assert resize.state == State.ABANDONED and "no such directory" in resize.outcome.text
+    assert resize.state == State.ABANDONED and "no such directory" in str(resize.outcome)
     assert world.calls == []
 
 
@@ -450,7 +450,7 @@ def test_a_suspended_job_is_waited_for_and_then_let_be(make_world: Make) -> None
     assert world.resize.state == State.DRAINING
     for _ in range(50):
         world.tick()
-    assert world.resize.outcome.text == "no checkpoint in time"
+    assert str(world.resize.outcome) == "no checkpoint in time"
     world.job.state = JobState.RUNNING
     world.tick()
     world.check()
@@ -480,7 +480,7 @@ def test_opting_out_of_a_running_jobs_resize(make_world: Make, state: State, opt
         assert resize.state == State.ROLLED_BACK
     else:
         assert resize.state == State.ABANDONED and world.calls == []
-        assert resize.outcome.text == "resizing was switched off"
+        assert str(resize.outcome) == "resizing was switched off"
 
 
 @pytest.mark.parametrize("opt_out", OPT_OUTS)
@@ -562,7 +562,7 @@ def test_a_job_that_ends_ends_its_resize(make_world: Make, state: State) -> None
     asked = len(world.calls)
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome.text) == ("ended", "the job is CANCELLED")
+    assert (resize.state, str(resize.outcome)) == ("ended", "the job is CANCELLED")
     assert len(world.calls) == asked and world.job.state is JobState.CANCELLED
 
 
@@ -572,7 +572,7 @@ def test_a_job_that_slurm_forgot_ends_its_resize(make_world: Make, state: State)
     world = make_world(running=state is not State.HOLDING)
     reach(world, state)
     world.slurm.forget(world.job_id)
-    assert world.finish().outcome.text == "Slurm no longer knows the job"
+    assert str(world.finish().outcome) == "Slurm no longer knows the job"
 
 
 @pytest.mark.parametrize("state", OPEN)
@@ -627,7 +627,7 @@ def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: State)
     reach(world, state)
     world.slurm.forgets_release(world.job_id)
     resize = world.finish()
-    assert (world.job.state, world.job.held_by) == (JobState.RUNNING, "") and "held" not in resize.outcome.text
+    assert (world.job.state, world.job.held_by) == (JobState.RUNNING, "") and "held" not in str(resize.outcome)
 
 
 def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make) -> None:
@@ -747,7 +747,7 @@ def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: State) -
     world.slurm.owner_releases(world.job_id)
     world.slurm.owner_holds(world.job_id)
     resize = world.finish()
-    assert world.job.held_by == "owner" and resize.outcome.text.endswith("held by its owner")
+    assert world.job.held_by == "owner" and str(resize.outcome).endswith("held by its owner")
 
 
 @pytest.mark.parametrize("by", ["owner", "operator"])
@@ -759,7 +759,7 @@ def test_a_hold_on_a_running_job_is_kept(make_world: Make, state: State, by: str
     world.slurm.owner_holds(world.job_id, by)
     resize = world.finish()
     assert (world.job.state, world.job.held_by, world.job.restart) == (JobState.RUNNING, by, 0)
-    assert (resize.state, resize.outcome.text) == (State.ABANDONED, "it was held while it ran")
+    assert (resize.state, str(resize.outcome)) == (State.ABANDONED, "it was held while it ran")
 
 
 def test_a_run_that_says_nothing_does_not_keep_the_resize_open(make_world: Make) -> None:
@@ -767,7 +767,7 @@ def test_a_run_that_says_nothing_does_not_keep_the_resize_open(make_world: Make)
     world = make_world(hello_s=1e9)
     world.begin()
     resize = world.finish()
-    assert resize.outcome.text == "it runs at its new shape, and has not reported its start" and resize.pause_s is None
+    assert str(resize.outcome) == "it runs at its new shape, and has not reported its start" and resize.pause_s is None
 
 
 def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
@@ -778,7 +778,7 @@ def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
     world.slurm.preempt(world.job_id)
     world.slurm.gpus = 0
     resize = world.finish()
-    assert resize.outcome.text == "it waits at its new shape, and that run ended before it reported its start"
+    assert str(resize.outcome) == "it waits at its new shape, and that run ended before it reported its start"
 
 
 def test_the_outcome_is_what_slurm_holds(make_world: Make) -> None:
@@ -788,7 +788,7 @@ def test_the_outcome_is_what_slurm_holds(make_world: Make) -> None:
     world.until(State.STARTING)
     world.job.shape = type(NEW)(1, 3)
     resize = world.finish()
-    assert (resize.state, resize.outcome.text) == ("rolled_back", "it runs at another shape")
+    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at another shape")
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -992,6 +992,6 @@ def test_a_strategy_that_changes_meanwhile_turns_a_running_job_back(
     resize = world.finish()
     world.check()
     assert ("reshape", NEW) not in world.slurm.calls
-    said = [step.detail.text for step in world.store.resize_steps(resize.id)] + [resize.outcome.text]
+    said = [str(step.detail) for step in world.store.resize_steps(resize.id)] + [str(resize.outcome)]
     wanted = f"ring runs on {OLD.gpus} GPU" if told[0] is not None else "what it can do cannot be read any more"
     assert any(text.startswith(wanted) for text in said), said

@@ -70,7 +70,7 @@ class World:
         self.job = self.slurm.add(
             FakeJob(self.job_id, folder / str(self.job_id), OLD, kind=kinds[0], **job), running=running
         )
-        store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD.nodes, OLD.gpus_per_node)])
+        store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD)])
         self.machine = self.companion()
         self.resize: ResizeRecord
         """As the store has it."""
@@ -106,11 +106,9 @@ class World:
             ResizeRecord(
                 job_id=self.job_id,
                 restart=self.job.restart if running else -1,
-                old_nodes=OLD.nodes,
-                old_gpus_per_node=OLD.gpus_per_node,
+                old_shape=OLD,
                 old_batch=OLD_BATCH,
-                new_nodes=new.nodes,
-                new_gpus_per_node=new.gpus_per_node,
+                new_shape=new,
                 new_batch=None if self.parks else NEW_BATCH,
                 state=first_state(running).value,
                 started=self.clock(),
@@ -154,7 +152,7 @@ class World:
         for _ in range(LONGEST_S):
             if self.resize.state in states:
                 return
-            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome.text}"
+            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
             self.tick()
         raise AssertionError(f"stuck in {self.resize.state}")
 

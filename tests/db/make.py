@@ -8,18 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ones_db import (
-    DecisionJobRecord,
-    DecisionRecord,
-    JobRecord,
-    ReasonRecord,
-    ReportLine,
-    ResizeRecord,
-    RunRecord,
-    RunReports,
-    Store,
-)
+from ones_db import DecisionJobRecord, DecisionRecord, JobRecord, ReportLine, ResizeRecord, RunRecord, RunReports, Store
 from ones_db.engine import backend_of, transaction
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Epoch, First, Hello, Report, Spec, Throughput
 
 
@@ -46,9 +38,9 @@ def change(url: str, sql: str) -> None:
         connection.exec_driver_sql(sql)
 
 
-def said(text: str) -> ReasonRecord:
+def said(text: str) -> Reason:
     """A reason of which the sentence alone is known."""
-    return ReasonRecord(text=text)
+    return Reason(text)
 
 
 SPEC = Spec(base_batch=64, max_batch=512, max_local_batch=128, dataset=1000, epochs=10)
@@ -59,8 +51,7 @@ def job(job_id: int, **other: Any) -> JobRecord:
         "name": f"job{job_id}",
         "user": "alice",
         "submit_time": 1000.0 + job_id,
-        "requested_nodes": 1,
-        "requested_gpus_per_node": 2,
+        "requested_shape": Shape(1, 2),
         "elastic": True,
         "state": "RUNNING",
     }
@@ -69,7 +60,7 @@ def job(job_id: int, **other: Any) -> JobRecord:
 
 def run(job_id: int, restart: int = 0, nodes: int = 1, gpus: int = 1, **other: Any) -> RunRecord:
     values: dict[str, Any] = {"start_time": 2000.0 + 1000 * restart, "node_list": ("n1",)}
-    return RunRecord(job_id, restart, nodes, gpus, **(values | other))
+    return RunRecord(job_id, restart, Shape(nodes, gpus), **(values | other))
 
 
 def line(number: int, report: Report, time: float | None = None) -> ReportLine:
@@ -134,11 +125,9 @@ def report(
 def resize(job_id: int, **other: Any) -> ResizeRecord:
     values: dict[str, Any] = {
         "restart": 0,
-        "old_nodes": 1,
-        "old_gpus_per_node": 1,
+        "old_shape": Shape(1, 1),
         "old_batch": 64,
-        "new_nodes": 1,
-        "new_gpus_per_node": 4,
+        "new_shape": Shape(1, 4),
         "new_batch": 256,
         "state": "ordered",
         "started": 2500.0,
@@ -148,7 +137,7 @@ def resize(job_id: int, **other: Any) -> ResizeRecord:
 
 def decision(time: float, *job_ids: int, **other: Any) -> DecisionRecord:
     jobs = tuple(
-        DecisionJobRecord(job_id, 1, 4, 256, ReasonRecord("gains", {"gpus": 4}, f"reason {job_id}"), 1, 1, 64)
+        DecisionJobRecord(job_id, Shape(1, 4), 256, Reason("gains", (("why", f"reason {job_id}"),)), Shape(1, 1), 64)
         for job_id in job_ids
     )
     values: dict[str, Any] = {"policy": "ones", "mode": "act", "seconds": 0.1, "score": 3.5, "jobs": jobs}

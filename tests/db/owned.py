@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ones_db import (
-    ActionRecord,
-    AlternativeRecord,
-    BlockRecord,
-    NodeRecord,
-    PromiseRecord,
-    ReasonRecord,
-    Store,
-)
+from ones_db import ActionRecord, AlternativeRecord, BlockRecord, NodeRecord, PromiseRecord, Store
 from ones_db.access import CLOSED, OPEN
 from ones_db.leader_lock import LeaderLock
+from ones_db.reasons import Reason
+from ones_db.shape import PARKED, Shape
 from ones_db.tables import METADATA
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
@@ -42,13 +36,13 @@ def fill(url: str) -> None:
                 offset=90,
                 number=7,
             )
-            store.record_blocks([BlockRecord(number, 0, 0, number, 1, 4, ("n1",), "COMPLETED", 3000.0, 3600.0)])
-            store.record_promises([PromiseRecord(number, 4000.0, 2400.0, True, ReasonRecord("why", {}, "so"))])
+            store.record_blocks([BlockRecord(number, 0, 0, number, Shape(1, 4), ("n1",), "COMPLETED", 3000.0, 3600.0)])
+            store.record_promises([PromiseRecord(number, 4000.0, 2400.0, True, Reason("why"))])
             store.end_run(number, 1, 3600.0, "COMPLETED")
             ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
-            store.record_jobs([replace(ended, requested_gpus_per_node=1)])
+            store.record_jobs([replace(ended, requested_shape=Shape(1, 1))])
         made = decision(2400.0, *JOBS.values())
-        weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
+        weighed = (AlternativeRecord(Shape(1, 4), 256, 3.5), AlternativeRecord(PARKED, 0, 0.0))
         store.add_decision(replace(made, jobs=tuple(replace(given, alternatives=weighed) for given in made.jobs)))
         store.record_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))

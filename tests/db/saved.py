@@ -20,6 +20,7 @@ from ones_db import (
     migrate,
 )
 from ones_db.leaders import begin_term
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
 from tests.db.make import ask, decision, job, line, opened, report, resized_job, run, said
 from tests.db.server import Server
@@ -37,7 +38,7 @@ def site(url: str) -> None:
         batch = line(33, Batch(22, 128, 2.0, order=9, passes=2, ramp=100), 2611.0)
         member = line(34, Membership(1, (0,), (0,), 1, 1, 1, 22, 128, 0.25, why="first"), 2612.0)
         report(store, 7, 0, checkpoints=[checkpoint], batches=[batch], members=[member], offset=200, number=34)
-        store.record_blocks([BlockRecord(7, 0, 0, 7, 1, 1, ("n1",), "COMPLETED", 2000.0, 2900.0)])
+        store.record_blocks([BlockRecord(7, 0, 0, 7, Shape(1, 1), ("n1",), "COMPLETED", 2000.0, 2900.0)])
         store.add_decision(decision(2400.0, 7, 8))
         store.set_deferral(9, 5000.0)
         store.record_nodes(2000.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
@@ -45,7 +46,7 @@ def site(url: str) -> None:
         store.record_health(HealthRecord(2000.0, "act", 30.0))
         ended = job(11, submit_time=100.0, state="COMPLETED", end_time=300.0)
         store.add_accounting([AccountingJob(ended, (run(11, start_time=200.0, end_time=300.0),))])
-        weighed = (AlternativeRecord(1, 4, 256, 2.0), AlternativeRecord(0, 0, 0, 1.0))
+        weighed = (AlternativeRecord(Shape(1, 4), 256, 2.0), AlternativeRecord(PARKED, 0, 1.0))
         (given,) = decision(2450.0, 7).jobs
         store.add_decision(decision(2450.0, jobs=(replace(given, alternatives=weighed),)))
     with opened(url, write=True) as connection:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ones_db import AccountingJob, Imported, JobRecord, RunRecord, Store
+from ones_db.shape import Shape
 from tests.db.make import SPEC, epoch, hello, job, report, run
 
 DAY = 86_400.0
@@ -16,11 +17,11 @@ def past(job_id: int = 7, *starts: float, user: str = "bob", submit: float = 100
     starts = starts or (submit + 10.0,)
     words = [*["REQUEUED"] * (len(starts) - 1), "COMPLETED"]
     runs = tuple(
-        RunRecord(job_id, n, 2, 4, ("n1", "n2"), start, start + 100.0, end_reason=words[n])
+        RunRecord(job_id, n, Shape(2, 4), ("n1", "n2"), start, start + 100.0, end_reason=words[n])
         for n, start in enumerate(starts)
     )
     values: dict[str, Any] = {"state": "COMPLETED", "end_time": starts[-1] + 100.0, "exit_code": 0} | other
-    record = JobRecord(job_id, "rigid", user, submit, 2, 4, account="lab", restart=len(starts) - 1, **values)
+    record = JobRecord(job_id, "rigid", user, submit, Shape(2, 4), account="lab", restart=len(starts) - 1, **values)
     return AccountingJob(record, runs, 3600.0)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from sqlalchemy import event
 
 from ones_db import ActionRecord, AlternativeRecord, NodeChange, NodeRecord, Store
+from ones_db.shape import PARKED, Shape
 from tests.db.make import decision, job
 
 UP, DOWN = NodeRecord("n1", "UP", True, 4, "gpu"), NodeRecord("n1", "DOWN*", False, 4, "gpu")
@@ -47,7 +48,11 @@ def test_alternatives_of_a_decision(store: Store) -> None:
     """Protects what was weighed for each job, in its order, in both ways of reading a decision."""
     store.record_jobs([job(1), job(2)])
     made = decision(1.0, 1, 2)
-    weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(2, 4, 512, 3.25), AlternativeRecord(0, 0, 0, 0.0))
+    weighed = (
+        AlternativeRecord(Shape(1, 4), 256, 3.5),
+        AlternativeRecord(Shape(2, 4), 512, 3.25),
+        AlternativeRecord(PARKED, 0, 0.0),
+    )
     made = replace(made, jobs=(replace(made.jobs[0], alternatives=weighed), made.jobs[1]))
     number = store.add_decision(made)
     assert store.add_decision(made) == number

@@ -10,10 +10,11 @@ import pytest
 
 from ones_db import AccountingJob, BlockRecord, ReportLine, ResizeRecord, Store, ThroughputPoint, UnknownRecord
 from ones_db.retention import Work
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Batch, Membership
 from tests.db.make import SPEC, epoch, hello, job, line, report, run, throughput
 
-BLOCK = BlockRecord(7, 0, 0, 100, 1, 2, ("n1",), "RUNNING", 2000.0)
+BLOCK = BlockRecord(7, 0, 0, 100, Shape(1, 2), ("n1",), "RUNNING", 2000.0)
 
 
 def member(number: int, generation: int, *blocks: int, time: float | None = None, **other: Any) -> ReportLine:
@@ -26,7 +27,9 @@ def member(number: int, generation: int, *blocks: int, time: float | None = None
 def test_a_block_is_a_row_and_changes_in_place(store: Store) -> None:
     """Protects accounting of GPUs: one row a start, whoever stores it how often."""
     store.record_jobs([job(7)])
-    again = replace(BLOCK, task=1, restart=1, slurm_id=101, node_list=("n1", "n2"), nodes=2, start_time=2010.0)
+    again = replace(
+        BLOCK, task=1, restart=1, slurm_id=101, node_list=("n1", "n2"), shape=Shape(2, 2), start_time=2010.0
+    )
     for _ in range(2):
         store.record_blocks([again, BLOCK])
     assert store.blocks(7) == store.open_blocks() == [BLOCK, again]
@@ -59,7 +62,17 @@ def test_a_resize_by_blocks_comes_back_as_it_was(store: Store) -> None:
     """Protects the write-ahead record: a new companion finds which blocks were meant."""
     store.record_jobs([job(7)])
     meant = ResizeRecord(
-        7, 0, 1, 1, 64, 2, 4, 128, "preparing", 2000.0, mechanism="blocks", added=((3, 2, 4), (5, 1, 1)), dropped=(0, 2)
+        7,
+        0,
+        Shape(1, 1),
+        64,
+        Shape(2, 4),
+        128,
+        "preparing",
+        2000.0,
+        mechanism="blocks",
+        added=((3, Shape(2, 4)), (5, Shape(1, 1))),
+        dropped=(0, 2),
     )
     stored = store.begin_resize(meant)
     assert store.open_resizes() == [stored] == [replace(meant, id=stored.id)]
@@ -77,15 +90,15 @@ def test_samples_are_of_the_membership_in_force(store: Store) -> None:
     look = {"spec": SPEC, "offset": 1, "number": 8}
     report(store, 7, 0, lines=lines, **look)  # type: ignore[arg-type]
     points = (
-        ThroughputPoint(1, 1, 64, 64.0, 2004.0),
-        ThroughputPoint(1, 1, 64, 64.0, 2005.0),
-        ThroughputPoint(1, 3, 64, 192.0, 2007.0),
+        ThroughputPoint(Shape(1, 1), 64, 64.0, 2004.0),
+        ThroughputPoint(Shape(1, 1), 64, 64.0, 2005.0),
+        ThroughputPoint(Shape(1, 3), 64, 192.0, 2007.0),
     )
     assert store.histories([7])[7].throughput == points
     # Read on, and anew.
     later = throughput(9, 2008.0, seconds=1.0, samples=200)
     report(store, 7, 0, lines=[later], offset=2, number=9)
-    points = (*points, ThroughputPoint(1, 3, 64, 200.0, 2008.0))
+    points = (*points, ThroughputPoint(Shape(1, 3), 64, 200.0, 2008.0))
     assert store.histories([7])[7].throughput == points
     store._cache.clear()
     assert store.histories([7])[7].throughput == points
@@ -109,7 +122,7 @@ def test_each_size_keeps_its_newest_samples(store: Store) -> None:
     found = store.histories([7])[7].throughput
     store._cache.clear()
     assert store.histories([7])[7].throughput == found
-    assert [(one.nodes, one.gpus_per_node) for one in found] == [(2, 1)] * 5 + [(1, 1)] * 5
+    assert [(one.shape.nodes, one.shape.gpus_per_node) for one in found] == [(2, 1)] * 5 + [(1, 1)] * 5
 
 
 def test_what_a_change_of_blocks_costs(store: Store) -> None:
@@ -121,7 +134,9 @@ def test_what_a_change_of_blocks_costs(store: Store) -> None:
     lines += [member(3, 2, 0, 1, time=2010.0, pause_s=0.3, order=1), member(4, 3, 0, time=2020.0, pause_s=0.1, order=2)]
     lines += [member(5, 4, 1, time=2030.0, pause_s=9.0, why="lost"), epoch(6, 0, 2035.0), epoch(7, 1, 2040.0)]
     report(store, 7, 0, spec=SPEC, lines=lines, offset=1, number=7)
-    resize = ResizeRecord(7, 0, 1, 1, 64, 2, 1, 64, "preparing", 2005.0, mechanism="blocks", added=((1, 1, 1),))
+    resize = ResizeRecord(
+        7, 0, Shape(1, 1), 64, Shape(2, 1), 64, "preparing", 2005.0, mechanism="blocks", added=((1, Shape(1, 1)),)
+    )
     resize = store.begin_resize(resize)
     store.end_resize(resize.id, "done", resize.outcome, 2011.0, 0.3)
     history = store.histories([7])[7]
@@ -140,7 +155,7 @@ def test_how_long_it_ran_at_each_size(store: Store) -> None:
     report(store, 7, 0, hello=hello(1), members=[member(2, 1, 0), member(3, 2, 0, 1, time=2100.0)], offset=1, number=3)
     report(store, 7, 1, hello=hello(1, time=2110.0), member=member(2, 3, 1, time=2110.0), offset=1, number=2)
     report(store, 7, 1, sample=throughput(3, 2160.0), offset=2, number=3)
-    assert store.histories([7])[7].ran == ((1, 1, 100.0 + 50.0), (2, 1, 0.0))
+    assert store.histories([7])[7].ran == ((Shape(1, 1), 100.0 + 50.0), (Shape(2, 1), 0.0))
 
 
 def test_the_batch_of_a_membership_counts(store: Store) -> None:
@@ -161,7 +176,7 @@ def test_bars_are_cut_where_the_blocks_changed(store: Store) -> None:
     first, again = member(2, 1, 0, time=2002.0), member(4, 3, 1, 2, time=2060.0)
     report(store, 7, 0, lines=[hello(1), first, member(3, 2, 0, 1, time=2050.0), again], offset=1, number=4)
     report(store, 7, 0, lines=[member(5, 4, 2, time=2070.0)], offset=2, number=5)
-    bars = [(row.nodes, row.gpus_per_node, row.start, row.end) for row in store.timeline()]
+    bars = [(row.shape.nodes, row.shape.gpus_per_node, row.start, row.end) for row in store.timeline()]
     assert bars == [(1, 1, 2000.0, 2050.0), (2, 1, 2050.0, 2070.0), (1, 1, 2070.0, None)]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from ones_db import ActionRecord, AlternativeRecord, NodeRecord, RunReports, SchemaError, Store, StoreError, migrate
 from ones_db.copy import copy
+from ones_db.shape import PARKED, Shape
 from tests.db.make import ask, change, decision, job, report, resized_job, throughput
 from tests.db.server import Server
 
@@ -30,7 +31,7 @@ def site(url: str) -> None:
             resized_job(store, number)
         store.record_jobs([job(99, name="Zoë \t\n\\N \x01 \ud800", user="о́льга")])
         made = decision(1.0, 1, 2)
-        weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
+        weighed = (AlternativeRecord(Shape(1, 4), 256, 3.5), AlternativeRecord(PARKED, 0, 0.0))
         store.add_decision(replace(made, score=-0.0, jobs=(replace(made.jobs[0], alternatives=weighed), made.jobs[1])))
         store.record_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))

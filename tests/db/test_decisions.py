@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ones_db import DecisionJobRecord, ReasonRecord, Store, UnknownRecord
+from ones_db import DecisionJobRecord, Store, UnknownRecord
+from ones_db.reasons import Reason, reason
 from tests.db.make import ask, decision, job, resize, run, said
 
 
 def test_decisions_of_a_job_and_of_all(store: Store) -> None:
     """Protects `why JOB`: the newest first, the reason of each job, and of that job alone."""
     store.record_jobs([job(1), job(2), job(3)])
-    waits = DecisionJobRecord(2, None, None, None, said("no GPU is free"))
+    waits = DecisionJobRecord(2, None, None, said("no GPU is free"))
     ids = [store.add_decision(decision(100.0 * n, 1)) for n in (1, 2)]
     both = decision(300.0, 1)
     both = replace(both, jobs=(*both.jobs, waits), generations=40, mode="advise")
@@ -47,7 +48,7 @@ def test_outcome(store: Store) -> None:
     number = store.add_decision(decision(1.0, 1))
     store.set_outcome(number, 1, acted=True, outcome=said("resize 4"))
     (decided,) = store.decisions(1)
-    assert (decided.jobs[0].acted, decided.jobs[0].outcome.text) == (True, "resize 4")
+    assert (decided.jobs[0].acted, str(decided.jobs[0].outcome)) == (True, "resize 4")
     with pytest.raises(UnknownRecord, match="nothing of job 2"):
         store.set_outcome(number, 2, acted=True, outcome=said(""))
 
@@ -67,14 +68,14 @@ def test_a_decision_on_an_unknown_job_is_not_stored(store: Store) -> None:
     assert store.recent_decisions() == []
 
 
-CAPPED = ReasonRecord("account_cap", {"account": "lab", "gpus": 8, "share": 0.5}, "its account lab may hold 8 GPUs")
+CAPPED = reason("account_cap", account="lab", gpus=8, setting="limits.share")
 
 
 def test_reasons_come_back_as_they_went_in(store: Store, url: str) -> None:
     """Protects causes from being uncountable: of every reason its code and its arguments, with their types."""
     store.record_jobs([job(1, elastic=False, refusal=CAPPED)])
     store.record_runs([run(1)])
-    store.add_decision(replace(decision(1.0), jobs=(DecisionJobRecord(1, None, None, None, CAPPED, outcome=CAPPED),)))
+    store.add_decision(replace(decision(1.0), jobs=(DecisionJobRecord(1, None, None, CAPPED, outcome=CAPPED),)))
     number = store.begin_resize(resize(1)).id
     store.step_resize(number, "draining", time=2501.0, detail=CAPPED)
     ended = store.end_resize(number, "done", CAPPED, 2502.0)
@@ -83,8 +84,8 @@ def test_reasons_come_back_as_they_went_in(store: Store, url: str) -> None:
     found = [store.jobs()[1].refusal, decided.reason, decided.outcome, ended.outcome, *steps[1:]]
     assert found == [CAPPED] * 6 and not steps[0]
     (summary,) = store.job_summaries()
-    assert (summary.refusal, summary.refusal_code) == (CAPPED.text, "account_cap")
-    stored = '{"account": "lab", "gpus": 8, "share": 0.5}'
+    assert (summary.refusal, summary.refusal_code) == (str(CAPPED), "account_cap")
+    stored = '{"account": "lab", "gpus": 8, "setting": "limits.share"}'
     assert ask(url, "SELECT reason_code, reason_arguments, outcome_code FROM decisions_explained") == [
         ("account_cap", stored, "account_cap")
     ]
@@ -94,7 +95,7 @@ def test_reasons_come_back_as_they_went_in(store: Store, url: str) -> None:
 def test_arguments_that_json_or_a_database_has_not(store: Store) -> None:
     """Protects a decision from a job's name, or a number, that no database keeps."""
     store.record_jobs([job(1)])
-    odd = ReasonRecord("odd", {"name": "\ud800\0é", "worth": float("inf")}, "text")
-    record = replace(decision(1.0), jobs=(DecisionJobRecord(1, None, None, None, odd),))
+    odd = Reason("odd", (("name", "\ud800\0é"), ("worth", float("inf"))))
+    record = replace(decision(1.0), jobs=(DecisionJobRecord(1, None, None, odd),))
     store.add_decision(record)
-    assert store.decisions(1)[0].jobs[0].reason.arguments == {"name": "\\ud800\\x00é", "worth": "inf"}
+    assert store.decisions(1)[0].jobs[0].reason.arguments == (("name", "\\ud800\\x00é"), ("worth", "inf"))

@@ -16,12 +16,13 @@ from ones_db import (
     EpochPoint,
     NoisePoint,
     PlacedPoint,
-    ReasonRecord,
     RunReports,
     Store,
     ThroughputPoint,
     TimelineRow,
 )
+from ones_db.reasons import Reason
+from ones_db.shape import Shape
 from tests.db.make import SPEC, epoch, hello, job, report, resize, resized_job, run, said, throughput
 
 
@@ -36,8 +37,8 @@ def test_history_of_a_resized_job(store: Store) -> None:
         EpochPoint(2, 0.7, 0.6, 3500.0, 1),
     )
     assert history.throughput == (
-        *(ThroughputPoint(1, 1, 64, 128.0, 2000.0 + n) for n in range(17, 22)),
-        ThroughputPoint(1, 4, 256, 512.0, 3011.0),
+        *(ThroughputPoint(Shape(1, 1), 64, 128.0, 2000.0 + n) for n in range(17, 22)),
+        ThroughputPoint(Shape(1, 4), 256, 512.0, 3011.0),
     )
     assert history.placed == (
         PlacedPoint(0, ("n1",), 1, 64, 128.0, 2021.0),
@@ -79,7 +80,7 @@ def test_a_job_that_has_shown_nothing(store: Store) -> None:
     assert (history.spec, history.epochs, history.throughput, history.samples) == (None, (), (), 0.0)
     assert (history.batch, history.running_s(5.0), history.resizes) == (None, 0.0, 0)
     (summary,) = store.job_summaries()
-    assert (summary.nodes, summary.running, summary.samples_per_s, summary.jct_s) == (None, False, None, None)
+    assert (summary.shape, summary.running, summary.samples_per_s, summary.jct_s) == (None, False, None, None)
 
 
 def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
@@ -124,7 +125,7 @@ def test_only_the_newest_samples_of_each_shape_and_batch(store: Store) -> None:
         report(store, 1, restart, throughput=[*samples, empty, other], offset=1, number=11)
     found: dict[tuple[int, int, int], list[float]] = {}
     for point in store.histories()[1].throughput:
-        found.setdefault((point.nodes, point.gpus_per_node, point.batch), []).append(point.samples_per_s)
+        found.setdefault((point.shape.nodes, point.shape.gpus_per_node, point.batch), []).append(point.samples_per_s)
     assert found == {
         (1, 2, 64): [205.0, 206.0, 207.0, 208.0, 209.0],
         (2, 4, 64): [105.0, 106.0, 107.0, 108.0, 109.0],
@@ -146,7 +147,7 @@ def test_a_resize_that_was_rolled_back(store: Store) -> None:
 def test_only_resizes_that_interrupted_the_job_count(store: Store) -> None:
     """Protects the number of restarts: being parked is one, and the reshape of the job that waits is none."""
     resized_job(store)
-    parked = store.begin_resize(resize(7, started=3600.0, restart=1, new_nodes=0, new_gpus_per_node=0)).id
+    parked = store.begin_resize(resize(7, started=3600.0, restart=1, new_shape=Shape(0, 0))).id
     store.end_resize(parked, "done", said("it is parked"), 3610.0)
     again = store.begin_resize(resize(7, started=3700.0, restart=-1)).id
     store.end_resize(again, "done", said("it waits at its new shape"), 3701.0)
@@ -185,7 +186,7 @@ def test_summary_of_a_resized_job(store: Store) -> None:
     resized_job(store)
     store.begin_resize(resize(7, started=3600.0, restart=1))
     (line,) = store.job_summaries()
-    assert (line.nodes, line.gpus_per_node, line.batch, line.running) == (1, 4, 256, True)
+    assert (line.shape, line.batch, line.running) == (Shape(1, 4), 256, True)
     assert (line.samples_per_s, line.epoch, line.epochs, line.cursor, line.dataset) == (512.0, 3, 10, 0, 1000)
     assert (line.resizes, line.resizing, line.pause_s) == (1, "ordered", 410.0)
     assert (line.loss, line.accuracy, line.start_time) == (0.7, 0.6, 2000.0)
@@ -199,8 +200,8 @@ def test_timeline(store: Store) -> None:
     """Protects the picture of GPUs over time."""
     resized_job(store)
     assert store.timeline() == [
-        TimelineRow(7, "job7", "alice", 0, 1, 1, 2000.0, 2900.0),
-        TimelineRow(7, "job7", "alice", 1, 1, 4, 3000.0, None),
+        TimelineRow(7, "job7", "alice", 0, Shape(1, 1), 2000.0, 2900.0),
+        TimelineRow(7, "job7", "alice", 1, Shape(1, 4), 3000.0, None),
     ]
 
 
@@ -336,7 +337,7 @@ def test_the_pause_of_a_jobs_own_resizes(store: Store) -> None:
     assert store.histories([7])[7].pause_s == 410.0
     kinds = (("done", 1, 1, 20.0), ("done", 1, 0, 999.0), ("done", -1, 1, 999.0), ("rolled_back", 1, 1, 999.0))
     for number, (state, restart, nodes, pause) in enumerate((*kinds, ("done", 1, 1, 30.0), ("done", 1, 1, 40.0))):
-        opened = store.begin_resize(resize(7, started=4000.0 + number, restart=restart, new_nodes=nodes)).id
+        opened = store.begin_resize(resize(7, started=4000.0 + number, restart=restart, new_shape=Shape(nodes, 4))).id
         store.end_resize(opened, state, said(""), 4000.5 + number, pause_s=pause)
     assert store.histories([7])[7].pause_s == 30.0
 
@@ -352,7 +353,7 @@ def test_ranks_that_are_not_its_gpus_teach_nothing(store: Store) -> None:
     store.add_reports([RunReports(1, 1, 10, 3, None, first)])
     known = store.histories([1])[1]
     assert known.misfit == (2, 4)
-    assert {(point.nodes, point.gpus_per_node) for point in known.throughput} == {(1, 2)}
+    assert {point.shape for point in known.throughput} == {Shape(1, 2)}
     store.record_runs([run(1, restart=2, gpus=4)])
     assert store.histories([1])[1].misfit == (2, 4)
     store.add_reports([RunReports(1, 2, 10, 1, None, [hello(world=4)])])
@@ -391,7 +392,7 @@ def test_a_resize_that_a_start_overtook_is_none(store: Store) -> None:
     """Protects a job that just started from a wait that nothing is the reason of; what a drained job loses counts."""
     resized_job(store)
     before = store.histories([7])[7]
-    why = ReasonRecord(RESIZE_OVERTAKEN, {}, "it started before it could be reshaped")
+    why = Reason(RESIZE_OVERTAKEN)
     waited = store.begin_resize(resize(7, started=3600.0, restart=-1)).id
     store.end_resize(waited, "abandoned", why, 3601.0)
     assert store.histories([7])[7] == before

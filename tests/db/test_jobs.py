@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import Store, StoreError, UnknownRecord
+from ones_db.shape import Shape
 from tests.db.make import SPEC, hello, job, report, run, said
 
 
@@ -42,7 +43,7 @@ def test_seeing_a_job_again_updates_it(store: Store) -> None:
     """Protects the newest state, and what counts from the first: submission and request."""
     store.record_jobs([job(1, state="PENDING")])
     report(store, 1, 0, spec=SPEC, offset=0, number=None)
-    store.record_jobs([job(1, requested_gpus_per_node=4, comment="new")])
+    store.record_jobs([job(1, requested_shape=Shape(1, 4), comment="new")])
     assert store.jobs()[1] == job(1, comment="new")
     assert store.histories([1])[1].spec == SPEC
 

@@ -26,6 +26,7 @@ from ones_db import (
     migrate,
 )
 from ones_db.engine import backend_of, transaction
+from ones_db.shape import Shape
 from ones_db.tables import METADATA
 from tests.db.make import ask, change, job, opened, throughput
 from tests.db.server import Server
@@ -183,10 +184,10 @@ def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> 
         rows.execute("INSERT INTO throughput VALUES (1, 2, 5.0, 0, 1, 64, 64, 0.5, 64, 1.0, NULL)")
     assert migrate.upgrade(url) == ("0001", SCHEMA_REVISION)
     with Store.open(url, "gres") as store:
-        assert store.jobs()[1].comment == "comment" and store.runs(1)[0].nodes == 2
+        assert store.jobs()[1].comment == "comment" and store.runs(1)[0].shape.nodes == 2
         assert store.deferrals() == {}
         assert store.runs(1)[0].progress is None
-        assert store.histories([1])[1].throughput == (ThroughputPoint(2, 4, 64, 128.0, 5.0),)
+        assert store.histories([1])[1].throughput == (ThroughputPoint(Shape(2, 4), 64, 128.0, 5.0),)
         store.add_reports([RunReports(1, 0, 10, 3, lines=[throughput(3, noise=7.0, progress=60.0)])])
         assert store.histories([1])[1].noise == (NoisePoint(7.0, 2003.0),)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ones_db import PromiseRecord, ReasonRecord, Store, UnknownRecord
+from ones_db import PromiseRecord, Store, UnknownRecord
+from ones_db.reasons import Reason
 from tests.db.make import job
 
-WHY = ReasonRecord("deadline_promised", {"gpus": 4}, "it is expected to be met")
+WHY = Reason("deadline_promised", (("gpus", 4),))
 
 
 def test_the_newest_word_on_a_deadline_counts(store: Store) -> None:

@@ -67,7 +67,7 @@ def test_what_they_tell(store: Store, url: str) -> None:
     hours = {row["user_name"]: (row["runs"], row["gpu_hours"]) for row in ask(url, "gpu_hours_by_user")}
     assert hours == {"alice": (2, pytest.approx(3300 / 3600)), "bob": (1, pytest.approx(8.0))}
     (why,) = ask(url, "why")
-    assert (why["action"], why["gpus"], why["reason"]) == ("grows", 4, "reason 7")
+    assert (why["action"], why["gpus"], why["reason"]) == ("grows", 4, "gains (why=reason 7)")
     (cause,) = ask(url, "causes")
     assert (cause["code"], cause["jobs"], cause["times"]) == ("gains", 3, 3)
     assert cause["first_time"] <= cause["last_time"]

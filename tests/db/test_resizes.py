@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import ResizeConflict, ResizeStepRecord, Store, UnknownRecord
+from ones_db.shape import Shape
 from tests.db.make import decision, job, resize, said
 
 
@@ -69,7 +70,7 @@ def test_what_has_ended_stays_so(store: Store) -> None:
     with pytest.raises(ResizeConflict, match="has ended"):
         store.end_resize(number, "failed", said(""), 2503.0)
     with pytest.raises(ResizeConflict, match="same moment"):
-        store.begin_resize(resize(1, new_gpus_per_node=2))
+        store.begin_resize(resize(1, new_shape=Shape(1, 2)))
     store.set_pause(number, 4.5)
     assert store.resizes(1)[0].pause_s == 4.5
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ones_db import BlockRecord, Store
 from ones_db.query import Reader, view_query
+from ones_db.shape import Shape
 from ones_db.view import spelled
 from ones_db.views import VIEWS
 from ones_wrapper.limits import Limits, SizeLimits
@@ -49,7 +50,7 @@ def fill(store: Store) -> None:
     )
     store.end_run(7, 1, 3600.0, "COMPLETED")
     store.record_jobs(
-        [job(7, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0, requested_gpus_per_node=1)]
+        [job(7, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0, requested_shape=Shape(1, 1))]
     )
     store.record_jobs([job(8, user="bob", account="lab"), job(9, name="waits ✓", state="PENDING", elastic=False)])
     store.record_runs([run(8, 0, 2, 4, start_time=DAY - 1800.0)])
@@ -66,7 +67,7 @@ def fill(store: Store) -> None:
     store.record_runs([run(9, 0, start_time=None)])
     store.add_decision(decision(2400.0, 7, 9))
     store.add_decision(decision(DAY + 3600.0, 8))
-    rolled_back = store.begin_resize(resize(8, started=DAY + 100.0, old_nodes=2, old_gpus_per_node=4))
+    rolled_back = store.begin_resize(resize(8, started=DAY + 100.0, old_shape=Shape(2, 4)))
     store.end_resize(rolled_back.id, "rolled back", said("it never drained"), DAY + 200.0)
 
 
@@ -76,16 +77,16 @@ BEGAN = 3 * DAY
 def fill_blocks(store: Store) -> None:
     """A job of blocks: one trains alone, another one of four GPUs joins after 100 s, the first one is lost 100 s later;
     both trained in term 0, the second one goes on in term 1 and ends at 400 s."""
-    asked = {"requested_nodes": 1, "requested_gpus_per_node": 1, "submit_time": BEGAN - 50.0}
+    asked = {"requested_shape": Shape(1, 1), "submit_time": BEGAN - 50.0}
     store.record_jobs([job(10, user="carol", restart=1, **asked)])
     blocks = [
-        BlockRecord(10, 0, 0, 10, 1, 1, ("n1",), "COMPLETED", BEGAN, BEGAN + 200.0),
-        BlockRecord(10, 3, 0, 13, 1, 4, ("n2",), "COMPLETED", BEGAN + 90.0, BEGAN + 400.0),
+        BlockRecord(10, 0, 0, 10, Shape(1, 1), ("n1",), "COMPLETED", BEGAN, BEGAN + 200.0),
+        BlockRecord(10, 3, 0, 13, Shape(1, 4), ("n2",), "COMPLETED", BEGAN + 90.0, BEGAN + 400.0),
     ]
     store.record_blocks(blocks)
     store.record_runs([run(10, 0, 1, 4, start_time=BEGAN), run(10, 1, 1, 4, start_time=None)])
     number = store.begin_resize(
-        resize(10, started=BEGAN + 80.0, new_batch=64, mechanism="blocks", added=((3, 1, 4),), state="preparing")
+        resize(10, started=BEGAN + 80.0, new_batch=64, mechanism="blocks", added=((3, Shape(1, 4)),), state="preparing")
     ).id
     store.step_resize(number, "opening", time=BEGAN + 81.0, order_number=77)
     store.end_resize(number, "done", said("trains on 2 blocks"), BEGAN + 101.0, pause_s=0.25)
@@ -245,7 +246,7 @@ def test_decisions_explained(store: Store, url: str) -> None:
     """Protects the reason that a user reads, and the word for what was done."""
     fill(store)
     first, second, third = rows(url, "decisions_explained")
-    assert some(first, "job_id", "action", "from_gpus", "gpus", "reason") == (7, "grows", 1, 4, "reason 7")
+    assert some(first, "job_id", "action", "from_gpus", "gpus", "reason") == (7, "grows", 1, 4, "gains (why=reason 7)")
     assert some(second, "job_id", "name") == (9, "waits ✓")
     assert some(third, "time", "policy", "mode", "acted") == (DAY + 3600, "ones", "act", 0)
 
@@ -267,11 +268,11 @@ def test_what_if(store: Store, url: str) -> None:
 
 def test_a_job_that_never_changed_gained_nothing(store: Store, url: str) -> None:
     """Protects the gain from what no size changes: first step, evaluation and end count on both sides."""
-    store.record_jobs([job(7, requested_gpus_per_node=1)])
+    store.record_jobs([job(7, requested_shape=Shape(1, 1))])
     samples = [throughput(n, time=1020.0 + n, seconds=1.0, samples=64) for n in range(2, 12)]
     report(store, 7, 0, spec=SPEC, hello=hello(time=1010.0), throughput=samples, offset=9, number=12)
     store.end_run(7, 0, 1100.0, "COMPLETED")
-    store.record_jobs([job(7, requested_gpus_per_node=1, state="COMPLETED", end_time=1100.0)])
+    store.record_jobs([job(7, requested_shape=Shape(1, 1), state="COMPLETED", end_time=1100.0)])
     (line,) = rows(url, "what_if")
     assert line["predicted_jct_s"] == pytest.approx(line["jct_s"])
     assert some(line, "resizes", "speed_up") == (0, None)

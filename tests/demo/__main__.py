@@ -101,7 +101,7 @@ class Watch:
             for job in decision.jobs:
                 if job.acted:
                     lines.append(
-                        Text(f"  {decision.time - self._began:4.0f} s  job {job.job_id} {plain(job.reason.text)}")
+                        Text(f"  {decision.time - self._began:4.0f} s  job {job.job_id} {plain(str(job.reason))}")
                     )
         return lines[:8]
 

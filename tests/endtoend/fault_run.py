@@ -209,9 +209,7 @@ class FaultRun:
         with suppress(StoreError), site.store() as store:
             lines = []
             for resize in store.resizes():
-                steps = [
-                    f"    {step.time:.2f} {step.state} {step.detail.text}" for step in store.resize_steps(resize.id)
-                ]
+                steps = [f"    {step.time:.2f} {step.state} {step.detail!s}" for step in store.resize_steps(resize.id)]
                 lines += [str(resize), *steps]
             (folder / "resizes").write_text("\n".join(lines))
 

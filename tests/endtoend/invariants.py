@@ -200,7 +200,7 @@ def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
     runs = {run.restart: run for run in store.runs(job.job_id)}
     if job.running and not expected.opted_out and not expected.blocks:
         run = runs.get(job.restart)
-        if run is None or (run.nodes, run.gpus_per_node) != (job.nodes, job.gpus_per_node):
+        if run is None or (run.shape.nodes, run.shape.gpus_per_node) != (job.nodes, job.gpus_per_node):
             found.append(f"job {job.job_id} runs at {job.nodes}x{job.gpus_per_node}, the database has {run}")
     return found
 
@@ -214,7 +214,7 @@ def _requeues(
         states = {step.state for step in store.resize_steps(resize.id)}
         # Its owner may have released or cancelled it before anything else was done.
         ways = ("it was released", "it started before", "the job is")
-        cut_short = "requeuing" in states and resize.outcome.text.startswith(ways)
+        cut_short = "requeuing" in states and str(resize.outcome).startswith(ways)
         if resize.restart < 0 or not (states & PAST_REQUEUE or cut_short):
             continue
         ours.add(resize.restart)

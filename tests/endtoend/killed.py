@@ -228,7 +228,7 @@ def _found(settings: Settings, job_id: int, fatal: Fatal, event: str, statuses: 
         "statuses": statuses,
         "open": left,
         "resize": resizes[-1].state if resizes else None,
-        "outcome": resizes[-1].outcome.text if resizes else None,
+        "outcome": str(resizes[-1].outcome) if resizes else None,
     }
 
 

@@ -89,7 +89,7 @@ def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
             assert [r.end_reason for r in runs] == [row[2].split()[0] for row in started]
             assert (job.state, job.end_time) == (rows[-1][2].split()[0], float(rows[-1][1]))
             assert job.submit_time == float(rows[0][6])
-        assert [(r.nodes, r.gpus_per_node, len(r.node_list)) for r in store.runs(fine)] == [(2, 2, 2)]
+        assert [(r.shape.nodes, r.shape.gpus_per_node, len(r.node_list)) for r in store.runs(fine)] == [(2, 2, 2)]
         assert [r.end_reason for r in store.runs(again)] == ["REQUEUED", "COMPLETED"] and stored[again].restart == 1
         assert (stored[failed].exit_code, stored[failed].name, stored[cancelled].state) == (3, NAME, "CANCELLED")
         assert store.runs(cancelled) == [] and stored[fine].user == "bob" and stored[fine].account == "lab"
@@ -143,9 +143,9 @@ def test_an_array_of_blocks_is_one_job_of_the_past(harness: Harness) -> None:
         job, runs = store.jobs([array])[array], store.runs(array)
         tasks = {int(row[1]) for row in rows if row[0].startswith(f"{array}_")} - {array}
         assert store.jobs(list(tasks)) == {}
-        assert sum((r.end_time - r.start_time) * r.nodes * r.gpus_per_node for r in runs) == sum(int(r[2]) for r in ran)
+        assert sum((r.end_time - r.start_time) * r.shape.gpus for r in runs) == sum(int(r[2]) for r in ran)
         assert all(a.end_time == b.start_time for a, b in pairwise(runs)) and len(runs) >= 2
-        assert (job.user, job.state, job.requested_gpus_per_node) == ("bob", "COMPLETED", 1)
+        assert (job.user, job.state, job.requested_shape.gpus_per_node) == ("bob", "COMPLETED", 1)
         assert len(store.jobs([int(row[1]) for row in rows if row[0].startswith(f"{sweep}_")])) == 2
 
 

@@ -58,8 +58,10 @@ def test_every_sample_of_every_epoch_is_used_once(harness: Harness) -> None:
     with harness.store(settings) as store:
         runs, resizes = store.runs(job_id), store.resizes(job_id)
         restart = store.jobs([job_id])[job_id].restart
-    assert [(run.restart, run.nodes, run.gpus_per_node) for run in runs] == [(n, *s) for n, s in enumerate(SHAPES)]
-    assert [(r.state, r.restart, r.new_nodes, r.new_gpus_per_node, r.new_batch) for r in resizes] == [
+    assert [(run.restart, run.shape.nodes, run.shape.gpus_per_node) for run in runs] == [
+        (n, *s) for n, s in enumerate(SHAPES)
+    ]
+    assert [(r.state, r.restart, r.new_shape.nodes, r.new_shape.gpus_per_node, r.new_batch) for r in resizes] == [
         (State.DONE, n, *step) for n, step in enumerate(STEPS)
     ]
     assert all(resize.pause_s is not None and 0 < resize.pause_s < 60 for resize in resizes)

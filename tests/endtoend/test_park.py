@@ -49,8 +49,8 @@ def check_parked_and_started(harness: Harness) -> None:
     harness.trains(job_id, restart=1)
     with harness.store(settings) as store:
         first, second = store.resizes(job_id)
-        assert (first.state, first.new_nodes, first.outcome.text) == (State.DONE, 0, "it is parked")
-        assert (second.state, second.restart, second.new_nodes) == (State.DONE, -1, 2)
+        assert (first.state, first.new_shape.nodes, str(first.outcome)) == (State.DONE, 0, "it is parked")
+        assert (second.state, second.restart, second.new_shape.nodes) == (State.DONE, -1, 2)
         assert store.histories([job_id])[job_id].resizes == 1 and store.deferrals() == {}
     told = harness.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings], user="alice").stdout
     assert "1x1 → parked: done, it is parked" in told

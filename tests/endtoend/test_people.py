@@ -199,7 +199,7 @@ def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     with harness.store(settings) as store:
         resize = store.resizes(job_id)[0]
         states = [step.state for step in store.resize_steps(resize.id)]
-    assert (resize.state, resize.outcome.text) == (State.ROLLED_BACK, "it runs at its old shape")
+    assert (resize.state, str(resize.outcome)) == (State.ROLLED_BACK, "it runs at its old shape")
     assert {"waiting", "holding_back", "reshaping_back", "releasing_back"} <= set(states)
     job = harness.job(job_id)
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 1, 1)
@@ -220,7 +220,7 @@ def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
     assert job.running and job.nodes == 3 and job.restart == 1
     with harness.store(settings) as store:
         (resize,) = store.resizes(job_id)
-        assert (resize.state, resize.old_gpus_per_node, resize.new_gpus_per_node) == (State.DONE, 4, 4)
+        assert (resize.state, resize.old_shape.gpus_per_node, resize.new_shape.gpus_per_node) == (State.DONE, 4, 4)
         assert [(run.nodes, run.gpus_per_node) for run in store.runs(job_id)] == [(1, 4), (3, 4)]
 
 

@@ -13,7 +13,8 @@ from unittest import mock
 
 from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
 
-from ones_db import ReasonRecord, ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
+from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
+from ones_db.reasons import Reason
 from slurm_ones.simulate.engines.companion_engine import fast_directory
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
@@ -90,7 +91,7 @@ class FaultyStore(Store):
         return made
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: Reason, time: float, pause_s: float | None = None
     ) -> ResizeRecord:
         made = super().end_resize(resize_id, state, outcome, time, pause_s)
         self._trace(made)
@@ -98,7 +99,7 @@ class FaultyStore(Store):
 
     def _trace(self, record: ResizeRecord) -> None:
         if self.injector is not None:
-            self.injector.trace(f"    job {record.job_id}: {record.state} {record.outcome.text}")
+            self.injector.trace(f"    job {record.job_id}: {record.state} {record.outcome!s}")
 
 
 @cache

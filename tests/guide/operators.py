@@ -124,7 +124,7 @@ class Operators:
                     self._come_or_go()
                     moved = time.monotonic()
                 for resize in store.resizes():
-                    if resize.started > self.since and words in resize.outcome.text and job_id in (None, resize.job_id):
+                    if resize.started > self.since and words in str(resize.outcome) and job_id in (None, resize.job_id):
                         return resize
                 time.sleep(0.5)
         raise NotSeen(f"no resize ended with {words!r}")

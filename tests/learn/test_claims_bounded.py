@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobHistory, ThroughputPoint
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.histories import SILENT_S
 from slurm_ones.learn.learner import PEERS, Learner
@@ -21,7 +22,7 @@ from tests.learn.test_knowledge import history, speed_of
 
 def model(*points: tuple[int, float], ran: dict[tuple[int, int], float] | None = None) -> MeasuredThroughput:
     """Of a job that measured (GPUs, samples/s) with 32 samples a GPU, three times each."""
-    measured = [ThroughputPoint(1, n, 32 * n, speed, 10.0 * i) for n, speed in points for i in range(3)]
+    measured = [ThroughputPoint(Shape(1, n), 32 * n, speed, 10.0 * i) for n, speed in points for i in range(3)]
     return MeasuredThroughput(fit_all([(points_of(measured, 32.0, ran=ran), 32.0, CAUTIOUS)])[0])
 
 

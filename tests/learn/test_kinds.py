@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ones_db import JobHistory, ThroughputPoint
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.kinds import SCRIPT, SITE, base_kind
 from slurm_ones.learn.learner import Learner
@@ -19,7 +20,7 @@ KINDS = ("slow", "fast")
 
 def ran(job_id: int, dataset: int = 1000, user: str = "alice", **speeds: float) -> JobHistory:
     """A job that measured these speeds on one GPU of each kind."""
-    points = [ThroughputPoint(1, 1, 32, speed, 5.0 + i, kind) for i, (kind, speed) in enumerate(speeds.items())]
+    points = [ThroughputPoint(Shape(1, 1), 32, speed, 5.0 + i, kind) for i, (kind, speed) in enumerate(speeds.items())]
     told = replace(history(job_id, 4), throughput=tuple(points), spec=Spec(32, 256, 64, dataset, 10))
     return replace(told, job=replace(told.job, user=user))
 
@@ -97,7 +98,8 @@ def test_who_runs_many_jobs_tells_no_more_of_others() -> None:
 def test_exchange_is_no_faster_on_faster_gpus() -> None:
     """So a factor of computing brings less at sizes that exchange much."""
     points = [
-        ThroughputPoint(1, n, 32 * n, speed, float(n), "slow") for n, speed in ((1, 100.0), (2, 120.0), (4, 140.0))
+        ThroughputPoint(Shape(1, n), 32 * n, speed, float(n), "slow")
+        for n, speed in ((1, 100.0), (2, 120.0), (4, 140.0))
     ]
     known = replace(history(1, 4), throughput=tuple(points))
     learner = Learner(gpu_speeds={"slow": 1.0, "fast": 4.0})
@@ -108,7 +110,9 @@ def test_exchange_is_no_faster_on_faster_gpus() -> None:
 
 def test_the_kind_that_a_job_knows_best() -> None:
     """That of most sizes; of old runs nobody noted it."""
-    points = [ThroughputPoint(1, n, 32, 10.0, float(n), kind) for n, kind in ((1, "a"), (2, "a"), (4, "b"), (8, ""))]
+    points = [
+        ThroughputPoint(Shape(1, n), 32, 10.0, float(n), kind) for n, kind in ((1, "a"), (2, "a"), (4, "b"), (8, ""))
+    ]
     assert base_kind(points) == "a" and base_kind(points[3:]) == "" and base_kind(()) == ""
     assert base_kind([points[0], points[2]]) == "b"
 

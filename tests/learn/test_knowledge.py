@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, ThroughputPoint
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.learner import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, TERM_S, JobModel, Learner
 
@@ -17,10 +18,10 @@ from slurm_ones.learn.learner import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, 
 def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.0) -> JobHistory:
     """A job of 1000 samples an epoch that was measured on one GPU."""
     return JobHistory(
-        job=JobRecord(job_id, "train", "alice", 0.0, 1, 1, elastic=True),
+        job=JobRecord(job_id, "train", "alice", 0.0, Shape(1, 1), elastic=True),
         spec=Spec(32, 256, 64, 1000, declared),
         epochs=tuple(EpochPoint(e, 2.0 / (e + 1), 0.1 * e, 10.0 * e, 0) for e in range(epochs)),
-        throughput=(ThroughputPoint(1, 1, 32, speed, 5.0),) if speed else (),
+        throughput=(ThroughputPoint(Shape(1, 1), 32, speed, 5.0),) if speed else (),
         samples=1000.0 * epochs,
         batch=32,
         ended_runs_s=0.0,
@@ -233,7 +234,7 @@ def test_a_job_with_nothing_new_is_not_learned_again() -> None:
     learner.look([now, history(2, 3)])
     first = learner.about(now).throughput
     assert learner.about(replace(now, samples=3500.0)).throughput is first
-    faster = replace(now, throughput=(*now.throughput, ThroughputPoint(1, 2, 64, 190.0, 9.0)))
+    faster = replace(now, throughput=(*now.throughput, ThroughputPoint(Shape(1, 2), 64, 190.0, 9.0)))
     learner.look([faster])
     assert speed_of(learner.about(faster), 2) == pytest.approx(190.0, rel=0.05)
     again = learner.about(now).throughput
@@ -253,7 +254,7 @@ def test_nonsense_in_a_history_breaks_nothing(
         history(1, 4),
         spec=Spec(0, 0, 0, dataset, dataset),
         noise=tuple(NoisePoint(noise, time) for noise, time, _ in noises),
-        throughput=tuple(ThroughputPoint(1, 1, 32, speed, time) for _, time, speed in noises),
+        throughput=tuple(ThroughputPoint(Shape(1, 1), 32, speed, time) for _, time, speed in noises),
         epochs=tuple(EpochPoint(e, loss, noise, 0.0, 0) for e, (noise, _, loss) in enumerate(noises)),
         progress=progress,
     )

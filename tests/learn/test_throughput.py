@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
+from ones_db.shape import Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn import step_time
@@ -28,7 +29,7 @@ PER_NODE = 4
 
 def measured(gpus: int, speed: float, *, local: int = 64, time: float = 0.0) -> ThroughputPoint:
     nodes = max(gpus // PER_NODE, 1)
-    return ThroughputPoint(nodes, gpus // nodes, local * gpus, speed, time)
+    return ThroughputPoint(Shape(nodes, gpus // nodes), local * gpus, speed, time)
 
 
 def at(model: MeasuredThroughput, gpus: int, batch: int | None = None, *, doubt: bool = False) -> float:
@@ -185,7 +186,9 @@ def test_untried_sizes_after_two(family: Callable[[np.random.Generator], Truth],
             return gpus * local / truth(nodes, gpus, local)
 
         lines = [
-            ThroughputPoint(nodes, gpus // nodes, local * gpus, speed(nodes, gpus, local) * rng.lognormal(0, 0.05), k)
+            ThroughputPoint(
+                Shape(nodes, gpus // nodes), local * gpus, speed(nodes, gpus, local) * rng.lognormal(0, 0.05), k
+            )
             for nodes, gpus, local in ((1, 4, 64), (2, 8, 64))
             for k in range(5)
         ]
@@ -219,7 +222,9 @@ def test_measured_profiles() -> None:
                 continue
             model = MeasuredThroughput.of(
                 [
-                    ThroughputPoint(nodes, gpus // nodes, local * gpus, local * gpus / times[size] / noise, float(k))
+                    ThroughputPoint(
+                        Shape(nodes, gpus // nodes), local * gpus, local * gpus / times[size] / noise, float(k)
+                    )
                     for size in sizes
                     for nodes, gpus, _ in (size,)
                     for k, noise in enumerate(rng.lognormal(0.0, 0.05, 5))
@@ -350,7 +355,10 @@ def test_bytes_predict_sizes_that_were_not_tried(rows: tuple[SizeLimits, ...]) -
         tried = [(1, 16), (2, 32), (4, 64), (8, 64)]
         points = [
             ThroughputPoint(
-                max(n // PER_NODE, 1), min(n, PER_NODE), b, b / seconds(n, b) * float(np.exp(rng.normal(0, 0.03))), 0.0
+                Shape(max(n // PER_NODE, 1), min(n, PER_NODE)),
+                b,
+                b / seconds(n, b) * float(np.exp(rng.normal(0, 0.03))),
+                0.0,
             )
             for n, b in tried
             for _ in range(3)
@@ -377,7 +385,7 @@ def test_a_large_batch_does_not_hide_a_short_exchange() -> None:
         return 0.08 + sample * batch / gpus + (sent / (inside if gpus <= PER_NODE else across) if gpus > 1 else 0.0)
 
     points = [
-        ThroughputPoint(max(n // PER_NODE, 1), min(n, PER_NODE), b, b / seconds(n, b), 0.0)
+        ThroughputPoint(Shape(max(n // PER_NODE, 1), min(n, PER_NODE)), b, b / seconds(n, b), 0.0)
         for n, b in ((4, 48), (8, 104), (12, 180))
     ]
     found = []
@@ -415,8 +423,8 @@ def test_nonsense_costs_that_figure_alone() -> None:
     """Zero, negative, infinite and absurd figures leave the good ones as they are."""
     bad = [measured(2, speed, time=9.0) for speed in (0.0, -5.0, math.nan, math.inf, 1e300)]
     bad += [
-        ThroughputPoint(0, 2, 64, 9.0, 9.0),
-        ThroughputPoint(1, 2, 0, 9.0, 9.0),
+        ThroughputPoint(Shape(0, 2), 64, 9.0, 9.0),
+        ThroughputPoint(Shape(1, 2), 0, 9.0, 9.0),
         measured(2, 9.0, time=math.nan),
     ]
     assert not any(map(believable, bad))

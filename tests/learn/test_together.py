@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
+from ones_db.shape import Shape
 from slurm_ones.learn.step_time import CAUTIOUS, PLAIN, StepLayout, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 
@@ -30,7 +31,7 @@ def models(draw: st.DrawFn) -> MeasuredThroughput:
     sizes = draw(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=4, unique=True))
     power = draw(st.sampled_from([0.5, 0.8, 1.2]))
     layout = draw(st.sampled_from([PLAIN, StepLayout(32.0), StepLayout(32.0, gradient_gb=0.4), RING]))
-    measured = [ThroughputPoint(max(n // 4, 1), min(n, 4), 64 * n, 100.0 * n**power, float(n)) for n in sizes]
+    measured = [ThroughputPoint(Shape(max(n // 4, 1), min(n, 4)), 64 * n, 100.0 * n**power, float(n)) for n in sizes]
     fit = fit_all([(points_of(measured, 64.0, layout), 64.0, CAUTIOUS)])[0]
     peers = replace(CAUTIOUS, mean=CAUTIOUS.mean + 0.1) if draw(st.booleans()) else None
     return MeasuredThroughput(fit, layout, peers)

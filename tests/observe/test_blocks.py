@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobRecord, ReasonRecord
+from ones_db import JobRecord
+from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.observe.blocks import arrays, block_job, fold
@@ -68,7 +69,7 @@ def refused(*jobs: Job, known: JobRecord | None = None) -> str:
 
 def remembered(**changes: Any) -> JobRecord:
     values: dict[str, Any] = {"name": "train", "user": "alice", "submit_time": 1000.0, "elastic": True}
-    return JobRecord(100, **(values | {"requested_nodes": 1, "requested_gpus_per_node": 1} | changes))
+    return JobRecord(100, **(values | {"requested_shape": Shape(1, 1)} | changes))
 
 
 def test_running_blocks_are_one_job() -> None:
@@ -165,7 +166,7 @@ def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
     assert refused(*(replace(job, throttle=2) for job in running)) == ""
     assert refused(*running, task(2)) == ""
     assert refused(*running, known=remembered()) == ""
-    assert refused(*running, known=remembered(refusal=ReasonRecord("blocks_unthrottled"))) == "blocks_unthrottled"
+    assert refused(*running, known=remembered(refusal=Reason("blocks_unthrottled"))) == "blocks_unthrottled"
     assert refused(task(0, "n1")) == ""
 
 

@@ -116,7 +116,7 @@ def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:
     assert 1 in observer.observe().elastic
     queue.jobs[1] = job(comment="mine")
     assert not observer.observe().elastic
-    assert "opts in" in store.jobs([1])[1].refusal.text
+    assert "opts in" in str(store.jobs([1])[1].refusal)
     queue.jobs[1] = job(comment="mine", state=JobState.COMPLETED, end_time=2000.0)
     observer.observe()
     assert (store.jobs([1])[1].state, store.jobs([1])[1].end_time) == ("COMPLETED", 2000.0)

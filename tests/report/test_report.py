@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobRecord, ResizeRecord, Store, migrate
+from ones_db.shape import PARKED, Shape
 from slurm_ones.show import charts
 from slurm_ones.show.charts import Bar, Panel, draw_gpus, held, thinned
 from slurm_ones.show.page import write_page
@@ -41,15 +42,18 @@ def test_seconds_are_readable(value: float | None, shown: str) -> None:
 
 def test_a_parked_job_is_called_so() -> None:
     """A resize to no GPUs has words, not 0x0."""
-    assert (resized(1, 2, 2, 4), resized(1, 2, 0, 0)) == ("1x2 → 2x4", "1x2 → parked")
+    assert (resized(Shape(1, 2), Shape(2, 4)), resized(Shape(1, 2), PARKED)) == ("1x2 → 2x4", "1x2 → parked")
 
 
 def test_a_change_of_the_batch_is_seen() -> None:
     """Also where the shape stays, which would read as no change at all."""
-    assert resized(1, 1, 1, 1, 32, 128) == "1x1, batch 32 → 128"
-    assert resized(1, 1, 2, 4, 32, 128) == "1x1 → 2x4, batch 32 → 128"
-    assert (resized(1, 1, 1, 2, 32, 32), resized(1, 1, 1, 2, 32, None)) == ("1x1 → 1x2", "1x1 → 1x2")
-    assert resized(1, 1, 1, 2, None, 64) == "1x1 → 1x2, batch ? → 64"
+    assert resized(Shape(1, 1), Shape(1, 1), 32, 128) == "1x1, batch 32 → 128"
+    assert resized(Shape(1, 1), Shape(2, 4), 32, 128) == "1x1 → 2x4, batch 32 → 128"
+    assert (resized(Shape(1, 1), Shape(1, 2), 32, 32), resized(Shape(1, 1), Shape(1, 2), 32, None)) == (
+        "1x1 → 1x2",
+        "1x1 → 1x2",
+    )
+    assert resized(Shape(1, 1), Shape(1, 2), None, 64) == "1x1 → 1x2, batch ? → 64"
 
 
 def test_jobs_hold_what_their_runs_held() -> None:
@@ -123,8 +127,8 @@ def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:
     job |= {"state": "COMPLETED", "resizes": 1, "pauses_s": [1.5]}
     found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
     with Store.open(url, "here") as store:
-        store.record_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
-        store.begin_resize(ResizeRecord(7, 0, 1, 1, 8, 1, 2, 16, "draining", 5.0, new_kind="a100"))
+        store.record_jobs([JobRecord(7, evil, "bob", 1.0, Shape(1, 1), elastic=True)])
+        store.begin_resize(ResizeRecord(7, 0, Shape(1, 1), 8, Shape(1, 2), 16, "draining", 5.0, new_kind="a100"))
         write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "Emulated & slow")
     html = (tmp_path / "page.html").read_text()
     assert "<script>" not in html

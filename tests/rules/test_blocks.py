@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobHistory, JobRecord, MembershipRecord, ReasonRecord, ResizeRecord
+from ones_db import JobHistory, JobRecord, MembershipRecord, ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Membership, Spec
@@ -140,7 +140,17 @@ def test_free_gpus_are_given_to_one_job_only() -> None:
     made = planned({1: Shape(1, 2), 2: Shape(1, 2)}, [SMALL, other], {"n1": 1, "n2": 0})
     assert [change.job_id for change in made.begin] == [1] and made.outcomes[2].code == "no_moves"
     under_way = ResizeRecord(
-        2, 0, 1, 1, 32, 1, 2, 32, "joining", NOW, mechanism=BLOCKS, added=((1, 1, 1),), order_number=1
+        2,
+        0,
+        Shape(1, 1),
+        32,
+        Shape(1, 2),
+        32,
+        "joining",
+        NOW,
+        mechanism=BLOCKS,
+        added=((1, Shape(1, 1)),),
+        order_number=1,
     )
     made = planned({1: Shape(1, 2)}, [SMALL, other], {"n1": 1}, resizes=[under_way])
     assert made.begin == ()
@@ -175,7 +185,7 @@ def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> 
     assert room.begin == () and 2 not in room.outcomes, "it starts as it is"
     given = planned({2: Shape(1, 2)}, [waits], full)
     assert given.begin == (), "what the policy gives it comes first"
-    resize = ResizeRecord(2, -1, 1, 2, 32, 1, 1, 32, "waiting", NOW, id=2)
+    resize = ResizeRecord(2, -1, Shape(1, 2), 32, Shape(1, 1), 32, "waiting", NOW, id=2)
     assert planned({}, [waits], full, resizes=[resize]).begin == ()
     assert planned({2: PARKED}, [waits], full).begin == ()
     rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", comment="")
@@ -198,8 +208,10 @@ def test_what_a_job_in_the_queue_is_reshaped_for_joins_nobody_else() -> None:
     """Protects the room of a job that waits at its new shape from the next rounds, in which blocks leave for it."""
     leaving = job_of_blocks(task(0, Shape(1, 1), "n1"), task(1, Shape(1, 2), "n1"))
     other = job_of_blocks(task(0, Shape(1, 1), "n2", array=3), task(1, Shape(1, 1), array=3), array=3)
-    shrinks = ResizeRecord(1, 0, 1, 3, 32, 1, 1, 32, "ordering", NOW, mechanism=BLOCKS, dropped=(1,), id=1)
-    waits = ResizeRecord(2, -1, 1, 2, 32, 1, 3, 32, "waiting", NOW, id=2)
+    shrinks = ResizeRecord(
+        1, 0, Shape(1, 3), 32, Shape(1, 1), 32, "ordering", NOW, mechanism=BLOCKS, dropped=(1,), id=1
+    )
+    waits = ResizeRecord(2, -1, Shape(1, 2), 32, Shape(1, 3), 32, "waiting", NOW, id=2)
     jobs, free = [leaving, at_two(), other], {"n1": 1, "n2": 0}
     assert planned({3: Shape(1, 2)}, jobs, free, resizes=[shrinks]).outcomes[3].code == "begins"
     assert planned({3: Shape(1, 2)}, jobs, free, resizes=[shrinks, waits]).outcomes[3].code == "no_moves"
@@ -303,10 +315,10 @@ def test_the_first_change_that_begins_a_term_is_as_dear_as_such_changes_are() ->
 
 def test_changes_of_blocks_do_not_wait_for_requeues() -> None:
     """Each kind is counted by itself."""
-    requeue = ResizeRecord(9, 0, 1, 1, 32, 1, 2, 32, "draining", NOW)
+    requeue = ResizeRecord(9, 0, Shape(1, 1), 32, Shape(1, 2), 32, "draining", NOW)
     jobs = [SMALL]
     assert planned({1: Shape(1, 2)}, jobs, {"n1": 3}, resizes=[requeue], max_open=1).begin
-    change = ResizeRecord(9, 0, 1, 1, 32, 1, 2, 32, "joining", NOW, mechanism=BLOCKS)
+    change = ResizeRecord(9, 0, Shape(1, 1), 32, Shape(1, 2), 32, "joining", NOW, mechanism=BLOCKS)
     full = planned({1: Shape(1, 2)}, jobs, {"n1": 3}, resizes=[change], max_open_blocks=1)
     assert full.outcomes[1].code == "max_open"
 
@@ -319,7 +331,9 @@ def test_caps_count_blocks_that_are_about_to_run() -> None:
     assert planned({1: Shape(1, 4)}, [whole], {"n1": 1}, caps=[cap]).begin
     replaced = planned({1: Shape(1, 4)}, [whole], free, caps=[cap], split_nodes=False)
     assert replaced.begin and replaced.begin[0].moves == Moves(((1, Shape(1, 1)),))
-    joining = ResizeRecord(1, 0, 1, 3, 32, 1, 4, 32, "joining", NOW, mechanism=BLOCKS, added=((1, 1, 2),))
+    joining = ResizeRecord(
+        1, 0, Shape(1, 3), 32, Shape(1, 4), 32, "joining", NOW, mechanism=BLOCKS, added=((1, Shape(1, 2)),)
+    )
     _, rules = rules_for([whole], {"n1": 1, "n2": 4}, resizes=[joining])
     assert rules.jobs[1].gpus == 5
 
@@ -361,13 +375,15 @@ def test_tasks_that_others_hold_are_not_used() -> None:
 
 def test_what_is_held_by_us() -> None:
     """By our resizes; not what its owner was seen to hold since."""
-    first = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 32, "done", 1.0, mechanism=BLOCKS, held=(1, 2, 3), dropped=(0,))
-    held = ReasonRecord.of(held_by_others({2}))
-    second = replace(first, held=(), dropped=(), added=((2, 1, 1),), outcome=held)
+    first = ResizeRecord(
+        1, 0, Shape(1, 1), 32, Shape(1, 2), 32, "done", 1.0, mechanism=BLOCKS, held=(1, 2, 3), dropped=(0,)
+    )
+    held = held_by_others({2})
+    second = replace(first, held=(), dropped=(), added=((2, Shape(1, 1)),), outcome=held)
     other = replace(first, mechanism="requeue", held=(7,))
     assert held_by_us([first, second, other]) == {0, 1, 3}
-    assert held_by_us([first, replace(second, outcome=ReasonRecord.of(held_by_others({2, 3})))]) == {0, 1}
-    joined = replace(first, held=(), dropped=(), added=((2, 1, 1),), let_go=(3,))
+    assert held_by_us([first, replace(second, outcome=held_by_others({2, 3}))]) == {0, 1}
+    joined = replace(first, held=(), dropped=(), added=((2, Shape(1, 1)),), let_go=(3,))
     assert held_by_us([first, joined]) == {0, 1} and ever_held_by_us([first, joined]) == {0, 1, 2, 3}
     assert held_by_us([first, joined, replace(first, held=(), dropped=(2,))]) == {0, 1, 2}, "it trained, and left"
 
@@ -380,7 +396,7 @@ def test_a_rigid_job_gets_what_blocks_give_up() -> None:
     cluster = cluster_view(round_, rules)
     bounds = bounds_of(round_, rules)
     assert [one.job_id for one in bounds.demand.pending] == [50]
-    dropping = ResizeRecord(1, 0, 2, 4, 32, 1, 4, 32, "joining", NOW, mechanism=BLOCKS, dropped=(1,))
+    dropping = ResizeRecord(1, 0, Shape(2, 4), 32, Shape(1, 4), 32, "joining", NOW, mechanism=BLOCKS, dropped=(1,))
     round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[rigid], resizes=[dropping])
     assert bounds_of(round_, rules).demand.free["n2"] == 4
     assert cluster.gpus == 8
@@ -413,7 +429,7 @@ def test_a_policy_is_shown_sizes_that_a_job_can_go_down_to() -> None:
 @pytest.mark.parametrize("state", [state for state in State if not state.final])
 def test_what_a_change_under_way_heads_for(state: State) -> None:
     """One that is taken back heads for what the job had, and gives nothing up."""
-    change = ResizeRecord(1, 0, 1, 1, 32, 1, 3, 32, state.value, NOW, mechanism=BLOCKS, dropped=(1,))
+    change = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 3), 32, state.value, NOW, mechanism=BLOCKS, dropped=(1,))
     round_, _ = rules_for([TWO], {"n1": 1}, resizes=[change])
     back = state is State.WITHDRAWING or state.value.endswith("_back")
     assert round_.targets[1] == (Shape(1, 1) if back else Shape(1, 3))
@@ -447,7 +463,7 @@ def test_blocks_give_up_what_a_rigid_job_needs() -> None:
     """The size that leaves the node in question free; one that no blocks make is not asked for."""
     blocks = [task(0, Shape(1, 4), "n1"), task(1, Shape(1, 4), "n2"), task(2, Shape(1, 1))]
     rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", submit_time=1.0, comment="")
-    asked = told(job=JobRecord(1, "job", "alice", 1.0, 1, 4))
+    asked = told(job=JobRecord(1, "job", "alice", 1.0, Shape(1, 4)))
     for need, kept in ((4, {"n1": 4}), (2, {"n1": 4})):
         waits = replace(rigid, gpus_per_node=need)
         round_, rules = rules_for([job_of_blocks(*blocks)], {"n1": 0, "n2": 0}, {1: asked}, others=[waits])
@@ -460,7 +476,7 @@ def test_blocks_give_up_what_a_rigid_job_needs() -> None:
         (change,) = plan(schedule, rules).begin
         assert change.moves == Moves((), (1,))
     one = job_of_blocks(task(0, Shape(1, 4), "n1"), task(1, Shape(1, 1)))
-    small = told(job=JobRecord(1, "job", "alice", 1.0, 1, 1))
+    small = told(job=JobRecord(1, "job", "alice", 1.0, Shape(1, 1)))
     round_, rules = rules_for([one], {"n1": 0}, {1: small}, others=[replace(rigid, gpus_per_node=2)])
     cluster = cluster_view(round_, rules)
     made = make_room(cluster, job_views(round_, rules, cluster, Learner(seed=0)), bounds_of(round_, rules).demand)

@@ -20,7 +20,7 @@ from tests.rules.make import round_of, rules_of
 from tests.rules.test_views import running, seen, waiting
 
 NOW = 10_000.0
-GROWING = ResizeRecord(1, 0, 1, 1, None, 2, 4, None, "draining", 0.0, id=1)
+GROWING = ResizeRecord(1, 0, Shape(1, 1), None, Shape(2, 4), None, "draining", 0.0, id=1)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_what_is_begun_counts_at_once() -> None:
 def test_resizes_of_a_partition_with_other_nodes_take_nothing_here() -> None:
     """A job of another partition finds its GPUs there."""
     held = waiting(1, Shape(1, 4), partitions=("other",), held=True)
-    assert sum(rules_of(seen(held), replace(GROWING, new_nodes=1)).free.values()) == 16
+    assert sum(rules_of(seen(held), replace(GROWING, new_shape=Shape(1, 4))).free.values()) == 16

@@ -25,7 +25,7 @@ CAPPED = reason("user_cap", user="alice", gpus=9, setting="limits.gpus_per_user"
 
 
 def resize(job_id: int, old: Shape, new: Shape, state: State = State.DRAINING) -> ResizeRecord:
-    return ResizeRecord(job_id, 0, old.nodes, old.gpus_per_node, 32, new.nodes, new.gpus_per_node, 64, state.value, 1.0)
+    return ResizeRecord(job_id, 0, old, 32, new, 64, state.value, 1.0)
 
 
 def rules_for(
@@ -298,7 +298,7 @@ def test_caps_hold_at_every_moment() -> None:
     jobs = [elastic(1, Shape(1, 2), "n1"), elastic(2, Shape(1, 2), "n2"), elastic(3, Shape(1, 3), "n3")]
     wanted: dict[int, Shape | Allocation] = {1: Shape(1, 4), 2: Shape(1, 4), 3: Shape(1, 1)}
     free = {"n1": 2, "n2": 2, "n4": 1}
-    told = {id_: history(id_, job=JobRecord(id_, "job", "alice", 1.0, 1, 2)) for id_ in (1, 2, 3)}
+    told = {id_: history(id_, job=JobRecord(id_, "job", "alice", 1.0, Shape(1, 2))) for id_ in (1, 2, 3)}
     cap = Cap(9, frozenset({1, 2, 3}), CAPPED)
     made = planned(wanted, jobs, free, histories=told, caps=[cap])
     assert begun(made) == [3, 1] and made.outcomes[2] == made.refused[2] == CAPPED
@@ -310,7 +310,7 @@ def test_caps_hold_at_every_moment() -> None:
 def test_no_cap_keeps_a_job_from_what_it_asked_for() -> None:
     """It was shrunk, and grows back; a waiting one starts as it asked."""
     cap = Cap(0, frozenset({1, 2}), CAPPED)
-    told = {1: history(1, job=JobRecord(1, "job", "alice", 1.0, 1, 4))}
+    told = {1: history(1, job=JobRecord(1, "job", "alice", 1.0, Shape(1, 4)))}
     jobs = [elastic(1, Shape(1, 2), "n1"), elastic(2, Shape(1, 2))]
     made = planned({1: Shape(1, 4), 2: Shape(1, 2)}, jobs, {"n1": 2, "n2": 4}, histories=told, caps=[cap])
     assert begun(made) == [1] and not made.refused

@@ -99,11 +99,11 @@ def test_whole_nodes() -> None:
 
 def test_what_is_being_given_up_is_counted_once() -> None:
     """While a job shrinks from three nodes to one, the two others are as good as free; one that grows takes."""
-    base = ResizeRecord(1, 0, 3, 4, None, 1, 4, None, "draining", 0.0, id=1)
+    base = ResizeRecord(1, 0, Shape(3, 4), None, Shape(1, 4), None, "draining", 0.0, id=1)
     look = full(rigid(7, Shape(2, 4)))
     assert demand_of(look, base).free == {"n1": 0, "n2": 4, "n3": 4, "n4": 4}
-    assert demand_of(look, replace(base, new_nodes=0)).free == {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
-    assert demand_of(look, replace(base, new_nodes=4)).free == {"n1": 0, "n2": 0, "n3": 0, "n4": 0}
+    assert demand_of(look, replace(base, new_shape=Shape(0, 4))).free == {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
+    assert demand_of(look, replace(base, new_shape=Shape(4, 4))).free == {"n1": 0, "n2": 0, "n3": 0, "n4": 0}
     assert demand_of(look, replace(base, state="waiting_back")).free["n4"] == 4
 
 
@@ -146,6 +146,6 @@ def test_caps_of_users_accounts_and_partitions() -> None:
         "elastic jobs of user bob": (3, frozenset({2})),
         "elastic jobs of account a": (6, frozenset({1, 2})),
     }
-    growing = ResizeRecord(3, 0, 1, 3, None, 2, 4, None, "draining", 0.0, id=1)
+    growing = ResizeRecord(3, 0, Shape(1, 3), None, Shape(2, 4), None, "draining", 0.0, id=1)
     assert {cap.gpus for cap in rules_of(look, growing, limits=site).caps if "alice" in str(cap.reason)} == {0}
     assert rules_of(look).caps == ()

@@ -136,11 +136,9 @@ def test_what_a_resize_under_way_needs_is_offered_to_nobody() -> None:
     resize = ResizeRecord(
         job_id=1,
         restart=0,
-        old_nodes=1,
-        old_gpus_per_node=1,
+        old_shape=Shape(1, 1),
         old_batch=None,
-        new_nodes=2,
-        new_gpus_per_node=4,
+        new_shape=Shape(2, 4),
         new_batch=None,
         state="releasing",
         started=0.0,
@@ -237,7 +235,7 @@ def test_what_a_policy_is_told_of_a_job() -> None:
         first_batch=48,
         noise=(NoisePoint(96.0, 1.0),),
         pause_s=17.0,
-        throughput=(ThroughputPoint(1, 2, 128, 900.0, 5.0),),
+        throughput=(ThroughputPoint(Shape(1, 2), 128, 900.0, 5.0),),
     )
     view = view_of(told, running(1, Shape(1, 2), "n1"))
     assert (view.requested_batch, view.batch, view.base_batch) == (48, 128, 32)

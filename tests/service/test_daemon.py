@@ -62,8 +62,8 @@ def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store)
     for _ in range(5):
         waits.append(daemon._back_off(companion, waits[-1]))
     assert waits == [60, 120, 240, 480, 600, 600]
-    store.record_jobs([JobRecord(1, "train", "alice", 0.0, 1, 1, elastic=True)])
-    store.begin_resize(ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "requeuing", 0.0))
+    store.record_jobs([JobRecord(1, "train", "alice", 0.0, Shape(1, 1), elastic=True)])
+    store.begin_resize(ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "requeuing", 0.0))
     assert daemon._back_off(companion, 600.0) == 60
 
 
@@ -93,11 +93,20 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     slurm = cluster(tmp_path)
     slurm.add(FakeJob(1, tmp_path, Shape(1, 1), drain_s=7.0))
     job = slurm.job(1)
-    store.record_jobs([JobRecord(1, "train", "me", job.submit_time, 1, 1, elastic=True)])
+    store.record_jobs([JobRecord(1, "train", "me", job.submit_time, Shape(1, 1), elastic=True)])
     number = round(slurm.clock() * 1000)
     store.begin_resize(
         ResizeRecord(
-            1, 0, 1, 1, 32, 1, 2, 64, "draining", slurm.clock(), order_number=number, deadline=slurm.clock() + 20
+            1,
+            0,
+            Shape(1, 1),
+            32,
+            Shape(1, 2),
+            64,
+            "draining",
+            slurm.clock(),
+            order_number=number,
+            deadline=slurm.clock() + 20,
         )
     )
     stop = Passing(slurm, 130.0)
@@ -106,7 +115,7 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     (resize,) = store.resizes(1)
     # Nobody reports here, so the drain is called off at its deadline.
-    assert resize.outcome.text == "no checkpoint in time"
+    assert str(resize.outcome) == "no checkpoint in time"
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
 
 
@@ -114,9 +123,11 @@ def draining(slurm: FakeSlurm, store: Store, tmp_path: Path, **job: float) -> Co
     """A companion over a job that runs and is to be drained: nobody reports, so the drain is called off in 20 s."""
     slurm.add(FakeJob(1, tmp_path, Shape(1, 1)))
     seen, now = slurm.job(1), slurm.clock()
-    store.record_jobs([JobRecord(1, "train", "me", seen.submit_time, 1, 1, elastic=True)])
+    store.record_jobs([JobRecord(1, "train", "me", seen.submit_time, Shape(1, 1), elastic=True)])
     store.begin_resize(
-        ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "draining", now, order_number=round(now * 1000), deadline=now + 20)
+        ResizeRecord(
+            1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "draining", now, order_number=round(now * 1000), deadline=now + 20
+        )
     )
     settings = Settings(tick_s=60, mode="act", stop_file=tmp_path / "stop", resize={"advance_s": 2.5})
     return Companion(settings, slurm, store, clock=slurm.clock)
@@ -129,7 +140,7 @@ def test_some_ticks_leave_no_job_that_waits_for_a_companion(store: Store, tmp_pa
     stop, ticks = Passing(slurm, 1000.0), []
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append, ticks=1)
     (resize,) = store.resizes(1)
-    assert len(ticks) == 1 and resize.outcome.text == "no checkpoint in time"
+    assert len(ticks) == 1 and str(resize.outcome) == "no checkpoint in time"
     assert sum(stop.waits) == pytest.approx(20, abs=3)
 
 
@@ -183,7 +194,7 @@ def test_a_companion_that_is_stopped_lets_jobs_start(store: Store, tmp_path: Pat
     slurm = cluster(tmp_path)
     for job_id in (1, 2):
         slurm.add(FakeJob(job_id, tmp_path / str(job_id), Shape(1, 1)), running=False)
-        store.record_jobs([JobRecord(job_id, "train", "me", 1.0, 1, 1, elastic=True)])
+        store.record_jobs([JobRecord(job_id, "train", "me", 1.0, Shape(1, 1), elastic=True)])
     begin = slurm.jobs[2].begin_time = slurm.clock() + 5000.0
     until = slurm.clock() + 800.0
     slurm.defer(1, until)

@@ -120,9 +120,9 @@ def under_way(slurm: FakeSlurm, store: Store, directory: Path, state: State) -> 
     """A job that is held by us in the middle of a resize; the resize's id."""
     slurm.add(FakeJob(1, directory, Shape(1, 1)))
     job = slurm.job(1)
-    store.record_jobs([JobRecord(1, "train", "me", job.submit_time, 1, 1, elastic=True)])
+    store.record_jobs([JobRecord(1, "train", "me", job.submit_time, Shape(1, 1), elastic=True)])
     now = slurm.clock()
-    record = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, state.value, now, order_number=1, deadline=now + 60)
+    record = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 64, state.value, now, order_number=1, deadline=now + 60)
     return store.begin_resize(record).id
 
 

@@ -18,14 +18,16 @@ from typing import Any
 
 import pytest
 
+from ones_db.reasons import NO_REASON, Reason
+from ones_db.shape import Shape
+
 pytest.importorskip("prometheus_client")
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ones_db import JobRecord, ReasonRecord, ResizeRecord, Store, ThroughputPoint, migrate
+from ones_db import JobRecord, ResizeRecord, Store, ThroughputPoint, migrate
 from ones_db.reasons import reason
-from ones_db.shape import Shape
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
@@ -80,16 +82,16 @@ class Figures:
 
 
 def resize(state: str = "done", **changes: Any) -> ResizeRecord:
-    outcome = ReasonRecord("no_checkpoint", {}, "") if state != "done" else ReasonRecord()
+    outcome = Reason("no_checkpoint") if state != "done" else NO_REASON
     given: dict[str, Any] = {"ended": 100.0, "outcome": outcome, "id": 1} | changes
-    return ResizeRecord(1, 0, 1, 1, 32, 1, 4, 64, state, 50.0, **given)
+    return ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 4), 64, state, 50.0, **given)
 
 
 def test_gpu_seconds_beyond_what_jobs_asked_for() -> None:
     """Also of a job that runs with fewer; none of one that waits, nor of a time in which there was no tick."""
     figures = Figures()
     big, small, waits = elastic(1, Shape(1, 4), "n1"), elastic(2, Shape(1, 1), "n2"), elastic(3, Shape(1, 2))
-    asked = {1: history(1), 2: history(2, job=JobRecord(2, "j", "a", 1.0, 2, 2)), 3: history(3)}
+    asked = {1: history(1), 2: history(2, job=JobRecord(2, "j", "a", 1.0, Shape(2, 2))), 3: history(3)}
     figures.tick(big, small, waits, histories=asked)
     assert figures.value("gpu_seconds_total") == 0.0
     figures.tick(big, small, waits, histories=asked)
@@ -199,9 +201,7 @@ def test_a_resize_is_counted_once_with_its_phases() -> None:
     assert phase("load") == (1.0, 3.0) and phase("launch") == (1.0, 0.0) and phase("queue") == (0.0, 0.0)
     assert phase("ready") == (None, None)
     assert figures.value("gpu_seconds_lost_total", way="requeue") == 1 * 2.0 + 4 * 3.0
-    figures.tick(
-        job, ended=[resize("abandoned"), replace(resize("ended"), restart=-1, outcome=ReasonRecord(NAME, {}, NAME))]
-    )
+    figures.tick(job, ended=[resize("abandoned"), replace(resize("ended"), restart=-1, outcome=Reason(NAME))])
     assert figures.value("resize_failures_total", reason="no_checkpoint") == 0.0
     figures.tick(job)
     assert figures.value("resize_failures_total", reason="no_checkpoint") == 1.0
@@ -211,7 +211,7 @@ def test_a_resize_is_counted_once_with_its_phases() -> None:
 
 def test_what_blocks_lose() -> None:
     """All GPUs during the pause, and those that join until they train."""
-    joins = resize(mechanism="blocks", added=((1, 1, 2), (2, 1, 1)))
+    joins = resize(mechanism="blocks", added=((1, Shape(1, 2)), (2, Shape(1, 1))))
     assert lost(joins, {"pause": 0.5, "ready": 8.0}, 0.0) == 4 * 0.5 + 3 * 8.0
 
 
@@ -225,24 +225,24 @@ def test_how_far_off_a_model_was() -> None:
         decided = [PartitionSchedule("gpu", Schedule({}), 0.1, {1: view})]
         figures.tick(job, decided=decided, histories={1: history(1, throughput=points)})
 
-    first = ThroughputPoint(1, 1, 32, 100.0, 5.0)
+    first = ThroughputPoint(Shape(1, 1), 32, 100.0, 5.0)
     learned = MeasuredThroughput.of([first])
     look(MeasuredThroughput.of(()))
     look(learned, first)
     look(learned, first)
     assert figures.value("throughput_ratio_count", learned_from="other jobs") == 1.0
     assert figures.value("throughput_ratio_count", learned_from="own sizes") == 0.0
-    second = ThroughputPoint(1, 2, 64, 190.0, 9.0)
+    second = ThroughputPoint(Shape(1, 2), 64, 190.0, 9.0)
     look(learned, first, second)
     assert figures.value("throughput_ratio_count", learned_from="own sizes") == 1.0
     ratio = figures.value("throughput_ratio_sum", learned_from="own sizes")
     assert ratio is not None and 0.5 < ratio < 2.0
-    look(learned, second, fast=MeasuredThroughput.of([ThroughputPoint(1, 1, 32, 1000.0, 5.0)]))
-    look(learned, second, ThroughputPoint(1, 4, 128, 3800.0, 9.5, "fast"))
+    look(learned, second, fast=MeasuredThroughput.of([ThroughputPoint(Shape(1, 1), 32, 1000.0, 5.0)]))
+    look(learned, second, ThroughputPoint(Shape(1, 4), 128, 3800.0, 9.5, "fast"))
     faster = figures.value("throughput_ratio_sum", learned_from="own sizes")
     assert faster is not None and 0.5 < faster - ratio < 2.0, "by the model of that type of GPU"
     for odd in (math.nan, math.inf, 1e300):
-        look(learned, second, ThroughputPoint(1, 4, 64, odd, 10.0))
+        look(learned, second, ThroughputPoint(Shape(1, 4), 64, odd, 10.0))
         look(learned, second)
     total = figures.value("throughput_ratio_sum", learned_from="own sizes")
     assert total is not None and total < 2000.0
@@ -273,7 +273,7 @@ def test_a_tick_costs_next_to_nothing() -> None:
     """At 1,000 jobs, all of them measured and refused something: against the seconds that their decision takes."""
     figures = Figures()
     jobs = [elastic(i, Shape(1, 2), "n1", account=f"a{i % 37}", partitions=(f"p{i % 10}",)) for i in range(1000)]
-    told = {i: history(i, throughput=(ThroughputPoint(1, 2, 64, 190.0, 9.0),)) for i in range(1000)}
+    told = {i: history(i, throughput=(ThroughputPoint(Shape(1, 2), 64, 190.0, 9.0),)) for i in range(1000)}
     view: Any = SimpleNamespace(model=MeasuredThroughput.of(()), on={})
     decided = [PartitionSchedule("p0", Schedule({}), 0.1, dict.fromkeys(range(1000), view))]
     given = {

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ones_db import HealthRecord, ReasonRecord, ResizeRecord, Store
+from ones_db import HealthRecord, ResizeRecord, Store
 from ones_db.leader_lock import LeaderLock
 from ones_db.reasons import reason
 from ones_db.records import JobRecord
+from ones_db.shape import Shape
 from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
@@ -64,11 +65,14 @@ def test_what_is_wrong_is_told(url: str) -> None:
 
 def test_a_spool_that_jobs_do_not_read_is_told(url: str) -> None:
     """One job may be its owner's mistake; several are a site that has not published its spool."""
-    deaf = ReasonRecord.of(reason("spool_not_read", spool="/shared/spool"))
+    deaf = reason("spool_not_read", spool="/shared/spool")
     with Store.open(url, "here") as store, LeaderLock(url, "here") as lock:
         lock.take(1000.0)
         store.record_health(HealthRecord(1000.0, "act", 60.0))
-        jobs = [JobRecord(i, "train", "me", 900.0, 1, 1, state="RUNNING", elastic=False, refusal=deaf) for i in (1, 2)]
+        jobs = [
+            JobRecord(i, "train", "me", 900.0, Shape(1, 1), state="RUNNING", elastic=False, refusal=deaf)
+            for i in (1, 2)
+        ]
         store.record_jobs(jobs[:1])
         assert problems(url, 1010.0) == ""
         store.record_jobs(jobs)
@@ -90,8 +94,8 @@ def test_for_people_and_for_monitoring(url: str, tmp_path: Path) -> None:
     config = tmp_path / "ones.toml"
     config.write_text(f'database = "{url}"\n')
     with Store.open(url, "here") as store:
-        store.record_jobs([JobRecord(7, "train", "alice", 1.0, 1, 1, elastic=True)])
-        store.begin_resize(ResizeRecord(7, 0, 1, 1, 32, 2, 4, 64, "draining", 900.0))
+        store.record_jobs([JobRecord(7, "train", "alice", 1.0, Shape(1, 1), elastic=True)])
+        store.begin_resize(ResizeRecord(7, 0, Shape(1, 1), 32, Shape(2, 4), 64, "draining", 900.0))
         store.record_health(HealthRecord(1.0, "act", 60.0, 1.0, 0.5, 3, 1, 12, "a \x1b[31mred\x1b[0m word", 1.0))
         with LeaderLock(url, "here") as lock:
             lock.take(1.0)

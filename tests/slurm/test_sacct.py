@@ -229,7 +229,7 @@ def test_the_tasks_of_an_array_of_blocks_are_one_job() -> None:
             1101.0,
             "COMPLETED",
         )
-        assert (found.job.requested_nodes, found.job.requested_gpus_per_node, found.job.restart) == (1, 1, 4)
+        assert (str(found.job.requested_shape), found.job.restart) == ("1x1", 4)
         assert [(r.restart, r.start_time, r.end_time, r.nodes, r.gpus_per_node) for r in found.runs] == [
             (0, 1000.0, 1020.0, 1, 1),
             (1, 1020.0, 1050.0, 2, 3),

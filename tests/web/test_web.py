@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import HealthRecord, Store, StoreError, TimelineRow, migrate
+from ones_db.shape import Shape
 from slurm_ones.show import live
 from slurm_ones.show.web import app as web_app
 from slurm_ones.show.web import serving
@@ -194,7 +195,8 @@ def test_what_failed_once_is_made_again(serve: Serve, monkeypatch: pytest.Monkey
 def test_many_jobs_are_drawn_to_the_end() -> None:
     """Protects the picture of a large cluster: bounded, and the jobs that run now are in it."""
     rows = [
-        TimelineRow(n, f"job{n}", "alice", 0, 1, 1, float(n), float(n + 100) if n < 900 else None) for n in range(1000)
+        TimelineRow(n, f"job{n}", "alice", 0, Shape(1, 1), float(n), float(n + 100) if n < 900 else None)
+        for n in range(1000)
     ]
     drawn = str(gpus_over_time(rows, 128, 0.0, 1000.0))
     assert drawn.count("<path") <= 1000 and drawn.count("M") <= MOST_SHAPES

@@ -134,7 +134,7 @@ def job(
         resizes=resizes,
         usage=told,
         advice=advice(told, allowed(record.comment if record else ""), summary) if told else [],
-        gpus=pictures.gpus_over_time(own, max((r.nodes * r.gpus_per_node for r in own), default=0), own[0].start, now)
+        gpus=pictures.gpus_over_time(own, max((r.shape.gpus for r in own), default=0), own[0].start, now)
         if own
         else "",
         sizes=pictures.sizes(told.measured) if told else "",

@@ -45,9 +45,9 @@ def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now
     its job and size."""
     begin = max(begin, min((row.start for row in rows), default=begin))
     bars = [
-        Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.nodes * row.gpus_per_node)
+        Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.shape.gpus)
         for row in rows
-        if (row.end is None or row.end > begin) and row.nodes
+        if (row.end is None or row.end > begin) and row.shape.nodes
     ]
     bars = [bar for bar in bars if bar.end > bar.start]
     names = {str(row.job_id): row.name for row in rows}

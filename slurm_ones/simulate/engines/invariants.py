@@ -86,7 +86,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
         yield f"job {job_id} is {record.state} after {record.restart} restarts in the database, not " + (
             f"{job.state.value} after {job.restart}"
         )
-    known = {run.start_time: (run.nodes, run.nodes * run.gpus_per_node) for run in store.runs(job_id)}
+    known = {run.start_time: (run.shape.nodes, run.shape.gpus) for run in store.runs(job_id)}
     for held in job.allocations:
         shape = (len(held.gpus), sum(held.gpus.values()))
         if held.start in known and known[held.start] != shape:

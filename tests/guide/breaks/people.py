@@ -28,8 +28,8 @@ def _(service: ObservedService) -> None:
     service.mark_repaired("the nodes resumed")
     ended = service.ended(resize)
     if ended.state not in ("rolled_back", "done"):
-        raise AssertionError(f"the resize ended {ended.state}: {ended.outcome.text}")
-    service.record.seen.append(f"{ended.state}: {ended.outcome.text}")
+        raise AssertionError(f"the resize ended {ended.state}: {ended.outcome!s}")
+    service.record.seen.append(f"{ended.state}: {ended.outcome!s}")
 
 
 @row(OWNER, "cancels")
@@ -81,7 +81,7 @@ def _meanwhile(service: ObservedService, what: str, command: str, states: tuple[
     service.mark_broken(f"job {resize.job_id} {what} by its owner while it was {resize.state}")
     service.scontrol(*[word.format(job=resize.job_id) for word in command.split()])
     ended = service.ended(resize)
-    service.record.seen.append(f"{ended.state}: {ended.outcome.text}" if ended.outcome.text else ended.state)
+    service.record.seen.append(f"{ended.state}: {ended.outcome!s}" if str(ended.outcome) else ended.state)
     return resize.job_id
 
 

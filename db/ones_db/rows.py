@@ -1,0 +1,156 @@
+"""Records as rows and rows as records, by the fields of the record alone: there is no other place that maps them.
+
+A field is the column of its name, with these exceptions: a shape is two columns (``old_shape``: ``old_nodes`` and
+``old_gpus_per_node``), a reason three (``outcome``, its sentence, ``outcome_code`` and ``outcome_arguments``), a tuple
+one text with commas, and a tuple of records none: these are rows of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from ones_db.columns import storable
+from ones_db.reasons import NO_REASON, Reason
+from ones_db.shape import Shape
+
+T = TypeVar("T")
+Row = Mapping[Any, Any]
+
+COLUMNS = {"user": "user_name", "order": "order_number"}
+"""Columns that are named otherwise than their field: SQL has these words for itself."""
+
+
+class _Kind(NamedTuple):
+    write: Callable[[str, Any], Mapping[str, Any]]
+    read: Callable[[str, Row], Any] | None
+    """None: nothing in the row."""
+
+
+def row_of(record: Any) -> dict[str, Any]:
+    """The columns of a record; a field that is None is NULL in each of its columns."""
+    kind: Any = type(record)
+    plain, kinds = _fields(kind)
+    values = {column: getattr(record, name) for name, column in plain}
+    for name, kind in kinds:
+        values |= kind.write(name, getattr(record, name))
+    return values
+
+
+def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
+    """The record of a row; the fields `given` are not looked for in it."""
+    plain, kinds = _fields(kind)
+    values = {name: row[column] for name, column in plain if name not in given}
+    for name, one in kinds:
+        if name not in given and one.read is not None:
+            values[name] = one.read(name, row)
+    return kind(**values, **given)
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, _Kind], ...]]:
+    """The fields that are columns as they are, with these, and the others, with how they are mapped."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+    kinds = {name: found for name, hint in hints.items() if (found := _kind(hint)) is not None}
+    return tuple((name, COLUMNS.get(name, name)) for name in hints if name not in kinds), tuple(kinds.items())
+
+
+def _kind(hint: Any) -> _Kind | None:
+    if get_origin(hint) is UnionType:
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    if hint is Shape:
+        return _Kind(_shape_columns, _shape)
+    if hint is Reason:
+        return _Kind(reason_columns, reason_of)
+    if get_origin(hint) is not tuple:
+        return None
+    item = get_args(hint)[0]
+    if item is int:
+        return _Kind(_list_column, lambda name, row: numbers(row[name]))
+    if item is str:
+        return _Kind(_list_column, lambda name, row: tuple(row[name].split(",")) if row[name] else ())
+    if item == tuple[int, Shape]:
+        return _Kind(_blocks_column, lambda name, row: blocks_of(row[name]))
+    return _Kind(lambda name, records: {}, None)
+
+
+def shape_names(name: str) -> tuple[str, str]:
+    """The columns of a field that is a shape."""
+    before = name.removesuffix("shape")
+    return f"{before}nodes", f"{before}gpus_per_node"
+
+
+def _shape_columns(name: str, shape: Shape | None) -> dict[str, int | None]:
+    nodes, gpus_per_node = shape_names(name)
+    return (
+        {nodes: None, gpus_per_node: None}
+        if shape is None
+        else {nodes: shape.nodes, gpus_per_node: shape.gpus_per_node}
+    )
+
+
+def _shape(name: str, row: Row) -> Shape | None:
+    nodes, gpus_per_node = shape_names(name)
+    return None if row[nodes] is None else Shape(row[nodes], row[gpus_per_node])
+
+
+def reason_columns(name: str, reason: Reason) -> dict[str, str]:
+    """The columns of a reason. JSON has no infinity and PostgreSQL's no lone surrogate: text has."""
+    arguments = {
+        storable(key): storable(value)
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for key, value in reason.arguments
+    }
+    as_json = json.dumps(arguments, ensure_ascii=False)
+    return {name: str(reason), f"{name}_code": reason.code, f"{name}_arguments": as_json}
+
+
+def reason_of(name: str, row: Row) -> Reason:
+    """The reason in the columns of that name."""
+    code, arguments = row[f"{name}_code"], row[f"{name}_arguments"]
+    if not code:
+        return NO_REASON
+    # Of thousands of rows most have none.
+    return Reason(code) if arguments == "{}" else Reason(code, tuple(json.loads(arguments).items()))
+
+
+def _list_column(name: str, items: tuple[Any, ...]) -> dict[str, str]:
+    return {name: ",".join(map(str, items))}
+
+
+def numbers(listed: str) -> tuple[int, ...]:
+    """The whole numbers in a column that lists them."""
+    return tuple(map(int, listed.split(","))) if listed else ()
+
+
+def _blocks_column(name: str, blocks: tuple[tuple[int, Shape], ...]) -> dict[str, str]:
+    return {name: ",".join(f"{task}:{shape}" for task, shape in blocks)}
+
+
+def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
+    """Task and shape of each block in a column that lists them."""
+    return tuple((int(task), Shape(int(n), int(g))) for task, n, g in re.findall(r"(\d+):(\d+)x(\d+)", listed))
+
+
+def flat(record: Any) -> dict[str, Any]:
+    """The fields of a record for JSON: shapes and reasons under the names of their columns, arguments as an object."""
+    kind: Any = type(record)
+    plain, kinds = _fields(kind)
+    found = {name: getattr(record, name) for name, _ in plain}
+    for name, one in kinds:
+        value = getattr(record, name)
+        if one.write is reason_columns:
+            found |= {name: str(value), f"{name}_code": value.code, f"{name}_arguments": dict(value.arguments)}
+        elif one.write is _shape_columns:
+            found |= _shape_columns(name, value)
+        else:
+            found[name] = [flat(item) if one.read is None else item for item in value]
+    return found
