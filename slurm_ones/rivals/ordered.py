@@ -48,7 +48,7 @@ class Fifo:
             if job.shape is not None:
                 allocations[job.job_id] = Allocation(job.shape, job.batch)
                 reasons[job.job_id] = fixed.get(job.job_id) or reason("never_interrupted")
-        ledger = Ledger(cluster, [job for job in jobs if job.shape is not None])
+        ledger = Ledger.of_cluster(cluster, [job for job in jobs if job.shape is not None])
         blocked = False
         for job in sorted((j for j in jobs if j.shape is None), key=lambda j: (j.submitted, j.job_id)):
             if job.job_id in fixed:

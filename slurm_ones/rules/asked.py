@@ -10,13 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.rules.caps import Cap, entitled, hindering, sizes_of
 from slurm_ones.schedule.kinds import accepts, kinds_held
-from slurm_ones.schedule.ledger import free_by_node, pick_nodes
+from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import ClusterView, JobView
 from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.text import counts
@@ -82,6 +80,4 @@ def _has(jobs: Mapping[int, JobView], job_id: int) -> int:
 
 def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
     """The nodes that the shape would get beside the others, with its GPUs on each; empty where there is no room."""
-    free = free_by_node(cluster, others)
-    chosen = pick_nodes(free, np.zeros_like(free), shape)
-    return {cluster.nodes[int(place)].name: shape.gpus_per_node for place in chosen}
+    return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)

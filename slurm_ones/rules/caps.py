@@ -214,7 +214,9 @@ def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]
     # A policy names kinds for all that move, or for none.
-    room = {kind: Ledger(_part(cluster, kind), staying) for kind in {given[job.job_id].kind for job in moving}}
+    room = {
+        kind: Ledger.of_cluster(_part(cluster, kind), staying) for kind in {given[job.job_id].kind for job in moving}
+    }
 
     def order(job: JobView) -> tuple[bool, int, int]:
         gpus = given[job.job_id].shape.gpus

@@ -34,7 +34,8 @@ from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.rules.rigid import rigid_jobs
 from slurm_ones.rules.strategy import too_soon
-from slurm_ones.slurm.model import Partition, free_gpus, partition_gpus, take
+from slurm_ones.schedule.ledger import Ledger
+from slurm_ones.slurm.model import Partition, partition_gpus
 
 
 def target_of(resize: ResizeRecord) -> Shape:
@@ -123,7 +124,7 @@ class PartitionRules:
     name: str
     jobs: Mapping[int, JobRules]
     """The elastic jobs that name this partition first, ascending."""
-    free: Mapping[str, int]
+    free: Ledger
     """GPUs that Slurm could hand out on each node and no resize under way is about to need."""
     caps: tuple[Cap, ...]
     settings: ResizeSettings
@@ -249,10 +250,10 @@ class Round:
             bool(rigid_jobs(self.seen.snapshot, name, self.seen.elastic)),
         )
 
-    def _free(self, name: str) -> tuple[dict[str, int], tuple[Start, ...]]:
+    def _free(self, name: str) -> tuple[Ledger, tuple[Start, ...]]:
         """See `PartitionRules.free` and `later`."""
         later: list[Start] = []
-        free = free_gpus(self.seen.snapshot, name, self.settings.whole_node_gpus)
+        free = Ledger.of_partition(self.seen.snapshot, name, self.settings.whole_node_gpus)
         for job_id, target in self.targets.items():
             one = self.seen.elastic.get(job_id)
             if one is None or not self._share_nodes(name, one.partition):
@@ -263,9 +264,9 @@ class Round:
                 held = {block.task for block in training(one, None)}
                 for task, shape in self.moves[job_id].added:
                     if task not in held:
-                        take(shape, free, only=only)
+                        free.take(shape, only=only)
             elif not (one.job.running and one.shape == target and (only is None or one.holdings.keys() <= only)):
-                found = take(target, free, one.holdings, only)
+                found = free.take(target, one.holdings, only)
                 if not found and one.job.pending:
                     later.append(Start(job_id, target, kind))
         return free, tuple(later)

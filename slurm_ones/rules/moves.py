@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import take
+from slurm_ones.schedule.ledger import Ledger
 
 
 class Block(NamedTuple):
@@ -50,7 +50,7 @@ NO_MOVES = Moves()
 class Site:
     """What blocks can be placed on."""
 
-    free: Mapping[str, int]
+    free: Ledger
     """GPUs that each node could give now, without what the job's own blocks hold."""
     node_gpus: int
     """GPUs of a full node."""
@@ -85,7 +85,7 @@ def moves(
     """
     if target < 1 or not blocks:
         return None
-    room = sum(site.free.values())
+    room = site.free.gpus
     kept: dict[int, tuple[int, ...]] = {}
     for urgent in range(len(going), -1, -1):
         leaving = frozenset(going[:urgent])
@@ -131,8 +131,8 @@ def _nodes(stay: Sequence[Block], added: Sequence[tuple[int, Shape]], site: Site
     """On how many nodes the job is with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
     they count as on the job's own where there is room."""
     own = {name for block in stay for name in block.nodes}
-    room = {name: gpus for name, gpus in site.free.items() if name in own}
-    return len(own) + sum(shape.nodes for _, shape in added if not take(shape, room))
+    room = site.free.only(own)
+    return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
 
 
 def _others(blocks: Sequence[Block], kept: Collection[int]) -> tuple[int, ...]:
@@ -222,5 +222,5 @@ def _fit(shapes: Sequence[Shape], kept: Sequence[Block], site: Site) -> bool:
             return False
         if any(site.free.get(name, 0) >= smallest for block in kept for name in block.nodes):
             return False
-    room = dict(site.free)
-    return all(take(shape, room) for shape in shapes)
+    room = site.free.trial()
+    return all(room.take(shape) for shape in shapes)

@@ -18,8 +18,8 @@ from slurm_ones.rules.gate import JobRules, PartitionRules, Start
 from slurm_ones.rules.moves import Moves, Site, moves
 from slurm_ones.rules.room import Room
 from slurm_ones.rules.strategy import breaks, parts_groups
+from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import Allocation, Schedule
-from slurm_ones.slurm.model import take
 from slurm_ones.text import resized
 
 
@@ -183,8 +183,8 @@ def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: Room) -> l
         if given or not waits or job.asked is not None:
             continue
         least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
-        free, only = dict(room.free), rules.kinds.nodes(kind)
-        if least is not None and least.gpus < shape.gpus and not take(shape, free, only=only):
+        only = rules.kinds.nodes(kind)
+        if least is not None and least.gpus < shape.gpus and room.free.nodes_for(shape, only=only) is None:
             found.append(Change(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
     return found
 
@@ -215,16 +215,16 @@ def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRule
     return reason("max_open", resizes=most) if under_way >= most else None
 
 
-def _finds_room(change: Change, free: dict[str, int], rules: PartitionRules) -> bool:
-    """Whether there is room for a requeued job, which is then set aside."""
-    return take(change.new, free, change.elastic.holdings, rules.kinds.nodes(change.new_kind))
+def _finds_room(change: Change, free: Ledger, rules: PartitionRules) -> bool:
+    """Take room for a requeued job."""
+    return free.take(change.new, change.elastic.holdings, rules.kinds.nodes(change.new_kind))
 
 
 def _with_moves(
     change: Change,
     job: JobRules,
     rules: PartitionRules,
-    free: Mapping[str, int],
+    free: Ledger,
     *,
     pack: bool = False,
     apart: bool = False,
@@ -236,8 +236,7 @@ def _with_moves(
     if change.parks or job.fixed is not None:
         return change
     only = rules.kinds.nodes(change.new_kind)
-    room = {name: gpus for name, gpus in free.items() if only is None or name in only}
-    site = Site(room, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
+    site = Site(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes)
     least = job.elastic.gpu_range[0]
     leaves = change.leaves_kind
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.

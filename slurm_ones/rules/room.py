@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 
 from ones_db.shape import Shape
 from slurm_ones.rules.gate import JobRules, PartitionRules, Start
-from slurm_ones.slurm.model import take
 
 
 class Room:
@@ -15,7 +14,7 @@ class Room:
     left, after this round; until then they are set aside for jobs that wait for them."""
 
     def __init__(self, rules: PartitionRules) -> None:
-        self.free = dict(rules.free)
+        self.free = rules.free.trial()
         """By node, without what is set aside."""
         self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
         self._given: Counter[str] = Counter()
@@ -33,17 +32,18 @@ class Room:
 
     def take(self, shape: Shape, kind: str) -> bool:
         """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""
-        return take(shape, self.free, only=self._kinds.nodes(kind))
+        return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[Start]) -> set[int]:
         """Set GPUs aside where there will be some for these jobs, and before them for those that earlier rounds have
         reshaped: nobody else may have what is free of those already. Returns the jobs for which there will be none, as
         far as that is known."""
-        after = {name: gpus + self._given[name] for name, gpus in self.free.items()}
+        after = self.free.trial()
+        after.give(self._given)
         without = {
             start.job_id
             for start in (*self._later, *waiting)
-            if not take(start.shape, after, only=self._kinds.nodes(start.kind))
+            if not after.take(start.shape, only=self._kinds.nodes(start.kind))
         }
-        self.free = {name: min(gpus, after[name]) for name, gpus in self.free.items()}
+        self.free = self.free.at_most(after)
         return without if self._known else set()

@@ -49,7 +49,7 @@ def place(
             staying.append(replace(job, nodes=kept))
             found[job.job_id] = shape
             growing += [job] if want > sum(kept.values()) else []
-    ledger = Ledger(cluster, staying)
+    ledger = Ledger.of_cluster(cluster, staying)
     moving = [job for job in jobs if job.job_id not in found and not job.fixed and wanted.get(job.job_id, 0) > 0]
     admitted: list[tuple[int, int]] = []
     budget = ledger.gpus

@@ -1,10 +1,10 @@
-"""Slurm's jobs, nodes and partitions as plain frozen data: what a snapshot holds, and the GPUs that are free in it."""
+"""Slurm's jobs, nodes and partitions as plain frozen data."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -297,32 +297,6 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
     return snapshot.gpus_of_node.get(partition.name, 0), partition.whole_nodes
 
 
-def free_gpus(
-    snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, int], given_up: Job | None = None
-) -> dict[str, int]:
-    """GPUs that Slurm could hand out now on each node of the partition, 0 on those it would not use. What the job
-    `given_up` held counts as free.
-    """
-    part = snapshot.partitions.get(partition)
-    if part is None:
-        return {}
-    full, whole = partition_gpus(part, snapshot, whole_node_gpus)
-    its = given_up.node_list if given_up is not None else ()
-    each = given_up.gpus_per_node if given_up is not None else 0
-    free: dict[str, int] = {}
-    for name in part.node_names:
-        node = snapshot.nodes.get(name)
-        if node is None:
-            continue
-        if not (part.up and node.usable):
-            free[name] = 0
-        elif whole:
-            free[name] = full if node.idle or name in its else 0
-        else:
-            free[name] = node.gpus - node.gpus_used + each * (name in its)
-    return free
-
-
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
     """Fewest leaf switches that so many usable nodes of the partition are below; 0 where that is not known."""
     part = snapshot.partitions.get(partition)
@@ -336,21 +310,3 @@ def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
         if left <= 0:
             return switches
     return 0
-
-
-def take(
-    shape: Shape, free: dict[str, int], own: Mapping[str, int] | None = None, only: Collection[str] | None = None
-) -> bool:
-    """Set the shape's GPUs aside from `free`, counting the job's `own` GPUs as free; False where it finds no room, on
-    `only` these nodes where they are named.
-
-    The fullest nodes that have room are taken first, as Slurm does. What a job gives up of its own is not free yet.
-    """
-    own = own or {}
-    room = {name: free.get(name, 0) + own.get(name, 0) for name in {*free, *own} if only is None or name in only}
-    fitting = sorted((name for name in room if room[name] >= shape.gpus_per_node), key=lambda n: (room[n], n))
-    if len(fitting) < shape.nodes:
-        return False
-    for name in fitting[: shape.nodes]:
-        free[name] = max(0, min(free.get(name, 0), room[name] - shape.gpus_per_node))
-    return True

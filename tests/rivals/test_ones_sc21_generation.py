@@ -55,7 +55,7 @@ def sound(space: Space, counts: Ints) -> None:
     for of_job in counts:
         free = beside_unchanged(space, of_job)
         assert (free >= 0).all()
-        room = Ledger(replace(space.cluster, nodes=[NodeView(f"x{i}", int(n)) for i, n in enumerate(free)]))
+        room = Ledger.of_cluster(replace(space.cluster, nodes=[NodeView(f"x{i}", int(n)) for i, n in enumerate(free)]))
         moving = [int(n) for j, n in enumerate(of_job) if n != space.current[j] and n]
         for gpus in sorted(moving, reverse=True):
             shape = shape_of(space.cluster, gpus)
@@ -144,7 +144,7 @@ def test_nobody_waits_beside_room(space: Space, seed: int) -> None:
     counts = population(space, limit, seed)
     for of_job in counts:
         free = beside_unchanged(space, of_job)
-        room = Ledger(replace(space.cluster, nodes=[NodeView(f"x{i}", int(n)) for i, n in enumerate(free)]))
+        room = Ledger.of_cluster(replace(space.cluster, nodes=[NodeView(f"x{i}", int(n)) for i, n in enumerate(free)]))
         for gpus in sorted((int(n) for j, n in enumerate(of_job) if n and n != space.current[j]), reverse=True):
             room.take(shape_of(space.cluster, gpus) or Shape(1, 1))
         for j in np.flatnonzero((of_job == 0) & (space.smallest > 0) & (space.smallest <= limit) & ~space.running):

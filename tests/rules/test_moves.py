@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.rules.moves import Block, Moves, Site, moves, smaller
-from slurm_ones.slurm.model import take
+from slurm_ones.schedule.ledger import Ledger
 
 FULL = 4
 
@@ -19,7 +19,7 @@ def block(task: int, shape: str, *nodes: str) -> Block:
 
 def found(blocks: list[Block], target: int, free: dict[str, int], spare: tuple[int, ...] = (5, 6, 7), **other: object):  # type: ignore[no-untyped-def]
     site = {name: other.pop(name) for name in ("whole_nodes", "split_nodes") if name in other}
-    return moves(blocks, spare, target, Site(free, FULL, **site), **other)  # type: ignore[arg-type]
+    return moves(blocks, spare, target, Site(Ledger(free), FULL, **site), **other)  # type: ignore[arg-type]
 
 
 def added(*shapes: str, spare: tuple[int, ...] = (5, 6, 7)) -> tuple[tuple[int, Shape], ...]:
@@ -169,23 +169,23 @@ def test_steps_lead_to_the_size_or_stop(
     blocks, free = job
     was = sum(one.shape.gpus for one in blocks)
     for step in range(8):
-        made = moves(blocks, spare, target, Site(free, FULL, split_nodes=split), going=going, least=least)
+        made = moves(blocks, spare, target, Site(Ledger(free), FULL, split_nodes=split), going=going, least=least)
         if not made:
             assert made is None or was == target
             return
         tasks = [one.task for one in blocks]
         joining = [task for task, _ in made.added]
         assert set(made.dropped) <= set(tasks) and set(joining) <= set(spare) and len({*joining}) == len(joining)
-        room = dict(free)
-        assert all(take(shape, room) for _, shape in made.added), "takes more than is free"
+        room = Ledger(free)
+        assert all(room.take(shape) for _, shape in made.added), "takes more than is free"
         now = was + made.gained - sum(one.shape.gpus for one in blocks if one.task in made.dropped)
         assert 0 < now <= target
         on_the_way = was < now < target <= was + sum(free.values()) and not made.dropped
         assert now == target or on_the_way or (now >= least and not made.added and was > target)
         # Slurm places the new ones, those that left are gone.
         for one in blocks:
-            for name in one.nodes if one.task in made.dropped else ():
-                room[name] += one.shape.gpus_per_node
+            if one.task in made.dropped:
+                room.give(dict.fromkeys(one.nodes, one.shape.gpus_per_node))
         blocks = [one for one in blocks if one.task not in made.dropped]
         for task, shape in made.added:
             names = sorted((name for name in free if free[name] >= shape.gpus_per_node), key=lambda n: (free[n], n))
@@ -193,5 +193,5 @@ def test_steps_lead_to_the_size_or_stop(
                 free[name] -= shape.gpus_per_node
             blocks.append(Block(task, shape, tuple(names[: shape.nodes])))
         spare = [task for task in spare if task not in joining]
-        free, was, going = room, now, []
+        free, was, going = dict(room), now, []
         assert step < 7, "does not come to an end"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.schedule.ledger import (
     Ledger,
+    Resources,
     count_nodes,
     free_by_node,
     held_gpus,
@@ -24,11 +26,18 @@ free_gpus = st.lists(st.integers(0, PER_NODE), min_size=1, max_size=8)
 
 
 def ledger(free: list[int]) -> Ledger:
-    return Ledger(cluster(len(free), PER_NODE, free=free))
+    return Ledger({f"n{i:02}": gpus for i, gpus in enumerate(free)})
+
+
+def counts(one: Ledger, per_node: int = PER_NODE) -> list[int]:
+    """Nodes by their free GPUs."""
+    assert sum(one.values()) == one.gpus
+    found: list[int] = np.bincount([*one.values()], minlength=per_node + 1).tolist()
+    return found
 
 
 def batched(*ledgers: Ledger) -> Ints:
-    return np.array([one.nodes for one in ledgers])
+    return np.array([counts(one) for one in ledgers])
 
 
 @given(
@@ -62,8 +71,7 @@ def test_a_shape_takes_the_fullest_nodes_that_have_room(free: list[int], count: 
     if len(chosen):
         assert sorted(by_node[chosen].tolist()) == roomy
         by_node[chosen] -= gpus
-    assert one.nodes == np.bincount(by_node, minlength=PER_NODE + 1).tolist()
-    assert one.gpus == by_node.sum()
+    assert [*one.values()] == (by_node if len(chosen) else np.array(free)).tolist()
 
 
 @given(free_gpus, st.integers(0, 70))
@@ -74,8 +82,7 @@ def test_any_gpus_are_taken_from_the_fullest_nodes(free: list[int], gpus: int) -
     for _ in range(gpus if gpus <= sum(free) else 0):
         first = next(n for n, room in enumerate(left) if room)
         left[first] -= 1
-    assert one.nodes == np.bincount(left, minlength=PER_NODE + 1).tolist()
-    assert one.gpus == sum(left)
+    assert counts(one) == np.bincount(left, minlength=PER_NODE + 1).tolist()
 
 
 def test_claimed_gpus_are_taken_last() -> None:
@@ -96,20 +103,56 @@ def test_unchanged_jobs_keep_what_they_hold(drawn: Round, dice: object) -> None:
     held_by, node, gpus = held_gpus(view, running).T
     found = count_nodes(free_by_node(view), node, gpus, unchanged[:, held_by], view.gpus_per_node)
     for row, stays in zip(found, unchanged.reshape(3, -1), strict=True):
-        one = Ledger(view, [j for j, stay in zip(running, stays, strict=True) if stay])
-        assert row.tolist() == one.nodes
+        one = Ledger.of_cluster(view, [j for j, stay in zip(running, stays, strict=True) if stay])
+        assert row.tolist() == counts(one, view.gpus_per_node)
 
 
-def test_a_copy_is_its_own() -> None:
-    """What is tried on a copy leaves the ledger as it was; nodes that are gone or overbooked count for nothing."""
-    one = Ledger(cluster(2, 4), [job(1, {"n1": 3}), job(2, {"n9": 4}), job(3, {"n2": 5})])
-    assert (one.nodes, one.gpus) == ([1, 1, 0, 0, 0], 1)
-    assert one.copy().take(Shape(1, 1))
-    assert one.gpus == 1
+def test_a_trial_is_its_own() -> None:
+    """What is tried leaves the ledger as it was, and the other way round; nodes that are gone or overbooked count for
+    nothing."""
+    one = Ledger.of_cluster(cluster(2, 4), [job(1, {"n1": 3}), job(2, {"n9": 4}), job(3, {"n2": 5})])
+    assert (one, one.gpus) == ({"n1": 1, "n2": 0}, 1)
+    trial = one.trial()
+    assert trial.take(Shape(1, 1)) and (one, trial) == ({"n1": 1, "n2": 0}, {"n1": 0, "n2": 0})
+    other = one.trial()
+    one.give({"n2": 4, "gone": 4})
+    assert (one, one.gpus, other) == ({"n1": 1, "n2": 4}, 5, {"n1": 1, "n2": 0})
+    assert one.at_most(other) == other and one.only({"n2"}) == {"n2": 4}
+
+
+@pytest.mark.parametrize(
+    ("free", "shape", "own", "only", "left"),
+    [
+        ({"n1": 4, "n2": 2, "n3": 2}, "2x2", {}, None, {"n1": 4, "n2": 0, "n3": 0}),
+        ({"n1": 4, "n2": 2}, "1x2", {}, {"n1"}, {"n1": 2, "n2": 2}),
+        ({"n1": 4, "n2": 2}, "2x2", {}, {"n1"}, None),
+        # Its own GPUs are room for it, and nobody else's until it has left them.
+        ({"n1": 0, "n2": 1}, "1x2", {"n1": 2}, None, {"n1": 0, "n2": 1}),
+        ({"n1": 0, "n2": 1}, "2x2", {"n1": 2, "n2": 1}, None, {"n1": 0, "n2": 0}),
+        ({"n1": 3}, "1x4", {"n1": 2}, None, {"n1": 1}),
+        ({"n1": 0}, "1x2", {"n9": 2}, None, {"n1": 0, "n9": 0}),
+    ],
+)
+def test_own_gpus_and_named_nodes(
+    free: dict[str, int], shape: str, own: dict[str, int], only: set[str] | None, left: dict[str, int] | None
+) -> None:
+    """The fullest nodes first, among those that the job may have."""
+    one = Ledger(free)
+    assert one.take(Shape.parse(shape), own, only) is (left is not None)
+    assert one == (free if left is None else left)
+
+
+def test_every_resource_counts() -> None:
+    """A node without CPUs gives no GPUs."""
+    one = Ledger({"n1": Resources(4, 0), "n2": Resources(4, 8, 100)})
+    need = Resources(2, 4, 50)
+    assert [free.cover(need) for free in (Resources(4, 0), Resources(4, 8, 100), Resources(4, 4, 49))] == [0, 1, 0]
+    assert Resources(4, 8, 100).without(need) == Resources(2, 4, 50)
+    assert one.take(Shape(2, 4)) and one == {"n1": 0, "n2": 0}
 
 
 def test_where_shapes_may_be_spread_gpus_are_all_that_counts() -> None:
     """Six GPUs of two nodes are given as one shape."""
-    one = Ledger(cluster(2, 4, uniform=False))
+    one = Ledger.of_cluster(cluster(2, 4, uniform=False))
     assert one.take(Shape(1, 6)) and one.gpus == 2
     assert not one.fits(Shape(1, 3))
