@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.ones.kinds import assign
 from slurm_ones.policies import Ones, make_policy
@@ -119,7 +120,7 @@ class TestChoice:
             schedule = policy.decide(view, [long], now, seeded())
         got = schedule.allocations[1]
         assert (got.kind, got.shape) == ("fast", Shape(1, 4))
-        assert str(schedule.reasons[1]) == "on fast in place of slow it is expected to train 3 times as fast"
+        assert schedule.reasons[1] == reason("faster_kind", kind="fast", before="slow", factor=pytest.approx(3.0))
         assert schedule.weighed[1][0].allocation == got
         for stays in (replace(long, on=fast_and_slow(1.001)), replace(long, progress=replace(long.progress, beta=0.1))):
             schedule = Ones().decide(view, [stays], 3000.0, seeded())

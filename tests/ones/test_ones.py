@@ -152,14 +152,23 @@ def test_a_change_counts_to_the_end_that_it_brings() -> None:
         assert (gpus(decide(ones(), cluster(), [left]))[1] > 1) == grows
 
 
-@pytest.mark.parametrize("option", [*SWITCHES, *NUMBERS])
-@given(st.lists(rounds(), min_size=1, max_size=2))
-def test_each_part_can_be_switched_off(option: str, history: list[Round]) -> None:
+@given(st.sets(st.sampled_from([*SWITCHES, *NUMBERS]), min_size=1), st.lists(rounds(), min_size=1, max_size=2))
+def test_all_parts_can_be_switched_off(options: set[str], history: list[Round]) -> None:
     """An ablation is a policy as well: whatever is missing, what it decides can be had."""
-    default = getattr(OnesOptions(), option)
-    policy = ones(**{option: not default if isinstance(default, bool) else 0})
+    defaults = {option: getattr(OnesOptions(), option) for option in options}
+    policy = ones(**{name: not value if isinstance(value, bool) else 0 for name, value in defaults.items()})
     for view, jobs in history:
         decide(policy, view, jobs)
+
+
+@pytest.mark.parametrize("option", [*SWITCHES, *NUMBERS])
+def test_each_part_can_be_switched_off(option: str) -> None:
+    """By itself, on a queue of running, waiting and fixed jobs."""
+    default = getattr(OnesOptions(), option)
+    policy = ones(**{option: not default if isinstance(default, bool) else 0})
+    queue = [job(1, {"n1": 4, "n2": 4}, epochs=3), job(2, {"n3": 2}, epochs=1, fixed=HELD), job(3), job(4, requested=8)]
+    for now in (100.0, 200.0):
+        decide(policy, cluster(4), queue, now)
 
 
 @pytest.mark.parametrize("requested", [1, 2, 3, 8, 64])

@@ -107,7 +107,6 @@ def test_a_solver_that_finds_nothing_says_so() -> None:
     costs = np.where(tables.allowed, rng.random(tables.allowed.shape), np.inf)
     found = solve(tables, costs, 777, 150, 4, SiaOptions(time_limit_s=0.0, gap=0.0))
     assert found.reason.code == "no_solution"
-    assert "nothing changes" in str(found.reason)
     assert found.column.tolist() == tables.current.tolist()
 
 
