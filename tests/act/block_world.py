@@ -26,7 +26,6 @@ from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World as Simulated
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
@@ -64,7 +63,7 @@ class BlockWorld:
         self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=Hot(launch_s=30.0))
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
-        assert isinstance(training, BlockTraining)
+        assert training.hot is not None
         self.training = training
         self.cluster, self.clock = self.simulated.cluster, self.simulated.timeline
         self.events: list[str] = []

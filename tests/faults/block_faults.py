@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
-from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import Job, JobState, Task
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import FaultKind
@@ -37,7 +37,7 @@ class BlockFaults:
     def _cluster(self) -> SimulatedCluster:
         return self._find()
 
-    def watch(self, training: BlockTraining, job_id: int) -> None:
+    def watch(self, training: Training, job_id: int) -> None:
         """Let blocks be lost in the middle of a switch."""
 
         def switching(pause_s: float) -> None:
@@ -48,7 +48,7 @@ class BlockFaults:
 
         training.on_switch = switching
 
-    def strike(self, kind: FaultKind, job_id: int, training: BlockTraining) -> bool:
+    def strike(self, kind: FaultKind, job_id: int, training: Training) -> bool:
         """Whether it could be done to that job."""
         rng = self._injector.random
         members, blocks = training.members, sorted(training.blocks)
@@ -119,7 +119,7 @@ class BlockFaults:
             if any(task.task in job.array_tasks for job in self._cluster.records.known_of(task.array)):
                 self._cluster.release(task)
 
-    def _kill(self, job_id: int, training: BlockTraining, task: int) -> bool:
+    def _kill(self, job_id: int, training: Training, task: int) -> bool:
         if task not in training.blocks:
             return False
         self._allow(job_id, task, JobState.FAILED)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Order
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
-from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import Job, Task
 from tests.faults.safety import SafetyChecker
 
@@ -29,9 +29,9 @@ class BlockSafety:
     def _records(self, job_id: int) -> list[SimulatedJob]:
         return self.checker.cluster.records.known_of(job_id)
 
-    def _training(self, job_id: int) -> BlockTraining:
+    def _training(self, job_id: int) -> Training:
         training = self.checker.trainings[job_id]
-        assert isinstance(training, BlockTraining)
+        assert training.hot is not None
         return training
 
     def observed(self, job: Job) -> None:

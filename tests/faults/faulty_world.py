@@ -10,7 +10,6 @@ from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import JobKey, JobState, Task
@@ -91,7 +90,7 @@ class FaultyWorld(World):
         if plan.begin_s:
             self.begin_set.add(job_id)
         training = self.trainings[job_id]
-        if isinstance(training, BlockTraining):
+        if training.hot is not None:
             self.block_faults.watch(training, job_id)
 
     def _read(self, job_id: int) -> None:
@@ -152,7 +151,7 @@ class FaultyWorld(World):
         found = [
             (id_, training)
             for id_, training in self.trainings.items()
-            if isinstance(training, BlockTraining) and not training.finished and job_id in (None, id_)
+            if training.hot is not None and not training.finished and job_id in (None, id_)
         ]
         return bool(found) and self.block_faults.strike(kind, *self._injector.random.choice(found))
 
@@ -234,7 +233,7 @@ class FaultyWorld(World):
     def block_just_ended(self, seconds: float) -> bool:
         """Whether a job's last block ended so short a time ago: what waits of it may still have to be cancelled."""
         for job_id, training in self.trainings.items():
-            if isinstance(training, BlockTraining) and not training.blocks:
+            if training.hot is not None and not training.blocks:
                 records = self.cluster.records.of(job_id)
                 if max(job.end_time for job in records) > self.timeline.now - seconds:
                     return True

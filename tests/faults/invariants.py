@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ones_db import Store
 from slurm_ones.simulate.engines.invariants import busy_nodes, misplaced, order_of_samples, record_differs
-from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import JobState
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles
@@ -18,7 +18,7 @@ def left_behind(world: FaultyWorld, store: Store, slack_s: float) -> Iterator[st
     a death has lost: a lease, and what clocks were off by."""
     now = world.timeline.now
     for job_id, training in world.trainings.items():
-        if isinstance(training, BlockTraining):
+        if training.hot is not None:
             yield from _blocks_left(world, job_id, training)
             continue
         job = world.cluster.jobs[job_id]
@@ -41,7 +41,7 @@ def outside_limits(world: FaultyWorld) -> Iterator[str]:
     yield from misplaced(world, world.trainings.keys() - world.reshaped_by_owner)
 
 
-def _blocks_left(world: FaultyWorld, job_id: int, training: BlockTraining) -> Iterator[str]:
+def _blocks_left(world: FaultyWorld, job_id: int, training: Training) -> Iterator[str]:
     """Of a job of blocks: while it trains its tasks may stand in holds; it may not stand still for them, nor they
     outlive it."""
     records = [job for job in world.cluster.records.of(job_id) if not job.ended]
@@ -73,7 +73,7 @@ def disagreements(world: FaultyWorld, store: Store, clocks_trusted: bool) -> Ite
         unknown = record.state == JobState.UNKNOWN.value and all(job.ended for job in known)
         if unknown or max(max(job.start_time, job.end_time) for job in known) > world.observed_at:
             continue
-        if isinstance(training, BlockTraining) and not (clocks_trusted and _terms_known(world, job_id)):
+        if training.hot is not None and not (clocks_trusted and _terms_known(world, job_id)):
             continue
         yield from record_differs(world, job_id, record, store)
 
@@ -112,7 +112,7 @@ def batches(world: FaultyWorld, store: Store) -> Iterator[str]:
 def lost(world: FaultyWorld) -> Iterator[str]:
     """Jobs that did not come to their end once they were left alone, though nobody ended them."""
     for job_id, training in world.trainings.items():
-        if isinstance(training, BlockTraining):
+        if training.hot is not None:
             yield from _blocks_lost(world, job_id, training)
             continue
         job, allowed = world.cluster.jobs[job_id], world.allowed_ends.get(job_id)
@@ -127,7 +127,7 @@ def lost(world: FaultyWorld) -> Iterator[str]:
     yield from busy_nodes(world)
 
 
-def _blocks_lost(world: FaultyWorld, job_id: int, training: BlockTraining) -> Iterator[str]:
+def _blocks_lost(world: FaultyWorld, job_id: int, training: Training) -> Iterator[str]:
     """The same of a job of blocks: where its last block was ended by others, or by its time limit, it is over."""
     explained = training.finished or job_id in world.cancelled
     for job in world.cluster.records.of(job_id):
@@ -148,6 +148,6 @@ def samples(world: FaultyWorld) -> Iterator[str]:
         files = training.files
         if isinstance(files, FaultyFiles):
             runs = [run for _, run in sorted(files.truth.items())]
-            blocks = isinstance(training, BlockTraining)
+            blocks = training.hot is not None
             faults = order_of_samples(training.curve.dataset, runs, blocks=blocks)
             yield from (f"job {job_id}: {fault}" for fault in faults)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH
-from slurm_ones.simulate.training.block_training import BlockTraining
 from tests.faults.safety import OpenResize
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ class Recorder:
             facts += [("held by", held[0])] if held else []
             facts += [("restarts", str(records[0].restart))] if records[0].restart else []
         training = world.trainings.get(job_id)
-        if isinstance(training, BlockTraining):
+        if training.hot is not None:
             facts += [(f"tasks {_tasks(record)}", _task(record)) for record in alive]
             facts.append(("train together", ", ".join(map(str, training.members)) or "none"))
         if training is not None and running:

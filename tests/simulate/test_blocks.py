@@ -27,7 +27,6 @@ from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import BLOCKS, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
@@ -47,7 +46,7 @@ class Bench:
         self.world = World(WORK, ClusterSpec(4, 4), directory, QUIET, mechanism=HOT)
         (self.job_id,) = self.world.job_ids.values()
         training = self.world.trainings[self.job_id]
-        assert isinstance(training, BlockTraining)
+        assert training.hot is not None
         self.training = training
         self.number = 0
         self.wait(30)
@@ -114,7 +113,7 @@ def test_task_0_trains_as_a_plain_job_and_the_others_wait(tmp_path: Path) -> Non
     world = World(WORK, ClusterSpec(4, 4), tmp_path, QUIET, mechanism=HOT)
     world.pass_time(30)
     (training,) = world.trainings.values()
-    assert isinstance(training, BlockTraining)
+    assert training.hot is not None
     assert [job.state for job in world.client.tasks(1)] == [JobState.RUNNING, *(BLOCKS - 1) * [JobState.PENDING]]
     spec = decode_spec((tmp_path / "ones-1" / SPEC).read_bytes())
     assert (spec.hot, spec.term) == (True, 0)

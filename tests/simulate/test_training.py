@@ -62,13 +62,13 @@ class Bench:
         rng = np.random.default_rng(0)
         self.training = Training(submission, application, files, self.timeline, settings, RESIZE_S, rng)
         self.exits: list[float] = []
-        self.training.exited = lambda code: self.exits.append(self.timeline.now)
+        self.training.exited = lambda task, code: self.exits.append(self.timeline.now)
         self.restart = -1
 
     def start(self, *gpus: int) -> None:
         """The next run, on nodes that give so many GPUs each."""
         self.restart += 1
-        self.training.start(self.restart, {f"n{i}": count for i, count in enumerate(gpus)})
+        self.training.program().start(self.restart, {f"n{i}": count for i, count in enumerate(gpus)})
 
     def wait(self, seconds: float) -> None:
         """Let the job hear orders, and time pass."""
@@ -254,7 +254,7 @@ def test_a_drained_run_is_followed_by_one_that_repeats_nothing(bench: Bench) -> 
     bench.order(1, drain=True, batch=1024)
     bench.wait(10)
     at = bench.training.position
-    assert bench.training.stop() == RESIZE_S * 0.1
+    assert bench.training.program().stop() == RESIZE_S * 0.1
     bench.wait(30)
     assert bench.reports()[-1][1] == Bye("drained", at.step, 143)
     bench.start(4, 4)
@@ -274,7 +274,7 @@ def test_what_no_checkpoint_holds_is_done_again(bench: Bench) -> None:
     (saved,) = bench.of(Checkpoint)
     assert saved.order is None
     at = bench.training.position
-    bench.training.stop()
+    bench.training.program().stop()
     bench.start(1)
     bench.wait(100)
     (hello,) = bench.of(Hello)
@@ -304,7 +304,7 @@ def test_an_order_that_waits_is_heard_at_the_start(bench: Bench) -> None:
     bench.start(2)
     bench.wait(60)
     bench.order(1, drain=True, batch=256)
-    bench.training.stop()
+    bench.training.program().stop()
     bench.start(2)
     bench.order(2, drain=True, batch=512)
     bench.wait(60)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from ones_db import JobRecord, Store
 from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
 from slurm_ones.simulate.engines.world import World
-from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import JobState
 
@@ -78,7 +77,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
     """How the database's job and its runs differ from the cluster's job and the GPUs that it held."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
-    if isinstance(training, BlockTraining):
+    if training.hot is not None:
         yield from blocks_differ(training, record, store)
         return
     (job,) = records
@@ -93,7 +92,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
             yield f"job {job_id}: a run on {known[held.start]} nodes and GPUs in the database, {shape} in Slurm"
 
 
-def blocks_differ(training: BlockTraining, record: JobRecord, store: Store) -> Iterator[str]:
+def blocks_differ(training: Training, record: JobRecord, store: Store) -> Iterator[str]:
     """The same of a job of blocks: its terms are its runs, and it has one membership at a time."""
     job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:
@@ -109,8 +108,8 @@ def blocks_differ(training: BlockTraining, record: JobRecord, store: Store) -> I
 def _skipped(world: World) -> Iterator[str]:
     for job_id, training in world.trainings.items():
         if training.files is not None:
-            blocks = isinstance(training, BlockTraining)
-            last = training.term if isinstance(training, BlockTraining) else world.cluster.jobs[job_id].restart
+            blocks = training.hot is not None
+            last = training.term if blocks else world.cluster.jobs[job_id].restart
             runs = [tuple(_reports(training, restart)) for restart in range(last + 1)]
             faults = order_of_samples(training.curve.dataset, runs, blocks=blocks)
             yield from (f"job {job_id}: {fault}" for fault in faults)

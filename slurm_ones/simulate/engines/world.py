@@ -16,7 +16,6 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.training.training import Training
@@ -113,36 +112,31 @@ class World:
         blocks = bool(request.array_tasks)
 
         def program(key: JobKey) -> Program:
-            job_id = key if isinstance(key, int) else key.array
+            job_id, task = (key, 0) if isinstance(key, int) else (key.array, key.task)
             if job_id not in self.trainings:
-                make = self._block_training if blocks else self._training
-                self.trainings[job_id] = make(submission, app, job_id)
-                self.trainings[job_id].speeds = self._speeds
-            training = self.trainings[job_id]
-            if isinstance(training, BlockTraining) and isinstance(key, Task):
-                return training.program(key.task)
-            return training
+                self.trainings[job_id] = self._training(submission, app, job_id, blocks)
+            return self.trainings[job_id].program(task)
 
         job_id = self.job_ids[submission.name] = self.cluster.submit(request, program)
         if blocks:
             program(Task(job_id, 0))
 
-    def _training(self, submission: Submission, app: Application, job_id: int) -> Training:
-        files = self._files(submission, job_id) if submission.elastic and not self._oracle else None
-        rng = np.random.default_rng([self._seed, 2, job_id])
-        training = Training(submission, app, files, self.timeline, self.settings, self.mechanism.start_s(app), rng)
-        training.exited = lambda code: self.cluster.exited(job_id, code)
-        return training
-
-    def _block_training(self, submission: Submission, app: Application, job_id: int) -> BlockTraining:
-        files = self._files(submission, job_id)
-        rng = np.random.default_rng([self._seed, 2, job_id])
+    def _training(self, submission: Submission, app: Application, job_id: int, blocks: bool) -> Training:
         hot = self.mechanism if isinstance(self.mechanism, Hot) else Hot()
-        training = BlockTraining(
-            submission, app, files, self.timeline, self.settings, self.mechanism.start_s(app), rng, hot
+        training = Training(
+            submission,
+            app,
+            self._files(submission, job_id) if submission.elastic and not self._oracle else None,
+            self.timeline,
+            self.settings,
+            self.mechanism.start_s(app),
+            np.random.default_rng([self._seed, 2, job_id]),
+            hot if blocks else None,
         )
-        training.exit_block = lambda task, code: self.cluster.exited(Task(job_id, task), code)
-        training.over = lambda: self.cluster.cancel_waiting(job_id)
+        training.speeds = self._speeds
+        training.exited = lambda task, code: self.cluster.exited(Task(job_id, task) if blocks else job_id, code)
+        if blocks:
+            training.over = lambda: self.cluster.cancel_waiting(job_id)
         return training
 
     def _request(self, submission: Submission, app: Application) -> Request:

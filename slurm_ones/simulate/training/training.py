@@ -1,9 +1,15 @@
-"""A simulated training job: launches, trains, reports, checkpoints, and obeys orders, as the wrapper does."""
+"""A simulated training job: it launches, trains, reports, checkpoints, and obeys orders, as the wrapper does.
+
+A job is one block or several. That of a plain job is its run; those of a job of blocks are the tasks of its array,
+which join and leave while it trains.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -12,7 +18,9 @@ import numpy as np
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Event, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.blocks import PATIENCE_S, Block, BlockProgram, next_members
 from slurm_ones.simulate.training.job_reports import JobFiles, Reporter
+from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 
@@ -20,6 +28,10 @@ ORDER_POLL_S = 0.1
 """A drained job looks this often for a newer order."""
 TERMINATED = 128 + 15
 """Exit code of a run that ended on SIGTERM."""
+PEER_LOST = 103
+"""Exit code of ranks whose peers are lost."""
+LOOK_S = 0.5
+"""From a block's start until it has seen that it is not wanted."""
 
 
 class Phase(str, Enum):
@@ -60,7 +72,7 @@ class Interval:
 
 
 class Training:
-    """One job over all its runs. `exited` is called with the exit code when a run ends by itself.
+    """One job over all its runs; a job of blocks calls them terms.
 
     Without `files` it is a job whose owner knows nothing of us: it neither reports, nor checkpoints, nor obeys.
     """
@@ -72,9 +84,12 @@ class Training:
         files: JobFiles | None,
         timeline: Timeline,
         settings: ClusterSettings,
-        resize_s: float,
+        start_s: float,
         rng: np.random.Generator,
+        hot: Hot | None = None,
     ) -> None:
+        """A start costs `start_s`. `hot` is what a change costs a job of blocks; None for a plain job."""
+        self.hot = hot
         self.submission = submission
         self.application = application
         self.files = files
@@ -89,7 +104,17 @@ class Training:
         self.phase = Phase.GONE
         self.batch = 0
         """Global batch in force."""
-        self.exited: Callable[[int], None] = lambda code: None
+        self.exited: Callable[[int, int], None] = lambda task, code: None
+        """Called with task and exit code when a block ends by itself."""
+        self.over: Callable[[], None] = lambda: None
+        """Called at the end of the job: its tasks that wait are to be cancelled."""
+        self.on_switch: Callable[[float], None] = lambda pause_s: None
+        """Called when training begins to stand still for another membership, with the seconds that it will."""
+        self.generation = 0
+        self.members: tuple[int, ...] = ()
+        """Tasks of the blocks that train together, in rank order; the first leads."""
+        self.memberships = 0
+        """Memberships that took effect."""
         self.speeds: Mapping[str, float] = {}
         """Of the nodes that are slower than others."""
         self.kinds: Mapping[str, str] = {}
@@ -102,14 +127,22 @@ class Training:
         """Changes of its GPUs; None if Slurm's records have them."""
         self._timeline = timeline
         self._settings = settings
-        self._resize_s = resize_s
+        self._start_s = start_s
         self._reporter = Reporter(self.curve, files, timeline, settings, rng, submission.declares)
+        if hot is not None:
+            self._reporter.spec = replace(self._reporter.spec, hot=True)
         least = application.min_batch or application.base_batch
         self.requested_batch = min(max(submission.batch, least), application.max_batch)
         self.durable = Position(wanted=self.requested_batch)
         """What the newest checkpoint holds."""
         self._position = self.durable
-        self._restart = 0
+        self._restart = -1
+        self._blocks: dict[int, Block] = {}
+        self._leader = -1
+        self._ordered_at = 0.0
+        """When the order in force was first seen."""
+        self._joining: tuple[int, ...] = ()
+        """The next membership, while it is being switched to."""
         self._placement: tuple[int, ...] = ()
         self._slowdown = NONE
         self._event: Event | None = None
@@ -120,26 +153,322 @@ class Training:
 
     # -- what Slurm does with it ---------------------------------------------------------------------------------
 
-    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """Its run begins on so many GPUs of each node."""
-        self._restart = restart
-        self._hold(gpus)
-        self._position = self.durable
-        self._obeyed = 0
-        self._check_size()
-        self.phase = Phase.LAUNCHING
-        self._then(self._timeline.now + self._launch_s + self._load_s, self._loaded)
+    def program(self, task: int = 0) -> BlockProgram:
+        """What Slurm runs as that task, or as the job."""
+        return BlockProgram(self, task)
 
-    def stop(self, *, killed: bool = False) -> float:
-        """Its processes are killed; returns the seconds until the last is gone."""
+    def block_starts(self, block: Block) -> None:
+        """A task of the array runs."""
+        self._blocks[block.task] = block
+        if self.finished:
+            self._leave_soon(block)
+        elif not self.members:
+            self._found(block.task)
+        else:
+            # Whoever launches first leads, and the others look for it once they have launched.
+            self._prepare(block)
+
+    def block_stops(self, task: int, *, killed: bool) -> float:
+        """Its processes end; returns the seconds until the last is gone. One that is not `killed` says so to the
+        others."""
+        block = self._blocks.pop(task, None)
+        if block is None:
+            return self._settings.stop * self._start_s
+        if block.event is not None:
+            block.event.cancel()
+        if task in self.members:
+            self._lose(task, killed=killed)
+        elif task in self._joining:
+            self._drop_switch()
+        return self._settings.stop * self._start_s
+
+    def lose_store(self) -> None:
+        """What the blocks found each other by is gone: they begin a new term from memory."""
+        if self.phase not in (Phase.GONE, Phase.LAUNCHING, Phase.RECOVERING):
+            self._count_until_now()
+            self._recover()
+
+    # -- founding ------------------------------------------------------------------------------------------------
+
+    def _found(self, task: int) -> None:
+        """Nobody leads: this block begins the next term from the last checkpoint, once it has launched."""
+        block = self._blocks[task]
+        self.members, self._joining = (task,), ()
+        self._position = self.durable
+        self.phase = Phase.LAUNCHING
+        self._set_placement()
+        if self.hot is None:
+            self._check_size()
+        launch = 0.0 if block.launched else self._launch_s
+        if block.event is not None:
+            block.event.cancel()
+        self._then(self._timeline.now + launch + self._load_s, self._founded)
+
+    def _founded(self) -> None:
+        block = self._blocks[self.members[0]]
+        launched, block.launched = block.launched, True
+        self._begin_term(0.0 if launched else self._launch_s, self._load_s, restored=True)
+        if self.hot is not None:
+            self._report_membership("first")
+            self._look_soon()
+
+    def _begin_term(self, launch_s: float, load_s: float, *, restored: bool) -> None:
+        """The next leader says what the job is now, and trains on."""
+        if self.hot is None:
+            self._restart = self._blocks[self.members[0]].restart
+        else:
+            self._restart += 1
+            self._reporter.spec = replace(self._reporter.spec, term=self._restart)
+            self.generation += 1
+        self._leader = self.members[0]
+        self._obeyed = 0
+        self._read_orders()
+        self._reporter.hello(
+            self._position, self.batch, self._placement, launch_s, load_s, self._restart, restored=restored
+        )
+        self._timeline.changed = True
+        self._checkpoint_at = self._timeline.now + self._settings.checkpoint_s if self.files is not None else math.inf
+        self._train()
+
+    def _read_orders(self) -> None:
+        """What an order says that is in force when a term begins: a batch counts at once, a drain at a boundary."""
+        self._order_due = False
+        if self.files is not None:
+            before = self.files.order
+            self.files.reread_order()
+            self._see_order(before)
+        order = self._believed()
+        if order is not None:
+            if order.batch is not None and self._complete(order):
+                self._position = replace(self._position, wanted=order.batch)
+            self._order_due = order.drain and order.restart == self._restart
+            self._obeyed = order.number - (self._order_due or not self._complete(order))
+        self.batch = self._in_force(self._position.wanted)
+
+    # -- blocks that join and leave ------------------------------------------------------------------------------
+
+    def _prepare(self, block: Block) -> None:
+        """A block looks whether it is wanted; one that is launches, and says when it is ready."""
+        if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
+            self._leave_soon(block)
+            return
+
+        def ready() -> None:
+            block.launched, block.ready_at, block.event = True, self._timeline.now, None
+            if self.phase is not Phase.LAUNCHING and self._turned_away(block.task):
+                self._leave_soon(block)
+                return
+            self._timeline.after(PATIENCE_S, self._look_soon)
+            self._look_soon()
+
+        block.event = self._timeline.after(self._launch_s, ready)
+
+    def _wants(self, task: int) -> bool:
+        """Whether a block that starts while others train has something to do: an order names it."""
+        order = self._believed()
+        return order is not None and order.blocks is not None and task in order.blocks
+
+    def _turned_away(self, task: int) -> bool:
+        """Whether a block that is ready is told to end: the order in force names others."""
+        order = self._believed()
+        return order is not None and order.blocks is not None and task not in order.blocks
+
+    def _leave_soon(self, block: Block) -> None:
+        """It ends by itself: it is not wanted, or the job is over."""
+        if block.leaves:
+            return
+        block.leaves = True
+        if block.event is not None:
+            block.event.cancel()
+        block.event = self._timeline.after(LOOK_S, lambda: self._exit(block.task))
+
+    def _exit(self, task: int) -> None:
+        del self._blocks[task]
+        self.exited(task, 0)
+
+    def _look_soon(self) -> None:
+        """At the next boundary, look who is to train."""
+        if self.phase is Phase.TRAINING:
+            self._order_due = True
+            self._schedule_boundary()
+
+    def _believed(self) -> Order | None:
+        """The order in force, if it is not of a term to come."""
+        order = self.files.order if self.files is not None else None
+        return order if order is not None and order.restart <= max(self._restart, 0) else None
+
+    def _complete(self, order: Order) -> bool:
+        """Whether those train that the order wants."""
+        return order.blocks is None or set(order.blocks) == set(self.members)
+
+    def _plan(self) -> tuple[int, ...] | None:
+        """Who is to train next, None where all stays as it is."""
+        order = self._believed()
+        wanted = order.blocks if order is not None else None
+        return next_members(wanted, self.members, self._blocks, self._timeline.now)
+
+    def _switches(self) -> bool:
+        """Whether training stands still now, for another membership."""
+        for block in [b for b in self._blocks.values() if b.launched and b.task not in self.members]:
+            if self._turned_away(block.task):
+                self._leave_soon(block)
+        plan = self._plan()
+        if plan is None:
+            return False
+        self._reporter.throughput(self._position, self.batch)
+        self._switch(plan, "order")
+        return True
+
+    def _switch(self, plan: tuple[int, ...], why: str) -> None:
+        """Training stands still until the next membership is in force."""
+        self.phase, self._joining = Phase.SWITCHING, plan
+        assert self.hot is not None
+        new, hot = set(plan) - set(self.members), self.hot
+        sent = hot.sent_bytes(self.application) if new else 0
+        transfer_s = sent / hot.bytes_per_s
+        pause_s = hot.pause_s + transfer_s if new else hot.shrink_pause_s
+        self._then(
+            self._timeline.now + pause_s,
+            lambda: self._switched(why, pause_s, sent * len(new), transfer_s if new else 0.0),
+        )
+        self.on_switch(pause_s)
+
+    def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
+        """All have committed."""
+        before, self.members, self._joining = self.members, self._joining, ()
+        ready_s = max((self._blocks[task].ready_at for task in self.members if task not in before), default=0.0)
+        ready_s = max(ready_s - self._ordered_at, 0.0) if ready_s else 0.0
+        order = self._believed() if why == "order" else None
+        self._set_placement()
+        if order is not None and order.batch is not None and self._complete(order):
+            self._position = replace(self._position, wanted=order.batch)
+        changed = self._in_force(self._position.wanted) != self.batch
+        self.batch = self._in_force(self._position.wanted)
+        if order is not None and self._complete(order) and not order.drain:
+            self._obeyed = order.number
+        if self._leader != self.members[0]:
+            self._reporter.bye(self._position, "moved")
+            self._begin_term(0.0, 0.0, restored=False)
+        else:
+            self.generation += 1
+            if changed and order is not None:
+                self._reporter.batch(self._position, self.batch, order.number)
+        self._report_membership(why, pause_s, sent, transfer_s, ready_s, order)
+        for task in set(before) - set(self.members):
+            if task in self._blocks:
+                self._exit(task)
+        self._timeline.changed = True
+        self._train()
+        self._look_soon()
+
+    def _report_membership(
+        self,
+        why: str,
+        pause_s: float = 0.0,
+        sent: int = 0,
+        transfer_s: float = 0.0,
+        ready_s: float = 0.0,
+        order: Order | None = None,
+    ) -> None:
+        self.memberships += 1
+        restarts = tuple(self._blocks[task].restart for task in self.members)
+        number = order.number if order is not None else None
+        self._reporter.membership(
+            self._position,
+            self.batch,
+            self._placement,
+            generation=self.generation,
+            blocks=self.members,
+            restarts=restarts,
+            why=why,
+            pause_s=pause_s,
+            bytes=sent,
+            transfer_s=transfer_s,
+            ready_s=ready_s,
+            order=number,
+        )
+
+    def _set_placement(self) -> None:
+        gpus: Counter[str] = Counter()
+        for task in self.members:
+            gpus.update(self._blocks[task].gpus)
+        self._hold(gpus)
+
+    # -- blocks that are lost ------------------------------------------------------------------------------------
+
+    def _lose(self, task: int, *, killed: bool) -> None:
+        """A block that trains is gone: the others go on from memory, or nobody is left."""
         self._count_until_now()
+        self.members = tuple(member for member in self.members if member != task)
+        if not self.members:
+            self._all_gone()
+        elif killed or self.phase in (Phase.SWITCHING, Phase.RECOVERING):
+            self._recover()
+        else:
+            self._reporter.throughput(self._position, self.batch)
+            self._switch(self.members, "leaving")
+
+    def _drop_switch(self) -> None:
+        """One that was to join is lost before the commit: those that train go on in the membership that they have."""
+        self._joining = ()
+        self._train()
+        self._look_soon()
+
+    def _all_gone(self) -> None:
+        """As with a plain job: what no checkpoint holds is lost. A block that is still starting goes on."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
+        self.members, self._joining = (), ()
         self._ended()
-        return self._settings.stop * self._resize_s
+        waiting = sorted(self._blocks.values(), key=lambda block: (not block.launched, block.task))
+        if waiting:
+            self._found(waiting[0].task)
+
+    def _recover(self) -> None:
+        """A checkpoint from memory, where the disk takes it; some seconds later one founds a new term, and the others
+        join it."""
+        assert self.hot is not None and self.files is not None
+        if self.phase is not Phase.RECOVERING:
+            with suppress(OSError):
+                name = self.files.checkpoint(self._position.step)
+                self.durable = self._position
+                if self._leader in self.members:
+                    self._reporter.throughput(self._position, self.batch)
+                    self._reporter.checkpoint(self._position, name, 0.0, None)
+                    self._reporter.bye(self._position, "error", PEER_LOST)
+        self.phase, self._joining = Phase.RECOVERING, ()
+        self._then(self._timeline.now + self.hot.recover_s, self._recovered)
+
+    def _recovered(self) -> None:
+        self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
+        self._position = self.durable
+        now, (first, *others) = self._timeline.now, self.members
+        for task in others:
+            self._blocks[task].launched, self._blocks[task].ready_at = True, now
+        self.members = (first,)
+        self._set_placement()
+        self._begin_term(0.0, 0.0, restored=True)
+        self._report_membership("first", self.hot.recover_s if self.hot is not None else 0.0)
+        self._timeline.after(PATIENCE_S, self._look_soon)
+        self._look_soon()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        """Number of its run; -1 before the first."""
+        return self._restart
+
+    @property
+    def blocks(self) -> Mapping[int, Block]:
+        """The blocks that run, by their tasks."""
+        return self._blocks
+
+    @property
+    def switching(self) -> bool:
+        """Whether training stands still for another membership."""
+        return self.phase is Phase.SWITCHING
 
     @property
     def position(self) -> Position:
@@ -168,12 +497,13 @@ class Training:
 
     @property
     def _launch_s(self) -> float:
-        return self._settings.launch * self._resize_s
+        """Seconds until a block is ready; for a job of blocks a start is nothing else."""
+        return self._start_s if self.hot is not None else self._settings.launch * self._start_s
 
     @property
     def _load_s(self) -> float:
         """Seconds to load the checkpoint, where there is one."""
-        return self._settings.load * self._resize_s if self.durable.step else 0.0
+        return self._settings.load * self._start_s if self.durable.step else 0.0
 
     @property
     def _left(self) -> int:
@@ -214,23 +544,6 @@ class Training:
         parted = row is not None and len(self._placement) > 1 and any(gpus % row.together for gpus in self._placement)
         if row is None or parted:
             self.misplaced.append(f"{limits.strategy} on {'+'.join(map(str, self._placement))} GPUs")
-
-    def _loaded(self) -> None:
-        """Everything is loaded: say so, and train. An order that waits sets the batch; a drain waits for a boundary."""
-        self._order_due = False
-        if self.files is not None:
-            self.files.reread_order()
-            order = self.files.order
-            if order is not None and order.restart <= self._restart:
-                if order.batch is not None:
-                    self._position = replace(self._position, wanted=order.batch)
-                self._order_due = order.drain and order.restart == self._restart
-                self._obeyed = order.number - self._order_due
-        self.batch = self._in_force(self._position.wanted)
-        self._reporter.hello(self._position, self.batch, self._placement, self._launch_s, self._load_s, self._restart)
-        self._timeline.changed = True
-        self._checkpoint_at = self._timeline.now + self._settings.checkpoint_s if self.files is not None else math.inf
-        self._train()
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -299,7 +612,13 @@ class Training:
         self.durable = self._position
         self.finished = True
         self._ended()
-        self.exited(0)
+        self.over()
+        self.members = ()
+        for task in [*self._blocks]:
+            block = self._blocks[task]
+            if block.event is not None:
+                block.event.cancel()
+            self._exit(task)
 
     # -- what an oracle does with it -----------------------------------------------------------------------------
 
@@ -341,13 +660,21 @@ class Training:
 
     def check_orders(self) -> None:
         """Look for an order that came while nothing happened here; called before time goes on."""
-        if self.files is None or self.phase in (Phase.GONE, Phase.LAUNCHING) or not self.files.newer_order():
+        if self.files is None or self.phase in (Phase.GONE, Phase.LAUNCHING):
             return
+        before = self.files.order
+        if not self.files.newer_order():
+            return
+        self._see_order(before)
         if self.phase is Phase.TRAINING:
-            self._order_due = True
-            self._schedule_boundary()
+            self._look_soon()
         elif self.phase is Phase.DRAINED and self._new_order() is not None:
             self._then(self._timeline.now + ORDER_POLL_S, self._resume)
+
+    def _see_order(self, before: Order | None) -> None:
+        order = self.files.order if self.files is not None else None
+        if order is not None and (before is None or order.number != before.number):
+            self._ordered_at = self._timeline.now
 
     def _new_order(self) -> Order | None:
         """The order in force, if it has not been obeyed."""
@@ -361,15 +688,17 @@ class Training:
         self._train()
 
     def _obey(self) -> bool:
-        """Do what the order in force says; True where training stops for it."""
+        """Do what the order in force says; True if training stops for it."""
+        if self.hot is not None and self._switches():
+            return True
         order = self._new_order()
-        if order is None:
+        if order is None or not self._complete(order):
             return False
         self._obeyed = order.number
         if order.batch is not None:
             self._change_batch(order.batch, order.number)
         if order.drain and order.restart == self._restart:
-            self._save(self._settings.save * self._resize_s, order.number)
+            self._save(self._settings.save * self._start_s, order.number)
             return True
         return False
 
