@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy,
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.placement import GpuChange, plan_changes
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.engines.spec import ClusterSpec, Part
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import generate
@@ -299,3 +299,11 @@ def test_a_rigid_job_keeps_what_it_asked_for(mechanism: Mechanism) -> None:
     held = {(one.job, one.gpus, one.batch) for one in found.segments if one.job in asked}
     assert held == {(name, one.gpus, one.batch) for name, one in asked.items()}
     assert len({one.batch for one in found.segments if one.job not in asked}) > len(asked), "others change"
+
+
+def test_a_cluster_is_what_it_is_said_to_be() -> None:
+    """Also if one is made of another."""
+    spec = replace(ClusterSpec(2, 1), gpus_per_node=4)
+    assert (spec.gpus, spec.view.gpus_per_node, [part.gpus_per_node for part in spec.partitions()]) == (8, 4, [4])
+    kinds = ClusterSpec(parts=(Part(1, 4, "a100"), Part(2, 2, "t4")))
+    assert (kinds.nodes, kinds.gpus, kinds.gpus_per_node, kinds.view.kinds) == (3, 8, 4, ("a100", "t4"))

@@ -40,18 +40,21 @@ class ClusterSpec:
     """Without a companion, a job's GPUs may be spread over nodes in any way."""
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            object.__setattr__(self, "parts", (Part(self.nodes, self.gpus_per_node),))
-        object.__setattr__(self, "nodes", sum(part.nodes for part in self.parts))
-        object.__setattr__(self, "gpus_per_node", max(part.gpus_per_node for part in self.parts))
+        object.__setattr__(self, "nodes", sum(part.nodes for part in self.all_parts))
+        object.__setattr__(self, "gpus_per_node", max(part.gpus_per_node for part in self.all_parts))
         slow_speeds(self.names, self.slow_nodes)
         if self.network is not None and self.network.leaves * self.network.nodes != self.nodes:
             below = self.network.leaves * self.network.nodes
             raise ValueError(f"network {self.network}: {below} nodes, and the cluster has {self.nodes}")
 
     @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Its parts, or itself as the only one."""
+        return self.parts or (Part(self.nodes, self.gpus_per_node),)
+
+    @property
     def gpus(self) -> int:
-        return sum(part.nodes * part.gpus_per_node for part in self.parts)
+        return sum(part.nodes * part.gpus_per_node for part in self.all_parts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,7 +69,7 @@ class ClusterSpec:
     def partitions(self) -> Iterator[PartitionSpec]:
         """One for each part, the first the default."""
         names = iter(self.names)
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(self.all_parts):
             own = tuple(next(names) for _ in range(part.nodes))
             name = f"{PARTITION}{i}" if i else PARTITION
             yield PartitionSpec(name, own, part.gpus_per_node, self.whole_nodes, default=not i)
@@ -75,7 +78,7 @@ class ClusterSpec:
     def view(self) -> ClusterView:
         """The whole of it, as a policy is shown it."""
         speeds, network = self.speeds, self.network
-        each = [part for part in self.parts for _ in range(part.nodes)]
+        each = [part for part in self.all_parts for _ in range(part.nodes)]
         views = tuple(
             NodeView(
                 name,
