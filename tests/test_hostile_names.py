@@ -24,8 +24,8 @@ from slurm_ones.cli import app
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.plan import Change
 from slurm_ones.service.logs import OneLine, TerminalFormatter
-from slurm_ones.show.charts import Bar, Panel
-from slurm_ones.show.page import write_page
+from slurm_ones.show.charts import Bar, Panel, draw_gpus
+from slurm_ones.show.usage import Job, Stretch, Usage, write_usage
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of
@@ -149,18 +149,14 @@ def test_advice() -> None:
             assert "rm" not in words and "id;" not in words
 
 
-def test_the_page(url: str, tmp_path: Path) -> None:
+def test_the_page(tmp_path: Path) -> None:
     """Its tags are the same whatever jobs are called, and a name that looks like a formula is drawn as it is."""
-    found = []
+    found, path = [], tmp_path / "page.html"
     for name in ("train", NAME, "$\\undefined{$"):
-        one = {"name": name, "user": name, "shapes": ["1x2"], "batches": [64], "jct_s": 1.0, "accuracy": None,
-               "resizes": 0, "pauses_s": []}  # fmt: skip
-        told = {"ones": {"jobs": [one], "mean_jct_s": 1.0}, "slurm": {"jobs": [one], "mean_jct_s": 1.0}}
-        panel = Panel("Slurm alone", [Bar(name, 0.0, 1.0, 2)], 4)
-        path = tmp_path / "page.html"
-        with Store.open(url, NAME, read_only=True) as store:
-            write_page(path, store, [panel], told, "a note")
+        job = Job(7, name, name, name, name, name, *[0.0] * 14)  # type: ignore[arg-type]
+        write_usage(path, name, [name], [(Usage(job, stretches=(Stretch(0.0, 1.0, 2),)), [name, name])])
         html = path.read_text(encoding="utf-8")
         assert "<script" not in html and "\x1b" not in html
         found.append(tags(html))
+        draw_gpus([Panel("Slurm alone", [Bar(name, 0.0, 1.0, 2)], 4)], tmp_path / "gpus.png")
     assert found[0] == found[1] == found[2]

@@ -26,6 +26,23 @@ PACE_MS, STEP_MS = 5.0, 10.0
 """Sleep of a rank for each sample of its local batch, and for each step: the emulated GPU."""
 
 
+def comment(most: int) -> str:
+    """What the owner of a demo's job allows: up to `most` GPUs, each with the base batch."""
+    return f"ones: gpus=1-{most} batch={BASE_BATCH}-{BASE_BATCH * most} array=blocks"
+
+
+def options(epochs: int, gpus: int, most: int, pace_ms: float) -> list[str]:
+    """Of the script of a demo's job that asks for `gpus` GPUs and may have `most`."""
+    return [
+        f"--epochs={epochs}",
+        f"--batch={BASE_BATCH * gpus}",
+        f"--max-batch={BASE_BATCH * most}",
+        f"--max-local-batch={BASE_BATCH}",
+        f"--pace={pace_ms:g}",
+        f"--pace-step={STEP_MS:g}",
+    ]
+
+
 @dataclass(frozen=True)
 class LocalJob:
     """A training of this machine's own processes, which asks for one GPU.
@@ -41,20 +58,11 @@ class LocalJob:
 
     def comment(self) -> str:
         """What its owner allows."""
-        return f"ones: gpus=1-{SLOTS} batch={BASE_BATCH}-{BASE_BATCH * SLOTS} array=blocks"
+        return comment(SLOTS)
 
     def arguments(self, seed: int) -> list[str]:
         """Of the script."""
-        return [
-            f"--epochs={self.epochs}",
-            f"--samples={self.samples}",
-            f"--batch={BASE_BATCH}",
-            f"--max-batch={BASE_BATCH * SLOTS}",
-            f"--max-local-batch={BASE_BATCH}",
-            f"--seed={seed}",
-            f"--pace={PACE_MS:g}",
-            f"--pace-step={STEP_MS:g}",
-        ]
+        return [*options(self.epochs, 1, SLOTS, PACE_MS), f"--samples={self.samples}", f"--seed={seed}"]
 
 
 JOBS = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 18.0, 5), LocalJob("spirals-3", 32.0, 4))

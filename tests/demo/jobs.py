@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_ones.demo.jobs import comment, options
+
 TEMPLATE, PLAIN = Path("sbatch_templates/ddp.sbatch"), Path("tests/endtoend/plain.sbatch")
 """With slurm-ones, of blocks; and for Slurm alone, which makes no use of any but the first."""
 EXAMPLES = Path("wrapper/ones_wrapper/examples")
-BASE_BATCH = 32
 LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
 PACE_MS = {"cnn": 5.0, "transformer": 6.0}
 """Sleep per sample of a rank's local batch: the emulated GPU."""
-STEP_MS = 10.0
-"""Sleep per step besides, which no number of GPUs shortens."""
 MOST_GPUS = 8
 
 
@@ -53,24 +52,18 @@ def arguments(job: DemoJob, top: Path, *, elastic: bool) -> list[str]:
     """
     gpus = job.gpus
     nodes, per_node = (1, gpus) if gpus <= 4 else (gpus // 4, 4)
-    comment = f"ones: gpus=1-{MOST_GPUS} batch={BASE_BATCH}-{BASE_BATCH * MOST_GPUS} array=blocks" if elastic else ""
     script = top / EXAMPLES / f"{job.model}.py"
     return [
         f"--job-name={job.name}",
         f"--nodes={nodes}",
         f"--gres=gpu:{per_node}",
         "--cpus-per-gpu=1",
-        f"--comment={comment}",
+        f"--comment={comment(MOST_GPUS) if elastic else ''}",
         str(top / (TEMPLATE if elastic else PLAIN)),
         # Imported once a node: four ranks that import scikit-learn each would keep this machine's cores busy.
         "--preload",
         "sklearn.datasets",
         str(script),
-        f"--epochs={job.epochs}",
-        f"--batch={BASE_BATCH * gpus}",
-        f"--max-batch={BASE_BATCH * MOST_GPUS}",
-        f"--max-local-batch={BASE_BATCH}",
+        *options(job.epochs, gpus, MOST_GPUS, PACE_MS[job.model]),
         f"--lr={LEARNING_RATE[job.model] * gpus:g}",
-        f"--pace={PACE_MS[job.model]:g}",
-        f"--pace-step={STEP_MS:g}",
     ]

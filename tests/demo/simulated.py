@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.demo.jobs import BASE_BATCH, STEP_MS
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.outcome import Outcome
@@ -19,7 +20,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.mechanism import Hot
 from slurm_ones.simulate.workloads.workload import Workload
-from tests.demo.jobs import BASE_BATCH, JOBS, MOST_GPUS, PACE_MS, STEP_MS, DemoJob
+from tests.demo.jobs import JOBS, MOST_GPUS, PACE_MS, DemoJob
 
 DATASET = 1437
 NOISE = 180.0

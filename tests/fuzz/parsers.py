@@ -697,21 +697,8 @@ def tags(html: str) -> list[object]:
 
 
 def _pages(text: str) -> Iterable[str]:
-    from slurm_ones.show.page import Acted, environment
+    from slurm_ones.show.page import environment
 
-    job = {
-        "name": text, "user": text, "shapes": [text], "batches": [text], "jct_s": 5.0, "accuracy": 0.5, "resizes": 1,
-        "pauses_s": [text],
-    }  # fmt: skip
-    found = {"ones": {"jobs": [job], "mean_jct_s": 1.0}, "slurm": {"jobs": [job], "mean_jct_s": 1.0}}
-    yield (
-        environment()
-        .get_template("demo.html")
-        .render(
-            image="", alone={text: job}, found=found, note=text, per_gpu={text: text}, troubles=[(text, text)],
-            begin=0.0, decisions=[Acted(1.0, text, text, text, text)], written="",
-        )
-    )  # fmt: skip
     row = {"title": text, "cells": [(text, text)], "recorded": text}
     elasticity = {
         "said": [text], "seeds": [text], "by_seed": [[text, text]], "assigned": [[text, text]], "more": 1,

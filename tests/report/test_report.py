@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_db import JobRecord, ResizeRecord, Store, migrate
-from ones_db.shape import PARKED, Shape
 from slurm_ones.show import charts
 from slurm_ones.show.charts import Bar, Panel, draw_gpus, held, thinned
-from slurm_ones.show.page import write_page
 from slurm_ones.text import plain, resized, safe, seconds
-from tests.db.make import report, resized_job, throughput
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -97,41 +93,3 @@ def test_gpus_are_counted_in_whole_numbers(gpus: int) -> None:
     charts._stack(axis, Panel("one", [Bar("a", 0, 10, 1)], gpus), ["a"], {"a": "red"}, 1.0)
     marks = [at for at in axis.get_yticks() if at <= gpus]
     assert len(marks) >= 2 and all(at == int(at) for at in marks)
-
-
-def test_page_tells_what_went_wrong_and_where_the_time_went(tmp_path: Path) -> None:
-    """A training on numbers that are none is named above the resizes, and each of those says how the start after it
-    went."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    job = {"name": "job7", "user": "alice", "jct_s": 2.0, "accuracy": None, "shapes": [], "batches": [], "resizes": 1}
-    job |= {"pauses_s": [410.0]}
-    found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
-    with Store.open(url, "gres") as store:
-        resized_job(store)
-        report(store, 7, 1, throughput=[throughput(9, step=40, nonfinite=3)], offset=99, number=9)
-        write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "note")
-    html = (tmp_path / "page.html").read_text()
-    assert "job7: the loss was not a finite number (NaN or infinite) in 3 steps, last near step 40" in html
-    assert "the start after it: queue 1 m 45 s, launch 2.0 s (imports 1.5 s)" in html
-    # The batch of 256 that the last run began with, on its 4 GPUs.
-    assert '<td class="n">64\n' in html
-
-
-def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:
-    """A job's name cannot become a script on the page, and the page says what was emulated."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    evil = "<script>alert(1)</script>"
-    job = {"name": evil, "user": "bob", "jct_s": 2.0, "accuracy": None, "shapes": ["1x1", "1x2"], "batches": [1, 2]}
-    job |= {"state": "COMPLETED", "resizes": 1, "pauses_s": [1.5]}
-    found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
-    with Store.open(url, "here") as store:
-        store.record_jobs([JobRecord(7, evil, "bob", 1.0, Shape(1, 1), elastic=True)])
-        store.begin_resize(ResizeRecord(7, 0, Shape(1, 1), 8, Shape(1, 2), 16, "draining", 5.0, new_kind="a100"))
-        write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "Emulated & slow")
-    html = (tmp_path / "page.html").read_text()
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
-    assert "Emulated &amp; slow" in html
-    assert "1x1 → 1x2 a100" in html
