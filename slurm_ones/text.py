@@ -154,14 +154,14 @@ MOST_NAMED = 12
 """Numbers of GPUs in a sentence."""
 
 
-class Row(Protocol):
+class WithGpus(Protocol):
     """What holds at one number of GPUs."""
 
     @property
     def gpus(self) -> int: ...
 
 
-def counts(rows: Sequence[Row]) -> str:
+def counts(rows: Sequence[WithGpus]) -> str:
     """The numbers of GPUs that a strategy can use, in a sentence: `1, 2, 4 or 8`; of many the first and the last."""
     found = [row.gpus for row in rows]
     if len(found) > MOST_NAMED:

@@ -15,9 +15,9 @@ import urllib.request
 from pathlib import Path
 
 from ones_db import Store
-from slurm_ones.cli.top import reader
+from slurm_ones.cli.jobs import reader
 from slurm_ones.config import Settings
-from slurm_ones.show.table import Choice
+from slurm_ones.show.table import JobOrder
 from slurm_ones.show.window import TopApp
 from tests.faults.plan import FaultPlan
 from tests.faults.replay_page import write_replay
@@ -37,7 +37,7 @@ def terminal(url: str, cluster: str, picture: Path) -> None:
     async def main() -> None:
         app = TopApp(
             Settings(database=url, cluster=cluster), reader(Settings(database=url), named=True), opened,
-            Choice(every_state=True), 60.0,
+            JobOrder(every_state=True), 60.0,
         )  # fmt: skip
         async with app.run_test(size=(120, 32)) as pilot:
             await app.workers.wait_for_complete()

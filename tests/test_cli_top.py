@@ -26,11 +26,11 @@ from textual.widgets import DataTable, Static
 from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader_lock import LeaderLock
 from ones_db.shape import Shape
-from slurm_ones.cli.top import reader
+from slurm_ones.cli.jobs import reader
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show import window
 from slurm_ones.show.live import Live, NotSeenYet, read_live
-from slurm_ones.show.table import Choice, columns_within, header, lines
+from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.text import left_s
@@ -71,7 +71,7 @@ def live_of(url: str) -> Live:
 def test_every_line_fits_the_terminal(filled: str, width: int) -> None:
     """Protects the table on a narrow terminal: a job's number, state, shape and why are always there."""
     live = live_of(filled)
-    shown = lines(live, NOW + 3, Choice(every_state=True), width)
+    shown = lines(live, NOW + 3, JobOrder(every_state=True), width)
     assert all(cell_len(line) <= width for line in shown), shown
     always = ["job", "st", "shape", "why"]
     assert [column.title for column in columns_within(width) if column.title in always] == always
@@ -81,7 +81,7 @@ def test_every_line_fits_the_terminal(filled: str, width: int) -> None:
 def test_the_header_tells_how_the_companion_is(filled: str) -> None:
     """Protects whoever looks at old figures from believing them."""
     live = live_of(filled)
-    shown = Choice().jobs(live)
+    shown = JobOrder().jobs(live)
     first, second, *_ = header(live, NOW + 3, shown)
     assert "mode act, last tick 3.0 s ago" in first and "SILENT" not in first
     assert "2 run on 6 of 8 GPUs, 2 wait" in second  # those of n2 cannot be used
@@ -147,7 +147,7 @@ def test_sorting(filled: str) -> None:
 @pytest.mark.parametrize("falling", [False, True])
 def test_what_is_not_known_stands_last(filled: str, falling: bool) -> None:
     """Protects the top of the table, whichever way it is sorted."""
-    shown = Choice(by="left", falling=falling).jobs(live_of(filled))
+    shown = JobOrder(by="left", falling=falling).jobs(live_of(filled))
     known = [left_s(one.job) is not None for one in shown]
     assert known == sorted(known, reverse=True) and any(known) and not all(known)
 
@@ -167,7 +167,7 @@ def driven(url: str, play: Callable[[Pilot[None]], Any], width: int = 80) -> Non
         return Store.open(url, "gres", read_only=True)
 
     async def main() -> None:
-        app = TopApp(settings, reader(settings, named=True), opened, Choice(), 60.0)
+        app = TopApp(settings, reader(settings, named=True), opened, JobOrder(), 60.0)
         async with app.run_test(size=(width, 30)) as pilot:
             await until(pilot, lambda: pilot.app.query_one(DataTable).row_count > 0)
             await play(pilot)

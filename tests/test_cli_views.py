@@ -18,7 +18,7 @@ from ones_db.leader_lock import LeaderLock
 from ones_db.shape import Shape
 from slurm_ones.cli import app
 from slurm_ones.cli.doctor import _database, _permission, _views
-from slurm_ones.cli.unknown import unknown_job
+from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
@@ -149,14 +149,14 @@ def test_what_is_known_of_an_unknown_job(
         def details(self, ids: list[int]) -> dict[int, Job]:
             return {} if known is None else {9: job_of(Shape(1, 1), **{"job_id": 9, "user": "alice", **known})}
 
-    monkeypatch.setattr("slurm_ones.cli.unknown.connect", lambda settings: Client())
+    monkeypatch.setattr("slurm_ones.cli.jobs.connect", lambda settings: Client())
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     assert words in unknown_job(Settings(), 9, "/db", own_only=own_only)
 
     def broken(settings: Settings) -> None:
         raise Refused("no")
 
-    monkeypatch.setattr("slurm_ones.cli.unknown.connect", broken)
+    monkeypatch.setattr("slurm_ones.cli.jobs.connect", broken)
     assert "Slurm cannot be asked" in unknown_job(Settings(), 9, "/db", own_only=own_only)
 
 

@@ -25,7 +25,7 @@ from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.plan import Change
 from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.show.charts import Bar, Panel, draw_gpus
-from slurm_ones.show.usage import Job, Stretch, Usage, write_usage
+from slurm_ones.show.usage import JobUsage, SizeSpan, Usage, of_job, of_jobs, write_usage
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of
@@ -153,8 +153,9 @@ def test_the_page(tmp_path: Path) -> None:
     """Its tags are the same whatever jobs are called, and a name that looks like a formula is drawn as it is."""
     found, path = [], tmp_path / "page.html"
     for name in ("train", NAME, "$\\undefined{$"):
-        job = Job(7, name, name, name, name, name, *[0.0] * 14)  # type: ignore[arg-type]
-        write_usage(path, name, [name], [(Usage(job, stretches=(Stretch(0.0, 1.0, 2),)), [name, name])])
+        job = JobUsage(7, name, name, name, name, name, *[0.0] * 14)  # type: ignore[arg-type]
+        used = Usage(job, stretches=(SizeSpan(0.0, 1.0, 2),))
+        write_usage(path, "The demo", of_jobs([used], name), [(used, of_job(used, []))])
         html = path.read_text(encoding="utf-8")
         assert "<script" not in html and "\x1b" not in html
         found.append(tags(html))

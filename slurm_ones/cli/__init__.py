@@ -11,20 +11,14 @@ from typer.core import TyperGroup
 from slurm_ones import __version__
 
 _MODULES = {
-    name: name for name in ("run", "status", "jobs", "why", "top", "report", "doctor", "check", "simulate", "db")
-}
-_MODULES |= {
-    "db": "db",
-    "web": "web",
-    "demo": "demo",
-    "template": "template",
-    "plugin": "plugin",
+    "run": "run",
+    "status": "status",
+    **dict.fromkeys(("jobs", "why", "top"), "jobs"),
+    **{name: name for name in ("report", "doctor", "check", "simulate", "db", "web", "demo", "template", "plugin")},
     "import": "import_",
-    "rehearse": "rehearse",
     "study": "study",
-    "estimate": "estimate",
+    **dict.fromkeys(("resize", "pin", "release", "estimate", "rehearse"), "by_hand"),
 }
-_MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")
 
 
 class _Commands(TyperGroup):

@@ -1,22 +1,34 @@
-"""`slurm-ones resize`, `pin` and `release`: an owner chooses a job's size.
+"""`slurm-ones resize`, `pin`, `release`, `estimate` and `rehearse`: an owner chooses a job's size, and tries one.
 
-The wish is a word in the job's comment (`size=8`), which Slurm lets the job's owner change, at every site that has a
-companion and whoever runs it. The companion carries it out as it carries out its own decisions.
+A size is a word in the job's comment (`size=8`), which Slurm lets the job's owner change, at every site that has a
+companion and whoever runs it. The companion carries it out as it carries out its own decisions. The others need no
+companion: Slurm is asked when a job like this one would start, or the owner orders a checkpoint and a restart at the
+size that the job has, and reads what the job reports.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from slurm_ones.cli.common import command, console, job_number
+from ones_db import ReportLine
+from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
+from slurm_ones.act.orders import OrderError, last_number, write_order
+from slurm_ones.cli.common import JsonOption, command, console, job_number, print_json
 from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.observe.optin import MAX_GPUS, BadComment, parse_comment, with_size
+from slurm_ones.observe.report_reader import read_reports
 from slurm_ones.simulate import BadInput
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused, SlurmError
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job
 
@@ -140,3 +152,260 @@ def release(job: JobArgument) -> None:
     client, job_id = CommandClient(), job_number(job)
     ask(client, look(client, job_id), None)
     console.print(f"job {job_id}: the companion chooses its size again")
+
+
+_START = re.compile(r"to start at (\S+)")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Slurm's word on one size."""
+
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    wait_s: float | None
+    """Seconds until a new job of this size would start; None where Slurm does not say."""
+    note: str = ""
+
+
+def start_of(answer: str) -> float | None:
+    """The Unix time in the answer of `sbatch --test-only`; None where it names none."""
+    match = _START.search(answer)
+    if match is None:
+        return None
+    try:
+        return float(match[1]) if match[1].isdecimal() else datetime.fromisoformat(match[1]).timestamp()
+    except ValueError:
+        return None
+
+
+def test_command(job: Job, nodes: int, gpus_per_node: int) -> list[str]:
+    """What asks Slurm when a job like this one would start at that shape; nothing is submitted."""
+    partition = job.partition
+    argv = ["sbatch", "--test-only", f"--partition={partition}", f"--nodes={nodes}"]
+    argv += [f"--gres=gpu:{gpus_per_node}"] if job.gpus_per_node else []
+    argv += [f"--account={job.account}"] if job.account else []
+    argv += [f"--time={max(int(job.time_limit_s // 60), 1)}"] if job.time_limit_s else []
+    return [*argv, "--wrap=true"]
+
+
+def waits(client: CommandClient, job: Job, shapes: list[tuple[int, int]]) -> list[Wait]:
+    """Slurm's word on each of these (nodes, GPUs per node)."""
+    found = []
+    for nodes, gpus in shapes:
+        size = (nodes * gpus, nodes, gpus)
+        try:
+            answer = client.test_only(test_command(job, nodes, gpus))
+        except SlurmError as error:
+            found.append(Wait(*size, None, str(error).partition(": ")[2]))
+            continue
+        start = start_of(answer)
+        note = "" if start is not None else "Slurm does not say"
+        found.append(Wait(*size, None if start is None else max(start - time.time(), 0.0), note))
+    return found
+
+
+@command
+def estimate(
+    job: JobArgument,
+    sizes: Annotated[list[str], typer.Argument(metavar="SIZE…", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Ask Slurm when a job like this one would start at other sizes, from now; nothing is submitted.
+
+    A resize by a requeue waits about so long. One by blocks trains on meanwhile, and waits for the difference alone.
+    """
+    client, job_id = CommandClient(), job_number(job)
+    now = look(client, job_id)
+    opted_in(now)
+    each = now.gpus_per_node or 1
+    shapes = []
+    for size in sizes:
+        gpus = gpus_of(size)
+        nodes, _, per_node = size.partition("x")
+        shapes.append((int(nodes), int(per_node)) if per_node else (max(-(-gpus // each), 1), min(gpus, each)))
+    found = waits(client, now, shapes)
+    if as_json:
+        print_json({"job": job_id, "gpus": size_of(now), "sizes": [asdict(one) for one in found]})
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("GPUs", "shape", "would start"):
+        table.add_column(heading, justify="right" if heading == "GPUs" else "left")
+    for one in found:
+        when = one.note if one.wait_s is None else "now" if one.wait_s < 1 else f"in {one.wait_s:.0f} s"
+        table.add_row(str(one.gpus), f"{one.nodes}x{one.gpus_per_node}", when)
+    console.print(table)
+
+
+REPORTS_S = 0.2
+LOOK_S = 1.0
+"""Between two questions to Slurm."""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What one checkpoint and restart cost, in seconds."""
+
+    checkpoint_s: float
+    """From the order until the checkpoint was durable."""
+    bytes: int
+    end_s: float
+    """From there until Slurm had ended the run."""
+    queue_s: float
+    """In the queue."""
+    launch_s: float
+    """From the batch script to the ranks' first line, imports included."""
+    import_s: float
+    """What imports took of that."""
+    group_s: float
+    load_s: float
+    first_step_s: float
+    standstill_s: float
+    """From the last step before to the end of the first step after."""
+
+
+class OwnReports:
+    """The reports of a job's runs, as its owner reads them."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, list[ReportLine]] = {}
+        self._at: dict[int, tuple[int, int]] = {}
+
+    def of(self, job: Job, restart: int) -> list[ReportLine]:
+        """All of a run so far. Raises `BadInput` where they cannot be read."""
+        offset, number = self._at.get(restart, (0, 0))
+        found = read_reports(job, restart, offset, number, now=time.time())
+        lines = self._lines.setdefault(restart, [])
+        lines += found.lines
+        self._at[restart] = (found.offset, max(found.last, number))
+        return lines
+
+
+def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            raise BadInput(f"{what} did not come within {seconds:.0f} s; the job is left to itself and goes on")
+        time.sleep(REPORTS_S)
+
+
+def rehearsed(client: CommandClient, job: Job, timeout_s: float, say: Callable[[str], None]) -> Bill:
+    """Carry it out. Raises `BadInput` where the job does not take part, `SlurmError` where Slurm does not."""
+    reports, before = OwnReports(), job.restart
+    number = max(round(time.time() * 1000), last_number(job, None) + 1)
+    ordered = time.time()
+    try:
+        write_order(job, Order(number, before, drain=True), None)
+    except OrderError as error:
+        raise BadInput(f"job {job.job_id}: {error}") from None
+    client.signal(job.key, LOOK_SIGNAL)
+    say("ordered a checkpoint")
+
+    def checkpoint() -> ReportLine | None:
+        made = (line for line in reports.of(job, before) if isinstance(line.report, Checkpoint))
+        return next(
+            (line for line in made if isinstance(line.report, Checkpoint) and line.report.order == number), None
+        )
+
+    _wait("the checkpoint", timeout_s, lambda: checkpoint() is not None)
+    saved = checkpoint()
+    assert saved is not None and isinstance(saved.report, Checkpoint)
+    say(f"checkpoint of {saved.report.bytes / 1e6:.1f} MB is durable; requeueing")
+    client.run(["scontrol", "requeue", str(job.key)])
+    now, asked = job, 0.0
+
+    def refresh() -> Job:
+        nonlocal now, asked
+        if time.monotonic() - asked > LOOK_S:
+            now, asked = client.job(job.key), time.monotonic()
+        return now
+
+    _wait("the requeue", timeout_s, lambda: refresh().restart > before)
+    waiting = time.time()
+    if now.pending:
+        # Slurm may let a requeued job wait for a minute or two; it may also have started it meanwhile.
+        with suppress(Refused):
+            client.release(job.key)
+    say("in the queue")
+
+    def started(*kinds: type[Hello | First | Throughput]) -> ReportLine | None:
+        lines = reports.of(refresh(), before + 1) if refresh().restart > before else []
+        return next((line for line in lines if isinstance(line.report, kinds)), None)
+
+    _wait("the new run's first report", timeout_s, lambda: started(Hello) is not None)
+    say("the ranks are there")
+    _wait("the new run's first step", timeout_s, lambda: started(First, Throughput) is not None)
+    hello, first = started(Hello), started(First, Throughput)
+    assert hello is not None and first is not None and isinstance(hello.report, Hello)
+    trained = [line.time for line in reports.of(job, before) if isinstance(line.report, Throughput)]
+    last = max((time_ for time_ in trained if time_ <= saved.time), default=ordered)
+    told = hello.report
+    return Bill(
+        checkpoint_s=saved.time - ordered,
+        bytes=saved.report.bytes,
+        end_s=max(waiting - saved.time, 0.0),
+        queue_s=max(now.start_time - waiting, 0.0),
+        launch_s=told.launch_s,
+        import_s=told.import_s,
+        group_s=told.group_s,
+        load_s=told.load_s,
+        first_step_s=first.time - hello.time,
+        standstill_s=first.time - last,
+    )
+
+
+_ROWS = (
+    ("checkpoint", "checkpoint_s"),
+    ("the run ends", "end_s"),
+    ("queue", "queue_s"),
+    ("launch, with imports", "launch_s"),
+    ("  imports", "import_s"),
+    ("process group", "group_s"),
+    ("checkpoint loaded", "load_s"),
+    ("first step", "first_step_s"),
+    ("training stood still", "standstill_s"),
+)
+
+
+@command
+def rehearse(
+    job: JobArgument,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each part.")] = 300.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Try a resize: one checkpoint and restart of a running job at the size that it has, and the bill."""
+    client, job_id = CommandClient(), job_number(job)
+    now = look(client, job_id)
+    opted_in(now)
+    if now.array_id:
+        raise BadInput(
+            f"job {job_id} is made of blocks, which change while it trains: see slurm-ones resize {job_id} N"
+        )
+    if not now.running:
+        raise BadInput(f"job {job_id} is {now.state.value}: only a running job can be rehearsed")
+    if now.uid != os.geteuid():
+        raise BadInput(f"job {job_id} is {now.user}'s: only its owner can rehearse it")
+    if not now.requeue:
+        raise BadInput(f"job {job_id} cannot be requeued: run scontrol update JobId={job_id} Requeue=1")
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        if not as_json:
+            console.print(f"{time.monotonic() - begun:6.1f} s  {text}", markup=False)
+
+    try:
+        bill = rehearsed(client, now, timeout, say)
+    except KeyboardInterrupt:
+        raise BadInput(f"job {job_id}: it is left to itself and goes on from its checkpoint") from None
+    except SlurmError as error:
+        raise BadInput(f"job {job_id} is left to itself and goes on: {error}") from None
+    if as_json:
+        print_json({"job": job_id, **asdict(bill)})
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, field in _ROWS:
+        table.add_row(name, f"{getattr(bill, field):.2f} s")
+    console.print(table)

@@ -24,7 +24,7 @@ from ones_db.engine import backend_of, names_password
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.show.columns import CODES
 from slurm_ones.show.live import NotSeenYet
-from slurm_ones.show.table import Selection
+from slurm_ones.show.table import JobFilter
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import JobState
@@ -225,10 +225,10 @@ def selected(
     account: str = "",
     states: str = "",
     jobs: str = "",
-) -> Selection:
+) -> JobFilter:
     """By the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
-    return Selection(
+    return JobFilter(
         users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
     )
 

@@ -36,7 +36,7 @@ MOST_NEAR = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class SiteFinding:
     """One thing that was looked at."""
 
     what: str
@@ -47,37 +47,37 @@ class Finding:
     """What to do about it; empty when nothing."""
 
 
-def _version(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     major, minor = client.version()
     fine = (major, minor) >= OLDEST
     advice = "" if fine else "squeue --json exists from 21.08 on; the companion cannot read older releases"
-    yield Finding("Slurm", "ok" if fine else "bad", f"{major:02d}.{minor:02d}", advice)
+    yield SiteFinding("Slurm", "ok" if fine else "bad", f"{major:02d}.{minor:02d}", advice)
     why = why_not_pyslurm()
     if client.name == "pyslurm":
-        yield Finding("client", "ok", "PySlurm")
+        yield SiteFinding("client", "ok", "PySlurm")
     elif ":" in settings.client:
-        yield Finding("client", "ok", settings.client)
+        yield SiteFinding("client", "ok", settings.client)
     elif settings.client == "command":
-        yield Finding("client", "ok", "command line, as the settings ask")
+        yield SiteFinding("client", "ok", "command line, as the settings ask")
     else:
         advice = "works everywhere; a PySlurm of Slurm's own release saves a process per call"
-        yield Finding("client", "note", f"command line, since PySlurm cannot be used: {why}", advice)
+        yield SiteFinding("client", "note", f"command line, since PySlurm cannot be used: {why}", advice)
 
 
-def _permission(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _permission(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     user = getpass.getuser()
     if published_for(settings) is not None:
-        yield Finding("permission", "ok", f"this site's companion looks after {user}'s jobs; {user} needs none")
+        yield SiteFinding("permission", "ok", f"this site's companion looks after {user}'s jobs; {user} needs none")
         return
     slurm_user = client.config().get("SlurmUser", "").split("(")[0]
     if settings.scope == "own":
-        yield Finding("permission", "ok", f"user mode: {user} may resize {user}'s own jobs")
+        yield SiteFinding("permission", "ok", f"user mode: {user} may resize {user}'s own jobs")
     elif user in ("root", slurm_user):
-        yield Finding("permission", "ok", f"{user} may resize everybody's jobs")
+        yield SiteFinding("permission", "ok", f"{user} may resize everybody's jobs")
     elif shutil.which("sacctmgr") and _operator(user):
-        yield Finding("permission", "ok", f"{user} is an operator and may resize everybody's jobs")
+        yield SiteFinding("permission", "ok", f"{user} is an operator and may resize everybody's jobs")
     else:
-        yield Finding(
+        yield SiteFinding(
             "permission",
             "bad",
             f"{user} may resize only {user}'s own jobs, and the settings ask for all users' (scope = \"all\")",
@@ -99,20 +99,20 @@ def _operator(user: str) -> bool:
     return done.returncode == 0 and done.stdout.strip().split("\n")[0] in ("Operator", "Administrator")
 
 
-def _gpus(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     snapshot = client.snapshot()
     for partition in snapshot.partitions.values():
         counts = sorted({snapshot.nodes[n].gpus for n in partition.node_names if n in snapshot.nodes})
         what = f"partition {partition.name}"
         if partition.name in settings.whole_node_gpus:
             gpus = settings.whole_node_gpus[partition.name]
-            yield Finding(what, "ok", f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
+            yield SiteFinding(what, "ok", f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
         elif counts and counts[-1] > 0:
             kind = "whole nodes" if partition.whole_nodes else "GRES"
             mixed = f" (nodes differ: {', '.join(map(str, counts))})" if len(counts) > 1 else ""
-            yield Finding(what, "ok", f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
+            yield SiteFinding(what, "ok", f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
         else:
-            yield Finding(
+            yield SiteFinding(
                 what,
                 "note",
                 "Slurm knows of no GPUs there: its jobs are left alone",
@@ -120,57 +120,59 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
             )
 
 
-def _requeue(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _requeue(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     config = client.config()
     if config.get("JobRequeue", "1") == "0":
-        yield Finding("requeue", "note", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it")
+        yield SiteFinding(
+            "requeue", "note", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it"
+        )
     delay = re.search(r"requeue_delay=(\d+)", config.get("SchedulerParameters", ""))
     expire = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
     # A requeued job waits until the credentials of its last run have expired.
     seconds = int(delay[1]) if delay else (int(expire[1]) if expire else 120) + 1
     if settings.resize.start_now:
-        yield Finding("requeue delay", "ok", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
+        yield SiteFinding("requeue delay", "ok", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
     else:
         advice = "each resize waits that long; resize.start_now = true skips it" if seconds > 10 else ""
-        yield Finding("requeue delay", "note" if advice else "ok", f"{seconds} s", advice)
+        yield SiteFinding("requeue delay", "note" if advice else "ok", f"{seconds} s", advice)
     wait = config.get("KillWait", "30 sec").split()[0]
-    yield Finding("KillWait", "ok", f"{wait} s between SIGTERM and SIGKILL")
+    yield SiteFinding("KillWait", "ok", f"{wait} s between SIGTERM and SIGKILL")
 
 
-def _blocks(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     config = client.config()
     most = config.get("MaxArraySize", "")
     if not allows_arrays(config):
         advice = "running jobs are resized by requeue; blocks need MaxArraySize above 1"
-        yield Finding("blocks", "note", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
+        yield SiteFinding("blocks", "note", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
     else:
-        yield Finding(
+        yield SiteFinding(
             "blocks", "ok", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place"
         )
     if hides_gpus(config):
         found = "ConstrainDevices=yes: two blocks on one node may not reach each other's GPUs directly"
-        yield Finding("blocks on a node", "note", found, "the companion prefers one block a node there")
+        yield SiteFinding("blocks on a node", "note", found, "the companion prefers one block a node there")
 
 
-def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     here = Path.cwd()
     if os.access(here, os.W_OK):
-        yield Finding("job directory", "ok", f"jobs submitted from {here} keep their files in ones-<job id> there")
+        yield SiteFinding("job directory", "ok", f"jobs submitted from {here} keep their files in ones-<job id> there")
     else:
-        yield Finding("job directory", "bad", f"{here} is not writable", "submit from a shared directory that is")
+        yield SiteFinding("job directory", "bad", f"{here} is not writable", "submit from a shared directory that is")
     if settings.spool is not None and published_for(settings) is not None:
-        yield Finding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+        yield SiteFinding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
     elif settings.spool is not None:
         try:
             with tempfile.NamedTemporaryFile(dir=settings.spool):
-                yield Finding("spool", "ok", f"{settings.spool}")
+                yield SiteFinding("spool", "ok", f"{settings.spool}")
         except OSError as error:
-            yield Finding(
+            yield SiteFinding(
                 "spool", "bad", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755"
             )
         yield _published(settings.spool)
     elif settings.scope == "all" and os.geteuid() != 0:
-        yield Finding(
+        yield SiteFinding(
             "spool",
             "bad",
             "none: orders cannot be written into other users' directories",
@@ -179,7 +181,7 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> Finding:
+def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
     """Whether jobs find the spool by themselves, as far as this host tells."""
     what = "spool for jobs"
     try:
@@ -187,77 +189,83 @@ def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> Finding:
         states = [one.lstat() for one in (file, file.parent)]
     except (OSError, ValueError):
         advice = f"write {spool} to {file} on every compute node, as root; or have jobs export ONES_SPOOL={spool}"
-        return Finding(what, "note", f"{file} is not here, and was not looked for on compute nodes", advice)
+        return SiteFinding(what, "note", f"{file} is not here, and was not looked for on compute nodes", advice)
     if path != spool:
-        return Finding(what, "bad", f"{file} names {path}, not {spool}", "write the spool of the settings there")
+        return SiteFinding(what, "bad", f"{file} names {path}, not {spool}", "write the spool of the settings there")
     if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
-        return Finding(what, "bad", f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
-    return Finding(what, "ok", f"{file} names it here; have the same file on every compute node")
+        return SiteFinding(
+            what, "bad", f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so"
+        )
+    return SiteFinding(what, "ok", f"{file} names it here; have the same file on every compute node")
 
 
-def _settings_file(path: Path, settings: Settings) -> Iterator[Finding]:
+def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
     if settings.scope == "own" or not path.exists():
         return
     if path.stat().st_mode & 0o004:
-        yield Finding("settings", "ok", str(path))
+        yield SiteFinding("settings", "ok", str(path))
     else:
         advice = f"put a password into a file of its own (database_url_file), then chmod 644 {path}"
-        yield Finding("settings", "note", f"{path}: closed to users, who find their jobs by it", advice)
+        yield SiteFinding("settings", "note", f"{path}: closed to users, who find their jobs by it", advice)
 
 
-def _views(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     """What users see; `_database` is for those who may open it."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None
         own = folder / view_name(os.geteuid())
         if own.exists():
-            yield Finding("your jobs", "ok", f"{own} shows them, and nobody else's")
+            yield SiteFinding("your jobs", "ok", f"{own} shows them, and nobody else's")
         else:
             advice = f"the companion looks every {settings.interval_s:.0f} s at jobs whose comment begins with `ones:`"
-            yield Finding("your jobs", "note", "none of them has been seen yet", advice)
+            yield SiteFinding("your jobs", "note", "none of them has been seen yet", advice)
         return
     if settings.scope == "own":
         return
     if folder is None:
-        yield Finding("views", "note", "none: users cannot see their jobs", "set views, or a spool, in the settings")
+        yield SiteFinding(
+            "views", "note", "none: users cannot see their jobs", "set views, or a spool, in the settings"
+        )
         return
     where = folder if folder.exists() else folder.parent
     try:
         with tempfile.NamedTemporaryFile(dir=where) as file:
             let_read(file.fileno(), os.geteuid())
-        yield Finding("views", "ok", f"{folder}: each user finds their own jobs there")
+        yield SiteFinding("views", "ok", f"{folder}: each user finds their own jobs there")
     except OSError as error:
         advice = "set views to a folder of this user's, on a file system with POSIX ACLs, visible where users log in"
-        yield Finding("views", "bad", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
+        yield SiteFinding("views", "bad", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
 
 
-def _database(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     if published_for(settings) is not None:
         return
     try:
         place, current = backend_of(settings.database_url).place, migrate.current(settings.database_url)
     except (ConfigError, StoreError, SchemaError) as error:
-        yield Finding("database", "bad", str(error), "give a path that this user can write, or a server that answers")
+        yield SiteFinding(
+            "database", "bad", str(error), "give a path that this user can write, or a server that answers"
+        )
         return
     if current is None:
-        yield Finding("database", "note", f"{place} does not exist yet", "slurm-ones run creates it")
+        yield SiteFinding("database", "note", f"{place} does not exist yet", "slurm-ones run creates it")
     elif current != migrate.head():
-        yield Finding("database", "bad", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
+        yield SiteFinding("database", "bad", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
     else:
-        yield Finding("database", "ok", f"{place}, schema {current}")
+        yield SiteFinding("database", "ok", f"{place}, schema {current}")
 
 
-def _comments(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     """Jobs whose comments nearly opt in: of this user, or of all."""
     jobs = client.snapshot().jobs.values()
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
         advice = f'if it shall: scontrol update JobId={job.job_id} Comment="{right}"'
-        yield Finding("comments", "note", f"job {job.job_id} nearly opts in, and is left alone", advice)
+        yield SiteFinding("comments", "note", f"job {job.job_id} nearly opts in, and is left alone", advice)
 
 
-_CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = (
     _version,
     _permission,
     _gpus,
@@ -270,14 +278,14 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
 )
 
 
-def examine(client: SlurmClient, settings: Settings) -> list[Finding]:
+def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
     """All findings; a check that fails is a finding too."""
-    found: list[Finding] = []
+    found: list[SiteFinding] = []
     for check in _CHECKS:
         try:
             found += check(client, settings)
         except SlurmError as error:
-            found.append(Finding(check.__name__.strip("_"), "bad", str(error), "see slurmctld's log"))
+            found.append(SiteFinding(check.__name__.strip("_"), "bad", str(error), "see slurmctld's log"))
     return found
 
 

@@ -1,11 +1,16 @@
-"""`slurm-ones jobs`: the elastic jobs, as the job database has them."""
+"""`slurm-ones jobs`, `top` and `why`: the elastic jobs, as the job database has them."""
 
 from __future__ import annotations
 
+import getpass
+import sys
+import time
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 import typer
 
+from ones_db import Store, StoreError
 from slurm_ones.cli.common import (
     AccountsOption,
     ConfigOption,
@@ -26,10 +31,16 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.unknown import unknown_job
-from slurm_ones.show.columns import JOB, JOBS, ShownJob, record
-from slurm_ones.show.live import NotSeenYet, counted, read_live
-from slurm_ones.show.table import measured, notes
+from slurm_ones.config import Settings
+from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.show.columns import JOB, JOBS, TOP, ShownJob, record
+from slurm_ones.show.live import Live, NotSeenYet, counted, read_live
+from slurm_ones.show.table import BY_WORD, JobOrder, as_json, lines, measured, notes
+from slurm_ones.show.why import explain, told
+from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.connect import connect
+from slurm_ones.slurm.model import Job
+from slurm_ones.text import plain
 
 
 @command
@@ -82,3 +93,116 @@ def _show(found: list[ShownJob]) -> None:
         console.print(kept, soft_wrap=True)
     for note in notes(found):
         console.print(note, soft_wrap=True)
+
+
+def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
+    """What reads the jobs at each look, and `also` those with these ids. What the companion published is another file
+    each time: it is opened anew."""
+
+    def look() -> Live:
+        with _opened(settings, named) as store:
+            return read_live(store, also)
+
+    return look
+
+
+def _opened(settings: Settings, named: bool) -> Store:
+    return store_of_reader(settings, named=named)
+
+
+@command
+def top(
+    me: MeOption = False,
+    user: UsersOption = "",
+    partition: PartitionsOption = "",
+    account: AccountsOption = "",
+    states: StatesOption = "",
+    job: JobsOption = "",
+    sort: Annotated[
+        str, typer.Option("--sort", "-S", help="Column to sort by; -COLUMN for the largest first.")
+    ] = "job",
+    every: Annotated[float, typer.Option(help="Seconds between two looks at the database.", min=0.5)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once, and end.")] = False,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show the elastic jobs live: why each has what it has, its log, and who is on which node."""
+    name = sort.removeprefix("-")
+    if name not in BY_WORD:
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(column.title for column in TOP)}")
+    selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
+    choice = JobOrder(selection, bool(states or job), name, sort.startswith("-"))
+    settings = settings_of(config, database)
+    look = reader(settings, named=bool(database), also=selection.jobs)
+    if json:
+        live = look()
+        print_json(as_json(live, choice.jobs(live)))
+    elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        for line in lines(look(), time.time(), choice, console.width):
+            console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
+    else:
+        from slurm_ones.show.window import TopApp
+
+        # What is wrong is said at once, not in a window that closes again.
+        look()
+        TopApp(settings, look, lambda: _opened(settings, bool(database)), choice, every).run()
+
+
+@command
+def why(
+    job: Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", parser=job_number)],
+    last: Annotated[int, typer.Option(help="Number of decisions to show.")] = 5,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show what was decided for a job and why, and how its resizes went."""
+    settings = settings_of(config, database)
+    store = store_of_reader(settings, named=bool(database))
+    summaries = store.job_summaries([job])
+    if not summaries:
+        raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
+    (summary,) = summaries
+    if json:
+        print_json(explain(store, job, last))
+        return
+    for line in told(store, summary, last):
+        console.print(line, soft_wrap=True)
+
+
+HOW = '#SBATCH --comment="ones: gpus=1-16"'
+
+
+def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
+    """Why the job is not in the database, `place`, as far as Slurm knows; `own_only` where it has this user's jobs
+    alone. Asks Slurm once."""
+    head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
+    try:
+        job = connect(settings).details([job_id]).get(job_id)
+    except SlurmError:
+        return f"{head}, and Slurm cannot be asked: it has not opted in ({HOW}), or the companion has not seen it"
+    return f"{head}: {_why(job, settings, own_only)}"
+
+
+def _why(job: Job | None, settings: Settings, own_only: bool) -> str:
+    if job is None:
+        also = ", or it is another user's" if own_only else ""
+        return (
+            "Slurm does not know it. There was no such job, or it has ended: without having opted in "
+            f"({HOW}), before a companion saw it, or so long ago that its rows were removed{also}"
+        )
+    user = getpass.getuser()
+    if job.user != user and own_only:
+        return f"it belongs to {plain(job.user, 40)}, and is not yours to see"
+    if job.user != user and settings.scope == "own":
+        return f"it belongs to {plain(job.user, 40)}, and this companion looks after {user}'s own jobs alone"
+    try:
+        opted_in = parse_comment(job.comment) is not None
+    except BadComment:
+        opted_in = True
+    if opted_in:
+        ended = "it has ended before a companion saw it" if job.ended else "the companion has not seen it yet"
+        return f"{ended}, and looks every {settings.interval_s:.0f} s: is it running? (slurm-ones status)"
+    comment = f"its comment is {plain(job.comment, 80)!r}" if job.comment else "it has no comment"
+    return f"it has not opted in: {comment} ({HOW})"

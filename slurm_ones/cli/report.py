@@ -23,8 +23,8 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
+from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.cli.times import HELP, moment
-from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.show.advice import Allowed, advice
 from slurm_ones.show.usage import Usage, of_job, of_jobs, usage, write_usage

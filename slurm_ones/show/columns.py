@@ -66,7 +66,7 @@ class ShownDecision:
 
 
 @dataclass(frozen=True)
-class Column(Generic[T]):
+class ShownColumn(Generic[T]):
     """One thing that is shown of a T."""
 
     name: str
@@ -101,7 +101,7 @@ class Column(Generic[T]):
         return (self.key or self.value)(one)
 
 
-def record(columns: Sequence[Column[T]], one: T) -> dict[str, Any]:
+def record(columns: Sequence[ShownColumn[T]], one: T) -> dict[str, Any]:
     """The JSON object of one."""
     return {column.name: column.value(one) for column in columns if column.json}
 
@@ -146,136 +146,138 @@ CODES = {
 """squeue's short names of states."""
 _SHORT = {name: code for code, name in CODES.items()}
 
-JOB: tuple[Column[ShownJob], ...] = (
-    Column("job_id", _job("job_id"), "Slurm's job id", "job"),
-    Column("user", _job("user"), "its owner", "user", left=True, most=16),
-    Column("name", _job("name"), "its name", "name", left=True, width=12, most=24),
-    Column("account", _job("account"), "account it is charged to", left=True),
-    Column("partition", _job("partition"), "partition it was last seen in", left=True),
-    Column("state", _job("state"), "base state, as Slurm names it", "state", own=_state, left=True),
-    Column(
+JOB: tuple[ShownColumn[ShownJob], ...] = (
+    ShownColumn("job_id", _job("job_id"), "Slurm's job id", "job"),
+    ShownColumn("user", _job("user"), "its owner", "user", left=True, most=16),
+    ShownColumn("name", _job("name"), "its name", "name", left=True, width=12, most=24),
+    ShownColumn("account", _job("account"), "account it is charged to", left=True),
+    ShownColumn("partition", _job("partition"), "partition it was last seen in", left=True),
+    ShownColumn("state", _job("state"), "base state, as Slurm names it", "state", own=_state, left=True),
+    ShownColumn(
         "st", _job("state"), "squeue's short name of it", "st",
         form=lambda state: _SHORT.get(state, state[:3]), left=True, width=3, json=False,
     ),
-    Column("elastic", _job("elastic"), "opted in, and nothing speaks against resizing it"),
-    Column("refusal", lambda one: str(one.job.refusal), "why it is left alone"),
-    Column("refusal_code", _job("refusal_code"), "code of that"),
-    Column(
+    ShownColumn("elastic", _job("elastic"), "opted in, and nothing speaks against resizing it"),
+    ShownColumn("refusal", lambda one: str(one.job.refusal), "why it is left alone"),
+    ShownColumn("refusal_code", _job("refusal_code"), "code of that"),
+    ShownColumn(
         "shape", lambda one: shape(one.job), "nodes x GPUs of each, while it runs", "shape",
         left=True, width=6, key=lambda one: gpus(one.job),
     ),
-    Column("nodes", lambda one: one.job.shape and one.job.shape.nodes, "nodes of its newest run"),
-    Column("gpus_per_node", lambda one: one.job.shape and one.job.shape.gpus_per_node, "GPUs of each of them"),
-    Column("running", _job("running"), "that run has not ended"),
-    Column("batch", lambda one: one.job.batch or None, "global batch, samples", "batch", width=6),
-    Column(
+    ShownColumn("nodes", lambda one: one.job.shape and one.job.shape.nodes, "nodes of its newest run"),
+    ShownColumn("gpus_per_node", lambda one: one.job.shape and one.job.shape.gpus_per_node, "GPUs of each of them"),
+    ShownColumn("running", _job("running"), "that run has not ended"),
+    ShownColumn("batch", lambda one: one.job.batch or None, "global batch, samples", "batch", width=6),
+    ShownColumn(
         "local_batch", _job("local_batch"), "samples per GPU and forward pass", "per GPU",
         own=lambda one: per_gpu(one.job),
     ),
-    Column("passes", _job("passes"), "forward passes per optimizer step"),
-    Column(
+    ShownColumn("passes", _job("passes"), "forward passes per optimizer step"),
+    ShownColumn(
         "samples_per_s", _job("samples_per_s"), "throughput", "samples/s", form="{:.1f}".format, unit="samples/s",
         width=9, key=_speed,
     ),
-    Column("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
-    Column("limits", _job("limits"), "what that strategy can do"),
-    Column(
+    ShownColumn("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
+    ShownColumn("limits", _job("limits"), "what that strategy can do"),
+    ShownColumn(
         "epochs", _job("epochs"), "epochs that it is to train", "epochs", own=lambda one: progress(one.job), width=9,
         key=lambda one: one.job.epoch or 0,
     ),
-    Column("epoch", _job("epoch"), "epochs done"),
-    Column("cursor", _job("cursor"), "samples done of the present epoch"),
-    Column("dataset", _job("dataset"), "samples of an epoch"),
-    Column("left_s", lambda one: left_s(one.job), "to its end at this throughput", "left", seconds, "s"),
-    Column("loss", _job("loss"), "newest loss"),
-    Column("accuracy", _job("accuracy"), "newest accuracy, as a fraction", "accuracy", "{:.3f}".format),
-    Column("resizes", _job("resizes"), "resizes while it ran that took effect", "resizes", width=7),
-    Column("resizing", _job("resizing"), "state of the resize that is open"),
-    Column(
+    ShownColumn("epoch", _job("epoch"), "epochs done"),
+    ShownColumn("cursor", _job("cursor"), "samples done of the present epoch"),
+    ShownColumn("dataset", _job("dataset"), "samples of an epoch"),
+    ShownColumn("left_s", lambda one: left_s(one.job), "to its end at this throughput", "left", seconds, "s"),
+    ShownColumn("loss", _job("loss"), "newest loss"),
+    ShownColumn("accuracy", _job("accuracy"), "newest accuracy, as a fraction", "accuracy", "{:.3f}".format),
+    ShownColumn("resizes", _job("resizes"), "resizes while it ran that took effect", "resizes", width=7),
+    ShownColumn("resizing", _job("resizing"), "state of the resize that is open"),
+    ShownColumn(
         "pause_s", _job("pause_s"), "pauses of all its resizes together", "paused", unit="s",
         own=lambda one: seconds(one.job.pause_s) if one.job.resizes else "",
     ),
-    Column("submit_time", _job("submit_time"), "submission, Unix seconds", "submitted", clock),
-    Column("start_time", _job("start_time"), "first start, Unix seconds", "started", clock),
-    Column("end_time", _job("end_time"), "end, Unix seconds", "ended", clock),
-    Column("jct_s", _job("jct_s"), "submission to end", "JCT", seconds, "s"),
-    Column("attempts", _job("attempts"), "starts of its ranks again within a run"),
-    Column("nonfinite", _job("nonfinite"), "steps whose loss was no finite number"),
-    Column("nonfinite_step", _job("nonfinite_step"), "the last of them"),
-    Column("report_note", _job("report_note"), "what of its reports is not believed"),
-    Column("why", lambda one: one.why, "why it has what it has", "why", own=_why, left=True, width=20),
-    Column("cause", lambda one: one.cause or None, "code of why it gets no other size"),
-    Column("deadline", lambda one: one.promise and one.promise.deadline, "its deadline, Unix seconds"),
-    Column("promised", lambda one: one.promise and one.promise.given, "the deadline is promised"),
+    ShownColumn("submit_time", _job("submit_time"), "submission, Unix seconds", "submitted", clock),
+    ShownColumn("start_time", _job("start_time"), "first start, Unix seconds", "started", clock),
+    ShownColumn("end_time", _job("end_time"), "end, Unix seconds", "ended", clock),
+    ShownColumn("jct_s", _job("jct_s"), "submission to end", "JCT", seconds, "s"),
+    ShownColumn("attempts", _job("attempts"), "starts of its ranks again within a run"),
+    ShownColumn("nonfinite", _job("nonfinite"), "steps whose loss was no finite number"),
+    ShownColumn("nonfinite_step", _job("nonfinite_step"), "the last of them"),
+    ShownColumn("report_note", _job("report_note"), "what of its reports is not believed"),
+    ShownColumn("why", lambda one: one.why, "why it has what it has", "why", own=_why, left=True, width=20),
+    ShownColumn("cause", lambda one: one.cause or None, "code of why it gets no other size"),
+    ShownColumn("deadline", lambda one: one.promise and one.promise.deadline, "its deadline, Unix seconds"),
+    ShownColumn("promised", lambda one: one.promise and one.promise.given, "the deadline is promised"),
 )  # fmt: skip
 
-NODE: tuple[Column[ShownNode], ...] = (
-    Column("name", attrgetter("name"), "its name", "node", left=True, width=16),
-    Column("state", attrgetter("state"), "as Slurm names it", "state", left=True, width=9),
-    Column("gpus", attrgetter("gpus"), "its GPUs; 0 if they are not known", "GPUs"),
-    Column(
+NODE: tuple[ShownColumn[ShownNode], ...] = (
+    ShownColumn("name", attrgetter("name"), "its name", "node", left=True, width=16),
+    ShownColumn("state", attrgetter("state"), "as Slurm names it", "state", left=True, width=9),
+    ShownColumn("gpus", attrgetter("gpus"), "its GPUs; 0 if they are not known", "GPUs"),
+    ShownColumn(
         "held", lambda one: [{"job_id": job_id, "gpus": count} for job_id, count in one.held.items()],
         "GPUs that each elastic job holds there",
     ),
 )  # fmt: skip
 
-RESIZE: tuple[Column[ShownResize], ...] = (
-    Column("id", attrgetter("resize.id"), "its number"),
-    Column("started", attrgetter("resize.started"), "beginning, Unix seconds", "begun", clock, left=True),
-    Column("ended", attrgetter("resize.ended"), "end, Unix seconds; null while it is open", "ended", clock),
-    Column("change", lambda one: changed(one.resize), "what it changes", "change", left=True),
-    Column("old_shape", lambda one: _sized(one.resize.old_shape), "shape before"),
-    Column("new_shape", lambda one: _sized(one.resize.new_shape), "shape after"),
-    Column("old_batch", attrgetter("resize.old_batch"), "global batch before, samples"),
-    Column("new_batch", attrgetter("resize.new_batch"), "global batch after, samples"),
-    Column("old_kind", attrgetter("resize.old_kind"), "kind of GPU before; empty for any"),
-    Column("new_kind", attrgetter("resize.new_kind"), "kind of GPU after; empty for any"),
-    Column("mechanism", attrgetter("resize.mechanism"), "requeue or blocks", "by", left=True),
-    Column("blocks", lambda one: planned(one.resize), "blocks that it adds and drops"),
-    Column("restart", attrgetter("resize.restart"), "run that it leaves; -1 if the job waited"),
-    Column("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
-    Column("state", attrgetter("resize.state"), "its state", "state", left=True),
-    Column("pause_s", attrgetter("resize.pause_s"), "how long training stood still", "stood still", seconds, "s"),
-    Column(
+RESIZE: tuple[ShownColumn[ShownResize], ...] = (
+    ShownColumn("id", attrgetter("resize.id"), "its number"),
+    ShownColumn("started", attrgetter("resize.started"), "beginning, Unix seconds", "begun", clock, left=True),
+    ShownColumn("ended", attrgetter("resize.ended"), "end, Unix seconds; null while it is open", "ended", clock),
+    ShownColumn("change", lambda one: changed(one.resize), "what it changes", "change", left=True),
+    ShownColumn("old_shape", lambda one: _sized(one.resize.old_shape), "shape before"),
+    ShownColumn("new_shape", lambda one: _sized(one.resize.new_shape), "shape after"),
+    ShownColumn("old_batch", attrgetter("resize.old_batch"), "global batch before, samples"),
+    ShownColumn("new_batch", attrgetter("resize.new_batch"), "global batch after, samples"),
+    ShownColumn("old_kind", attrgetter("resize.old_kind"), "kind of GPU before; empty for any"),
+    ShownColumn("new_kind", attrgetter("resize.new_kind"), "kind of GPU after; empty for any"),
+    ShownColumn("mechanism", attrgetter("resize.mechanism"), "requeue or blocks", "by", left=True),
+    ShownColumn("blocks", lambda one: planned(one.resize), "blocks that it adds and drops"),
+    ShownColumn("restart", attrgetter("resize.restart"), "run that it leaves; -1 if the job waited"),
+    ShownColumn("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
+    ShownColumn("state", attrgetter("resize.state"), "its state", "state", left=True),
+    ShownColumn("pause_s", attrgetter("resize.pause_s"), "how long training stood still", "stood still", seconds, "s"),
+    ShownColumn(
         "steps", lambda one: [_step(step) for step in one.steps], "its steps", "steps", left=True, width=40,
         own=lambda one: ", ".join(f"{step.state} {step.time - one.resize.started:.1f} s" for step in one.steps),
     ),
-    Column("start", attrgetter("start"), "phases of the start after it"),
-    Column("outcome", lambda one: str(one.resize.outcome), "what came of it", "what came of it", left=True, width=40),
-    Column("outcome_code", attrgetter("resize.outcome.code"), "code of that"),
-    Column("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "what that names"),
+    ShownColumn("start", attrgetter("start"), "phases of the start after it"),
+    ShownColumn(
+        "outcome", lambda one: str(one.resize.outcome), "what came of it", "what came of it", left=True, width=40
+    ),
+    ShownColumn("outcome_code", attrgetter("resize.outcome.code"), "code of that"),
+    ShownColumn("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "what that names"),
 )  # fmt: skip
 
-DECISION: tuple[Column[ShownDecision], ...] = (
-    Column("time", attrgetter("decision.time"), "when it was made, Unix seconds", "when", clock, left=True),
-    Column("policy", attrgetter("decision.policy"), "policy"),
-    Column("mode", attrgetter("decision.mode"), "advise or act"),
-    Column("job_id", attrgetter("given.job_id"), "Slurm's job id"),
-    Column(
+DECISION: tuple[ShownColumn[ShownDecision], ...] = (
+    ShownColumn("time", attrgetter("decision.time"), "when it was made, Unix seconds", "when", clock, left=True),
+    ShownColumn("policy", attrgetter("decision.policy"), "policy"),
+    ShownColumn("mode", attrgetter("decision.mode"), "advise or act"),
+    ShownColumn("job_id", attrgetter("given.job_id"), "Slurm's job id"),
+    ShownColumn(
         "from_shape", lambda one: _sized(one.given.from_shape), "what it had", "had",
         left=True,
         own=lambda one: _choice(one.given.from_shape, one.given.from_batch, "waited"),
     ),
-    Column("from_batch", attrgetter("given.from_batch"), "global batch that it had, samples"),
-    Column(
+    ShownColumn("from_batch", attrgetter("given.from_batch"), "global batch that it had, samples"),
+    ShownColumn(
         "shape", lambda one: _sized(one.given.shape), "what it gets; null: it waits", "gets",
         left=True,
         own=lambda one: _choice(one.given.shape, one.given.batch, "waits"),
     ),
-    Column("nodes", lambda one: one.given.shape and one.given.shape.nodes, "nodes that it gets"),
-    Column("gpus_per_node", lambda one: one.given.shape and one.given.shape.gpus_per_node, "GPUs of each of them"),
-    Column("batch", attrgetter("given.batch"), "global batch that it gets, samples"),
-    Column("reason", lambda one: str(one.given.reason), "why", "why", left=True, width=40),
-    Column("reason_code", attrgetter("given.reason.code"), "code of that"),
-    Column("reason_arguments", lambda one: dict(one.given.reason.arguments), "what that names"),
-    Column(
+    ShownColumn("nodes", lambda one: one.given.shape and one.given.shape.nodes, "nodes that it gets"),
+    ShownColumn("gpus_per_node", lambda one: one.given.shape and one.given.shape.gpus_per_node, "GPUs of each of them"),
+    ShownColumn("batch", attrgetter("given.batch"), "global batch that it gets, samples"),
+    ShownColumn("reason", lambda one: str(one.given.reason), "why", "why", left=True, width=40),
+    ShownColumn("reason_code", attrgetter("given.reason.code"), "code of that"),
+    ShownColumn("reason_arguments", lambda one: dict(one.given.reason.arguments), "what that names"),
+    ShownColumn(
         "outcome", lambda one: str(one.given.outcome), "what came of it", "what came of it", left=True, width=40,
         own=lambda one: str(one.given.outcome) or ("carried out" if one.given.acted else " "),
     ),
-    Column("outcome_code", attrgetter("given.outcome.code"), "code of that"),
-    Column("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "what that names"),
-    Column("acted", attrgetter("given.acted"), "it was carried out"),
-    Column(
+    ShownColumn("outcome_code", attrgetter("given.outcome.code"), "code of that"),
+    ShownColumn("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "what that names"),
+    ShownColumn("acted", attrgetter("given.acted"), "it was carried out"),
+    ShownColumn(
         "alternatives", lambda one: [dict(_alternative(each)) for each in one.given.alternatives], "sizes weighed",
         "weighed", left=True, own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
     ),
@@ -306,7 +308,7 @@ def _step(step: ResizeStepRecord) -> dict[str, Any]:
     return found | {"detail": str(detail), "detail_code": detail.code, "detail_arguments": dict(detail.arguments)}
 
 
-def _of(columns: Sequence[Column[T]], names: str) -> tuple[Column[T], ...]:
+def _of(columns: Sequence[ShownColumn[T]], names: str) -> tuple[ShownColumn[T], ...]:
     by_name = {column.name: column for column in columns}
     return tuple(by_name[name] for name in names.split())
 

@@ -10,21 +10,21 @@ from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 
 from ones_db import JobSummary
-from slurm_ones.show.columns import GIVE_WAY, JOB, NODE, TOP, Column, ShownJob, gpus, record
+from slurm_ones.show.columns import GIVE_WAY, JOB, NODE, TOP, ShownColumn, ShownJob, gpus, record
 from slurm_ones.show.live import Live, counted, silent
 from slurm_ones.show.words import deadline
 from slurm_ones.text import plain, safe, seconds, troubles
 
 T = TypeVar("T")
 
-BY_WORD: Mapping[str, Column[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
+BY_WORD: Mapping[str, ShownColumn[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
 """Columns of `top` by what they are called there, and in JSON."""
 _ALWAYS = frozenset({"st", "shape", "why"})
 """Columns of `top`, besides the job's number, for which every terminal has room."""
 
 
 @dataclass(frozen=True)
-class Selection:
+class JobFilter:
     """Conditions on a job; an empty one holds for all."""
 
     users: frozenset[str] = frozenset()
@@ -48,14 +48,14 @@ class Selection:
     @property
     def restricts(self) -> bool:
         """Whether there is a condition."""
-        return self != Selection()
+        return self != JobFilter()
 
 
 @dataclass
-class Choice:
+class JobOrder:
     """Which jobs are shown, and in which order."""
 
-    selection: Selection = field(default_factory=Selection)
+    selection: JobFilter = field(default_factory=JobFilter)
     every_state: bool = False
     """Jobs that have ended are shown too."""
     by: str = "job"
@@ -70,7 +70,7 @@ class Choice:
         return [one for _, one in known] + [one for key, one in keyed if key is None]
 
 
-def fitting(columns: Sequence[Column[T]], widths: Mapping[str, int], width: int | None) -> list[Column[T]]:
+def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width: int | None) -> list[ShownColumn[T]]:
     """The columns for which a width has room, two characters between each; None has room for all."""
     left = list(columns)
     for name in GIVE_WAY.split():
@@ -80,7 +80,7 @@ def fitting(columns: Sequence[Column[T]], widths: Mapping[str, int], width: int 
     return left
 
 
-def measured(columns: Sequence[Column[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
+def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
     """A table as wide as its cells, its width, and the titles that were left out for `width`; None leaves none out."""
     cells = {column.name: [plain(column.text(one), column.most) for one in rows] for column in columns}
     widths = {column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in columns}
@@ -95,7 +95,7 @@ def measured(columns: Sequence[Column[T]], rows: Sequence[T], width: int | None)
     return table, sum(widths[column.name] for column in shown) + 2 * (len(shown) - 1), left_out
 
 
-def columns_within(width: int) -> list[Column[ShownJob]]:
+def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
     """The columns of `top` for which a terminal of that width has room."""
     widths = {column.name: column.width for column in TOP} | {f"keep {name}": 1 for name in _ALWAYS}
     return fitting(TOP, widths, width - 2)
@@ -129,12 +129,12 @@ def _companion(live: Live, now: float) -> str:
     return f"{late}mode {live.health.mode}, last tick {seconds(ago)} ago, every {live.health.interval_s:.0f} s"
 
 
-def rows(shown: Sequence[ShownJob], columns: Sequence[Column[ShownJob]]) -> list[list[str]]:
+def rows(shown: Sequence[ShownJob], columns: Sequence[ShownColumn[ShownJob]]) -> list[list[str]]:
     """The cells of a table of fixed widths; the last of a row is as long as it is."""
     return [[cell(column.text(one), column) for column in columns[:-1]] + [columns[-1].text(one)] for one in shown]
 
 
-def lines(live: Live, now: float, choice: Choice, width: int) -> list[str]:
+def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
     """All of `top` as plain lines of at most `width` characters, for `--once`."""
     shown, columns = choice.jobs(live), columns_within(width)
     found = [line[:width] for line in header(live, now, shown)]
@@ -145,7 +145,7 @@ def lines(live: Live, now: float, choice: Choice, width: int) -> list[str]:
     return found
 
 
-def cell(text: str, column: Column[Any]) -> str:
+def cell(text: str, column: ShownColumn[Any]) -> str:
     """The text on its side of the column, cut if it is too long."""
     if cell_len(text) > column.width:
         return set_cell_size(text, column.width - 1) + "…"

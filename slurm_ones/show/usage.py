@@ -56,7 +56,7 @@ class Resized:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SizeSpan:
     """A time in which a job held so many GPUs (view `run_timeline`, of jobs of blocks `membership_timeline`)."""
 
     start_time: float
@@ -65,7 +65,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobUsage:
     """What one job used (view `job_summary`). Times in Unix seconds, None where there is none."""
 
     job_id: int
@@ -94,10 +94,10 @@ class Job:
 class Usage:
     """A job, and all that was measured of it."""
 
-    job: Job
+    job: JobUsage
     measured: tuple[Measured, ...] = ()
     resized: tuple[Resized, ...] = ()
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
     """Its JCT at the size it asked for, by its own measurement there (view `what_if`)."""
 
@@ -126,20 +126,20 @@ def usage(
         if value is not None:
             conditions.append(condition)
             values[name] = value
-    names = ", ".join(field.name for field in fields(Job))
+    names = ", ".join(field.name for field in fields(JobUsage))
     sql = f"SELECT {names} FROM job_summary WHERE {' AND '.join(conditions)} ORDER BY submit_time DESC"
-    jobs = [Job(**row) for row in _rows(reader, f"{sql} LIMIT {MOST_JOBS}", values)]
+    jobs = [JobUsage(**row) for row in _rows(reader, f"{sql} LIMIT {MOST_JOBS}", values)]
     found = [_measured(reader, cluster, job) if n < MOST_MEASURED else Usage(job) for n, job in enumerate(jobs)]
     return found[::-1]
 
 
-def _measured(reader: Reader, cluster: str, job: Job) -> Usage:
+def _measured(reader: Reader, cluster: str, job: JobUsage) -> Usage:
     of_job = {"cluster": cluster, "job_id": job.job_id, "submit_time": job.submit_time}
     measured = _of(reader, "scaling", Measured, of_job, "gpus, nodes, batch")
     resized = _of(reader, "resize_cost", Resized, of_job, "start_time")
     members = _rows(reader, _select("membership_timeline", ("start_time", "lasted_s AS running_s", "gpus")), of_job)
     runs = members or _rows(reader, _select("run_timeline", ("start_time", "running_s", "gpus")), of_job)
-    stretches = sorted((Stretch(**row) for row in runs), key=lambda one: one.start_time)
+    stretches = sorted((SizeSpan(**row) for row in runs), key=lambda one: one.start_time)
     predicted = [row["predicted_jct_s"] for row in _rows(reader, _select("what_if", ("predicted_jct_s",)), of_job)]
     return Usage(job, measured, resized, tuple(stretches), predicted[0] if predicted else None)
 
@@ -268,7 +268,7 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
     return lines
 
 
-def _hours_by(jobs: Sequence[Job], field: str, title: str) -> list[str]:
+def _hours_by(jobs: Sequence[JobUsage], field: str, title: str) -> list[str]:
     hours: dict[str, float] = defaultdict(float)
     for job in jobs:
         hours[getattr(job, field)] += job.gpu_hours or 0.0
@@ -279,7 +279,7 @@ def _hours_by(jobs: Sequence[Job], field: str, title: str) -> list[str]:
     return [f"  {title:9}  {plain(name, 16):16} {value:9.1f} h  {bar(value, most)}" for name, value in shown]
 
 
-def _span(job: Job) -> str:
+def _span(job: JobUsage) -> str:
     if job.smallest_gpus is None or job.largest_gpus is None:
         return "none yet"
     return (
@@ -299,7 +299,7 @@ WIDTH, HEIGHT = 720.0, 120.0
 
 
 @dataclass(frozen=True)
-class Bar:
+class Stripe:
     """A stretch of time in which the job held so many GPUs, in the picture's units."""
 
     x: float
@@ -317,7 +317,7 @@ class Section:
     number: int
     head: str
     text: str
-    bars: Sequence[Bar]
+    bars: Sequence[Stripe]
     most: int
 
 
@@ -333,7 +333,7 @@ def _section(usage: Usage, lines: Sequence[str]) -> Section:
     return Section(usage.job.job_id, lines[0], "\n".join(lines[1:]), bars, most)
 
 
-def _bars(usage: Usage, most: int) -> list[Bar]:
+def _bars(usage: Usage, most: int) -> list[Stripe]:
     begin = usage.job.submit_time
     span = max(one.start_time + one.running_s for one in usage.stretches) - begin
     if span <= 0:
@@ -343,6 +343,6 @@ def _bars(usage: Usage, most: int) -> list[Bar]:
         height = HEIGHT * one.gpus / most
         x, width = WIDTH * (one.start_time - begin) / span, WIDTH * max(one.running_s, 0.0) / span
         found.append(
-            Bar(round(x, 2), round(HEIGHT - height, 2), round(width, 2), round(height, 2), one.gpus, one.running_s)
+            Stripe(round(x, 2), round(HEIGHT - height, 2), round(width, 2), round(height, 2), one.gpus, one.running_s)
         )
     return found

@@ -19,7 +19,7 @@ from ones_db import Store, StoreError
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, NotSeenYet
-from slurm_ones.show.table import Choice, columns_within, header, rows
+from slurm_ones.show.table import JobOrder, columns_within, header, rows
 from slurm_ones.show.why import told
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
@@ -58,7 +58,7 @@ class TopApp(App[None]):
         settings: Settings,
         look: Callable[[], Live],
         opened: Callable[[], Store],
-        choice: Choice,
+        choice: JobOrder,
         every_s: float,
     ) -> None:
         """Use `run`. `look` is called every `every_s` seconds from a thread; `opened` opens the database."""

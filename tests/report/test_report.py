@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db.shape import PARKED, Shape
 from slurm_ones.show import charts
 from slurm_ones.show.charts import Bar, Panel, draw_gpus, held, thinned
 from slurm_ones.text import plain, resized, safe, seconds

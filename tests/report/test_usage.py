@@ -14,13 +14,13 @@ import pytest
 from ones_db import Store
 from slurm_ones.cli.report import allowed
 from slurm_ones.show.advice import RULES, Allowed, advice
-from slurm_ones.show.usage import Job, Measured, Resized, Stretch, Usage, gpus_over_time, of_job, of_jobs
+from slurm_ones.show.usage import JobUsage, Measured, Resized, SizeSpan, Usage, gpus_over_time, of_job, of_jobs
 from tests.cluster import paths
 from tests.db.make import job
 from tests.db.test_views import fill, fill_blocks
 from tests.test_cli import HOSTILE, call, printed
 
-PLAIN = Job(
+PLAIN = JobUsage(
     7, "net", "alice", "lab", "gpu", "COMPLETED", 0.0, 8, 10.0, 1010.0, 1010.0, 10.0, 1000.0, 1, 8, 8, 2.2, 0, 0.0, 0.9
 )
 
@@ -114,7 +114,7 @@ def test_every_rule_was_tried() -> None:
 
 def test_gpus_over_time_are_drawn_to_scale() -> None:
     """Protects the picture: as high as the GPUs, where they were held."""
-    usage = Usage(PLAIN, stretches=(Stretch(0.0, 500.0, 2), Stretch(500.0, 500.0, 8)))
+    usage = Usage(PLAIN, stretches=(SizeSpan(0.0, 500.0, 2), SizeSpan(500.0, 500.0, 8)))
     assert gpus_over_time(usage, 10) == "▂▂▂▂▂█████"
     assert gpus_over_time(Usage(PLAIN)) == ""
 

@@ -24,7 +24,7 @@ from slurm_ones.show import live
 from slurm_ones.show.web import app as web_app
 from slurm_ones.show.web import serving
 from slurm_ones.show.web.app import Access, address
-from slurm_ones.show.web.feed import Feed
+from slurm_ones.show.web.feed import TickFeed
 from slurm_ones.show.web.pictures import MOST_SHAPES, colour, gpus_over_time
 from tests.db.make import job
 from tests.test_cli import call
@@ -408,7 +408,7 @@ def test_a_page_that_was_there_before_the_companion(tmp_path: Path) -> None:
     """Protects the first one to look: a page over a new database shows the companion once there is one."""
     url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
     migrate.upgrade(url)
-    feed = Feed(lambda: Store.open(url, "gres", read_only=True))
+    feed = TickFeed(lambda: Store.open(url, "gres", read_only=True))
     first = feed._look()
     assert first is not None and first.live.health is None
     with Store.open(url, "gres") as store:

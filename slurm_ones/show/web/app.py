@@ -21,7 +21,7 @@ from ones_db import Store
 from ones_db.query import Reader
 from slurm_ones.show.advice import Allowed
 from slurm_ones.show.web import pages
-from slurm_ones.show.web.feed import ERRORS, Feed, Moment
+from slurm_ones.show.web.feed import ERRORS, Moment, TickFeed
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
@@ -61,7 +61,7 @@ class Web:
         access: Access,
         root: str = "",
     ) -> None:
-        self.feed = Feed(opened)
+        self.feed = TickFeed(opened)
         self._opened, self._reader, self._allowed, self._access = opened, reader, allowed, access
         self._root = "/" + root.strip("/") if root.strip("/") else ""
         self._viewers = 0

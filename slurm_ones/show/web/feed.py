@@ -78,7 +78,7 @@ class _Own:
     jobs: tuple[JobSummary, ...]
 
 
-class Feed:
+class TickFeed:
     """Reads the database at each tick of the companion, whatever the number of viewers."""
 
     def __init__(self, opened: Callable[[], Store], *, look_s: float = LOOK_S) -> None:
