@@ -17,7 +17,7 @@ from ones_db.tables import METADATA
 from ones_db.views import VIEWS
 
 KINDS = {"int": "whole number", "float": "number", "text": "text", "bool": "0 or 1", "time": "Unix seconds"}
-KINDS |= {"said": "text"}
+KINDS |= {"said": "text", "day": "text"}
 
 
 def diagram() -> str:

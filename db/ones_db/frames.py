@@ -21,7 +21,7 @@ from ones_db.views import VIEWS
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_TYPES = {"int": "Int64", "float": "float64", "text": "string", "bool": "boolean"}
+_TYPES = {"int": "Int64", "float": "float64", "text": "string", "day": "string", "bool": "boolean"}
 """pandas' type of each kind of column; all take missing values."""
 
 

@@ -98,6 +98,19 @@ def saved_query(name: str) -> str:
     return (_SAVED / f"{name}.sql").read_text(encoding="utf-8")
 
 
+KINDS = ("int", "float", "text", "bool", "time", "day", "said")
+"""Kinds of a parameter: those of a view's column."""
+
+
+def parameters_of(sql: str) -> dict[str, str]:
+    """The kinds of the parameters that the SQL declares, by lines such as ``--: since time``. Raises `QueryError`."""
+    found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
+    for name, kind in found.items():
+        if kind not in KINDS:
+            raise QueryError(f"parameter {name}: no kind is called {kind!r}; there are {', '.join(KINDS)}")
+    return found
+
+
 def view_named(name: str) -> View:
     """The view with this name; raises `QueryError` naming those that there are."""
     if name not in VIEWS:

@@ -43,7 +43,8 @@ class Column:
 
     name: str
     kind: str
-    """``int``, ``float``, ``text``, ``bool`` (0 or 1), ``time`` (Unix seconds) or ``said``, a time as text in UTC."""
+    """``int``, ``float``, ``text``, ``bool`` (0 or 1), ``time`` (Unix seconds), ``day`` (YYYY-MM-DD in UTC) or
+    ``said``, a time as text in UTC."""
     comment: str
     """What it means, and its unit."""
     of: str = ""

@@ -237,7 +237,7 @@ GPU_HOURS = View(
         CLUSTER,
         Column("user_name", "text", "owner of the jobs"),
         Column("account", "text", "account they are charged to"),
-        Column("day", "text", "the day, as YYYY-MM-DD in UTC"),
+        Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
         time_of("day_time", "when the day began"),
         Column("jobs", "int", "jobs that ran on that day"),
         Column("runs", "int", "runs of theirs on that day; of jobs of blocks, starts of blocks"),

@@ -5,20 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
 
-from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, saved_queries, saved_query, view_query
+from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
+from slurm_ones.cli.times import moment
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
@@ -41,7 +44,10 @@ def query(
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option("--param", help="K=V. For a view: only rows whose column K is V. For SQL: the value of :K."),
+        typer.Option(
+            "--param",
+            help="K=V. For a view: only rows whose column K is V. For SQL: the value of :K.",
+        ),
     ] = None,
     columns: Annotated[
         str, typer.Option("--columns", help="For a view: only these columns, separated by commas.")
@@ -65,16 +71,14 @@ def query(
     view, saved = VIEWS.get(name), saved_queries()
     if name and view is None and name not in saved:
         raise QueryError(f"no view or saved query is called {name!r}; there are {', '.join((*VIEWS, *saved))}")
-    texts = {column.name for column in view.columns if column.kind in ("text", "said")} if view else set()
-    values = dict(_parameter(item, texts) for item in param or ())
-    if view is not None:
-        question = view_query(name, list(values), [column.strip() for column in columns.split(",") if column.strip()])
-    elif columns:
+    if columns and view is None:
         raise QueryError("--columns is for views; SQL names its own")
-    elif name:
-        question = saved_query(name)
-    elif sql or file is not None:
-        question = sql or _read(file)
+    if view is not None:
+        values = _parameters(param or (), {column.name: column.kind for column in view.columns})
+        question = view_query(name, list(values), [column.strip() for column in columns.split(",") if column.strip()])
+    elif name or sql or file is not None:
+        question = saved_query(name) if name else sql or _read(file)
+        values = _parameters(param or (), parameters_of(question))
     else:
         _list(saved)
         return
@@ -86,20 +90,55 @@ def query(
         reader.close()
 
 
-def _parameter(item: str, texts: Collection[str]) -> tuple[str, int | float | str]:
-    """A parameter's name and value: a whole number, a number or a text, which those in `texts` always are."""
-    key, equals, value = item.partition("=")
-    if not equals or not key.isidentifier():
-        raise QueryError(f"--param {item}: write NAME=VALUE")
-    for kind in (int, float) if key not in texts else ():
-        try:
-            number = kind(value)
-        except ValueError:
-            continue
-        # No database has a whole number beyond 64 bits.
-        if -(2**63) <= number < 2**63 or (kind is float and math.isfinite(number)):
-            return key, number
-    return key, value
+def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int | float | str]:
+    values = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise QueryError(f"--param {plain(item, 60)}: write NAME=VALUE")
+        values[name] = _value(name, value, kinds[name]) if name in kinds else _guessed(value)
+    return values
+
+
+def _value(name: str, text: str, kind: str) -> int | float | str:
+    """The value of a parameter of this kind. Raises `QueryError` and `BadInput`, which say what to write."""
+    if kind == "int":
+        number = _number(text, int)
+        return number if number is not None else _refuse(name, text, "is a whole number, such as 7")
+    if kind == "float":
+        number = _number(text, float)
+        return number if number is not None else _refuse(name, text, "is a number, such as 0.5")
+    if kind == "bool":
+        found = {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower())
+        return found if found is not None else _refuse(name, text, "is 0 or 1")
+    if kind == "time":
+        return moment(text, f"--param {name}")
+    if kind == "day":
+        # A date is that day in UTC; as a moment it would be a midnight of local time.
+        day = f"{text}T00:00Z" if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else text
+        at = time.gmtime(moment(day, f"--param {name}"))
+        return time.strftime("%Y-%m-%d", at)
+    return text
+
+
+def _refuse(name: str, text: str, why: str) -> NoReturn:
+    raise QueryError(f"--param {name}={plain(text, 40)}: {name} {why}")
+
+
+def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
+    try:
+        number = kind(text)
+    except ValueError:
+        return None
+    # No database has a whole number beyond 64 bits.
+    return number if -(2**63) <= number < 2**63 or (kind is float and math.isfinite(number)) else None
+
+
+def _guessed(text: str) -> int | float | str:
+    """A value of a parameter of which nothing is declared: a whole number, a number or a text."""
+    found = _number(text, int)
+    found = _number(text, float) if found is None else found
+    return text if found is None else found
 
 
 def _read(file: Path | None) -> str:

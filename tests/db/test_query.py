@@ -223,6 +223,23 @@ class TestCommand:
         told = json.loads(call(filled, "job_summary", "--param", "job_id=9", "--format", "json").stdout)
         assert told[0]["name"] == HOSTILE
 
+    @pytest.mark.parametrize("since", ["1970-01-01T00:00Z", "0", "36500d"])
+    @pytest.mark.parametrize("saved", ["gpu_hours_by_user", "who_used_the_gpus"])
+    def test_times_are_written_one_way(self, filled: str, saved: str, since: str) -> None:
+        """A date, Unix seconds and how long ago are taken whether the SQL compares seconds or days."""
+        until = () if saved == "who_used_the_gpus" else ("--param", "until=0d")
+        told = json.loads(call(filled, saved, "--param", f"since={since}", *until, "--format", "json").stdout)
+        assert told
+        later = ("--param", "since=2038-01-01", *until)
+        assert json.loads(call(filled, saved, *later, "--format", "json").stdout) == []
+
+    def test_a_query_of_ones_own_declares_its_parameters(self, filled: str) -> None:
+        """A comment gives a parameter's kind; a day is one of UTC, whatever the local time is."""
+        sql = "--: since time\n--: day day\nSELECT :since AS since, :day AS day"
+        given = ("--param", "since=1970-01-02T00:00Z", "--param", "day=1970-01-02")
+        told = json.loads(call(filled, "--sql", sql, *given, "--format", "json").stdout)
+        assert told == [{"since": 86400.0, "day": "1970-01-02"}]
+
     def test_limits(self, filled: str) -> None:
         """An endless answer ends where it is told to, and a table by itself."""
         assert call(filled, "--sql", ENDLESS, "--limit", "3", "--format", "csv").stdout == "i\n1\n2\n3\n"
@@ -243,6 +260,17 @@ class TestCommand:
             (("nothing",), "there are job_summary"),
             (("scaling", "--param", "job=7"), "it has cluster, job_id"),
             (("scaling", "--param", "job_id"), "write NAME=VALUE"),
+            (("scaling", "--param", "job_id=abc"), "--param job_id=abc: job_id is a whole number, such as 7"),
+            (("scaling", "--param", "job_id=7.5"), "job_id is a whole number"),
+            (("scaling", "--param", "job_id=99999999999999999999"), "job_id is a whole number"),
+            (("scaling", "--param", "goodput=fast"), "goodput is a number"),
+            (("run_timeline", "--param", "start_time=yesterday"), "start_time: 'yesterday' is no time"),
+            (("gpu_hours", "--param", "day=soon"), "day: 'soon' is no time"),
+            (("job_summary", "--param", "elastic=maybe"), "elastic is 0 or 1"),
+            (("why", "--param", "job_id=abc"), "job_id is a whole number"),
+            (("causes", "--param", "since=2026-13-01", "--param", "until=0d"), "since: '2026-13-01' is no time"),
+            (("who_used_the_gpus", "--param", "since=week"), "since: 'week' is no time"),
+            (("--sql", "--: a when\nSELECT :a", "--param", "a=1"), "parameter a: no kind is called 'when'"),
             (("scaling", "--sql", "SELECT 1"), "give one"),
             (("scaling", "--columns", "gpus,nothing"), "no column 'nothing'"),
             (("--sql", "SELECT 1", "--columns", "a"), "SQL names its own"),

@@ -737,15 +737,17 @@ QUESTIONS = [
 def question(data: bytes) -> None:
     """SQL, names of views and of columns: answered, or refused; what is stored stays as it is."""
     from ones_db.errors import StoreError
-    from ones_db.query import QueryError, view_query
-    from slurm_ones.cli.query import _parameter
+    from ones_db.query import KINDS, QueryError, view_query
+    from slurm_ones.cli.query import _value
+    from slurm_ones.simulate import BadInput
 
     text = data.decode("utf-8", "replace")
     for name, where in ((text, ()), ("scaling", (text,))):
         with contextlib.suppress(QueryError):
             view_query(name, where)
-    with contextlib.suppress(QueryError):
-        _parameter(text, ())
+    for kind in KINDS:
+        with contextlib.suppress(QueryError, BadInput):
+            _value("name", text, kind)
     asked, count = _asked()
     with contextlib.suppress(StoreError), asked.ask(text) as answer:
         for _, row in zip(range(10), answer.rows, strict=False):

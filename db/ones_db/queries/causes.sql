@@ -1,6 +1,7 @@
 -- Why jobs were left as they are or did not get what was decided: each cause by its code, with how many jobs it held
--- and from when to when it was seen. Parameters since and until, Unix seconds.
--- Rows older than schema 0009 have sentences without codes and are left out.
+-- and from when to when it was seen. Parameters since and until.
+--: since time
+--: until time
 SELECT code, COUNT(DISTINCT job) AS jobs, COUNT(*) AS times, MIN(time) AS first_time, MAX(time) AS last_time
 FROM (SELECT reason_code AS code, cluster || '/' || job_id || '/' || submit_time AS job, time
       FROM decisions_explained WHERE time >= :since AND time < :until

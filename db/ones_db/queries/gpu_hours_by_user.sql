@@ -1,5 +1,7 @@
--- GPU-hours by user between two moments, to the second. Parameters since and until, Unix seconds.
+-- GPU-hours by user between two moments, to the second. Parameters since and until.
 -- A run that goes on counts as far as is known, one that was requeued to its last report.
+--: since time
+--: until time
 SELECT user_name, COUNT(*) AS runs,
        SUM(gpus * (CASE WHEN ended > :until THEN :until ELSE ended END
                    - CASE WHEN start_time < :since THEN :since ELSE start_time END)) / 3600.0 AS gpu_hours

@@ -1,5 +1,6 @@
 -- Who used the GPUs since a day, that day included: GPU-hours by user and account, in days of UTC.
--- Parameter since, as YYYY-MM-DD, for example --param since=$(date -u -d '7 days ago' +%F).
+-- Parameter since.
+--: since day
 SELECT user_name, account, SUM(gpu_hours) AS gpu_hours, COUNT(*) AS days
 FROM gpu_hours
 WHERE day >= :since
