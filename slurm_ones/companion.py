@@ -29,7 +29,7 @@ from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.observe.report_reader import read_spec
 from slurm_ones.policies import make_policy
 from slurm_ones.rules.gate import Round
-from slurm_ones.rules.plan import Change
+from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
@@ -46,7 +46,7 @@ class Tick:
 
     observation: Observation
     decided: list[PartitionSchedule] = field(default_factory=list)
-    begun: list[Change] = field(default_factory=list)
+    begun: list[PlannedChange] = field(default_factory=list)
     seconds: float = 0.0
     histories: Mapping[int, JobHistory] = field(default_factory=dict)
     outcomes: Mapping[int, Reason] = field(default_factory=dict)

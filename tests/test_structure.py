@@ -62,8 +62,6 @@ SHARED_NAMES = frozenset(
         "Reader",
         "Reporter",
         "Settings",
-        "Site",
-        "Start",
         "State",
         "Task",
         "Trace",

@@ -22,7 +22,7 @@ from slurm_ones.observe.eligibility import Observation
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.moves import Moves
-from slurm_ones.rules.plan import Change, Plan, plan
+from slurm_ones.rules.plan import PlannedChange, ResizePlan, plan
 from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import JobView, Schedule
 from slurm_ones.slurm.client import Unreachable
@@ -105,7 +105,9 @@ class Actor:
         self._held.note(resize)
         return resize
 
-    def act(self, round_: Round, schedules: list[PartitionSchedule], *, kept: Collection[int] = ()) -> list[Change]:
+    def act(
+        self, round_: Round, schedules: list[PartitionSchedule], *, kept: Collection[int] = ()
+    ) -> list[PlannedChange]:
         """Begin what the schedules ask for and rules allow; returns the changes begun (or advised).
 
         Then the jobs that must wait, those `kept` among them, are kept from starting, and all others released. Raises
@@ -114,7 +116,7 @@ class Actor:
         seen = round_.seen
         if self.acting and not self._settings.stop_file.exists():
             self._orders.mark()
-        begun: list[Change] = []
+        begun: list[PlannedChange] = []
         self.outcomes = {}
         deferred: set[int] = set()
         queued: set[int] = set()
@@ -123,7 +125,7 @@ class Actor:
             made = plan(one.schedule, rules)
             if self._settings.stop_file.exists():
                 stopped = reason("stop_file", path=str(self._settings.stop_file))
-                made = Plan((), dict.fromkeys(made.outcomes, stopped))
+                made = ResizePlan((), dict.fromkeys(made.outcomes, stopped))
             else:
                 self._promise(one)
             self.outcomes |= {**one.schedule.refused, **made.outcomes}
@@ -194,7 +196,7 @@ class Actor:
             for line in lines:
                 self._say(line)
 
-    def _begin(self, change: Change, decision: int | None, view: JobView | None) -> None:
+    def _begin(self, change: PlannedChange, decision: int | None, view: JobView | None) -> None:
         job = change.elastic.job
         if not self.acting:
             lines = [f"# job {job.job_id} ({job.user}): {change}"]
@@ -234,7 +236,7 @@ class Actor:
             self._machine.gains[record.id] = gain
         self._advance(record)
 
-    def _order_batch(self, change: Change) -> None:
+    def _order_batch(self, change: PlannedChange) -> None:
         job, batch = change.elastic.job, change.new_batch
         if self._ordered.get(job.job_id) == batch:
             return
@@ -245,7 +247,7 @@ class Actor:
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
-    def _write(self, one: PartitionSchedule, jobs: list[JobRules], made: Plan) -> int | None:
+    def _write(self, one: PartitionSchedule, jobs: list[JobRules], made: ResizePlan) -> int | None:
         """Store the decision, unless it says the same as the last one of its partition."""
         acted = made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, one.schedule, made, job.elastic.job.job_id in acted) for job in jobs)
@@ -269,7 +271,7 @@ class Actor:
         )
 
 
-def _record(job: JobRules, schedule: Schedule, made: Plan, acted: bool) -> DecisionJobRecord:
+def _record(job: JobRules, schedule: Schedule, made: ResizePlan, acted: bool) -> DecisionJobRecord:
     elastic = job.elastic
     job_id, running = elastic.job.job_id, elastic.job.running
     allocation = schedule.allocations.get(job_id)

@@ -10,7 +10,7 @@ from ones_wrapper.protocol import Order, encode
 from slurm_ones.act.orders import order_path
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.rules.moves import Moves
-from slurm_ones.rules.plan import Change
+from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 from slurm_ones.slurm.model import Task
 from slurm_ones.text import plain
@@ -24,7 +24,9 @@ def waiting_commands(job_id: int, defer_s: float) -> list[str]:
     ]
 
 
-def commands(change: Change, number: int, spool: Path | None, defer_s: float, *, start_now: bool = True) -> list[str]:
+def commands(
+    change: PlannedChange, number: int, spool: Path | None, defer_s: float, *, start_now: bool = True
+) -> list[str]:
     """Shell lines that carry the change out by hand, in order; comments say what to wait for."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
@@ -55,7 +57,7 @@ def commands(change: Change, number: int, spool: Path | None, defer_s: float, *,
     ]
 
 
-def _moves(change: Change, moves: Moves, order: str) -> list[str]:
+def _moves(change: PlannedChange, moves: Moves, order: str) -> list[str]:
     """Blocks join and leave while the job trains."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]

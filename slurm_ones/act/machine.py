@@ -45,7 +45,7 @@ class ResizeStore(Protocol):
     def resize_steps(self, resize_id: int) -> Sequence[ResizeStepRecord]: ...
 
 
-class Reports(Protocol):
+class ResizeReports(Protocol):
     """What the machine needs to know of a job's reports."""
 
     def drained(self, job: Job, restart: int, order: int) -> float | None:
@@ -65,7 +65,7 @@ class Machine:
 
     client: SlurmClient
     store: ResizeStore
-    reports: Reports
+    reports: ResizeReports
     settings: ResizeSettings
     orders: OrderWriter
     deferrals: Deferrals

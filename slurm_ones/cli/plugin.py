@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slurm_ones.cli.common import command, console
-from slurm_ones.plugin import PluginError, Site, compile_spank, look, trial, write_own, write_site
+from slurm_ones.plugin import PluginError, PluginSite, compile_spank, look, trial, write_own, write_site
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain
 
@@ -57,7 +57,7 @@ def install(
         console.print(text, markup=False, soft_wrap=True)
 
 
-def _seen() -> Site | None:
+def _seen() -> PluginSite | None:
     """The site's configuration, None where Slurm does not answer."""
     try:
         return look()

@@ -20,7 +20,7 @@ from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole, says_
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.notes import Notes
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.observe.places import Places
+from slurm_ones.observe.places import JobDirectories
 from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
 from slurm_ones.observe.rivals import Rivals
@@ -56,7 +56,7 @@ class Observer:
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
         self._terms = Terms(store, self._own_uid)
-        self._places = Places(settings.spool)
+        self._places = JobDirectories(settings.spool)
         self.rivals = Rivals(self._own_uid, self._places.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
         """Tasks of arrays that Slurm was asked for in this look; None where it is not asked."""

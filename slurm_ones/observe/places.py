@@ -18,7 +18,7 @@ TICKS = 3
 """
 
 
-class Places:
+class JobDirectories:
     """Refuses to resize jobs whose files are not found, or to which no order would get."""
 
     def __init__(self, spool: Path | None) -> None:

@@ -8,14 +8,14 @@ Its sources are package data: a SPANK plugin in C hands the options' text on, an
 from __future__ import annotations
 
 from slurm_ones.plugin.build import SPANK, PluginError, compile_spank
-from slurm_ones.plugin.install import Site, look, write_own, write_site
-from slurm_ones.plugin.trial import Finding, trial
+from slurm_ones.plugin.install import PluginSite, look, write_own, write_site
+from slurm_ones.plugin.trial import TrialFinding, trial
 
 __all__ = [
     "SPANK",
-    "Finding",
     "PluginError",
-    "Site",
+    "PluginSite",
+    "TrialFinding",
     "compile_spank",
     "look",
     "trial",

@@ -21,7 +21,7 @@ _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 
 @dataclass(frozen=True)
-class Site:
+class PluginSite:
     """What this Slurm says of its configuration; empty where it says nothing."""
 
     conf: str
@@ -32,7 +32,7 @@ class Site:
     """Path of plugstack.conf."""
 
 
-def look() -> Site:
+def look() -> PluginSite:
     """This Slurm's configuration; raises `PluginError` where it does not answer."""
     done = run("scontrol", "show", "config")
     pairs = (line.partition("=") for line in done.stdout.splitlines())
@@ -41,7 +41,7 @@ def look() -> Site:
         raise PluginError(f"Slurm does not say how it is configured: {(done.stderr or done.stdout).strip()[:500]}")
     names = ("slurm_conf", "jobsubmitplugins", "clifilterplugins", "plugstackconfig")
     conf, submit, filters, plugstack = (re.sub(r"^\((?:null|none)\)$", "", found.get(name, "")) for name in names)
-    return Site(conf, submit, filters, plugstack or (str(Path(conf).with_name("plugstack.conf")) if conf else ""))
+    return PluginSite(conf, submit, filters, plugstack or (str(Path(conf).with_name("plugstack.conf")) if conf else ""))
 
 
 def _write(path: Path, text: str) -> None:
@@ -92,7 +92,7 @@ def _and_lua(plugins: str) -> str:
     return plugins if "lua" in plugins.split(",") else f"{plugins},lua".lstrip(",")
 
 
-def write_site(to: Path, include: Path | None, spank: bool, site: Site | None) -> tuple[list[Path], list[str]]:
+def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | None) -> tuple[list[Path], list[str]]:
     """Write the files for a whole site into `to`, the folder of slurm.conf; the files, and what is left to do.
 
     A job_submit.lua or cli_filter.lua of the site's stays as it is. Raises `PluginError`."""
@@ -129,7 +129,7 @@ def write_site(to: Path, include: Path | None, spank: bool, site: Site | None) -
     return written, todo
 
 
-def write_own(to: Path, include: Path | None, site: Site) -> tuple[list[Path], list[str]]:
+def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Path], list[str]]:
     """Write into `to` what one user needs at a site that installs nothing: the files, and what is left to do.
 
     A slurm.conf there includes the site's, and adds the filter and the options for this user's own commands. Raises

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_ones.plugin.build import run
-from slurm_ones.plugin.install import Site
+from slurm_ones.plugin.install import PluginSite
 
 WRONG = "2-1"
 """A range that the plugin refuses."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class TrialFinding:
     """One thing that was tried."""
 
     what: str
@@ -26,15 +26,15 @@ def _submission(*options: str) -> tuple[bool, str]:
     return done.returncode == 0, (done.stderr + done.stdout).strip()
 
 
-def trial(site: Site) -> tuple[Finding, ...]:
+def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
     """What works of the plugin, here and for the user who asks; raises `PluginError` where there is no Slurm."""
     taken, said = _submission()
     # A site may refuse such a job for reasons of its own: what counts is that none of them is ours.
     text = "a job without our options is not touched" if taken else f"not submitted: {_last(said)}"
-    found = [Finding("plain jobs", "ones:" not in said, text)]
+    found = [TrialFinding("plain jobs", "ones:" not in said, text)]
     offered = "--elastic-gpus" in run("sbatch", "--help").stdout
     text = "sbatch knows --elastic-gpus" if offered else f"sbatch does not know --elastic-gpus: see {site.plugstack}"
-    found.append(Finding("options", offered, text))
+    found.append(TrialFinding("options", offered, text))
     option = f"--elastic-gpus={WRONG}" if offered else f"--comment=ones: gpus={WRONG}"
     taken, said = _submission(option)
     ours = next((line.partition("ones:")[2].strip() for line in said.splitlines() if "ones:" in line), "")
@@ -42,11 +42,11 @@ def trial(site: Site) -> tuple[Finding, ...]:
         text = f"{option} is taken, so nothing is checked and options have no effect: {_why(site)}"
     else:
         text = f"{option} is refused: {ours}" if ours else f"could not be tried: {_last(said)}"
-    found.append(Finding("checks", not taken and bool(ours), text))
+    found.append(TrialFinding("checks", not taken and bool(ours), text))
     return tuple(found)
 
 
-def _why(site: Site) -> str:
+def _why(site: PluginSite) -> str:
     """What is probably missing where no script of ours runs."""
     plugins = {"JobSubmitPlugins": site.job_submit, "CliFilterPlugins": site.cli_filter}
     lua = [name for name, value in plugins.items() if "lua" in value.split(",")]

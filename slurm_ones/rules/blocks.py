@@ -10,7 +10,7 @@ from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.dwell import near_limit
-from slurm_ones.rules.moves import Block, Moves
+from slurm_ones.rules.moves import Moves, RunningBlock
 from slurm_ones.slurm.model import Job, JobState, Node
 
 REQUEUE, BLOCKS = "requeue", "blocks"
@@ -29,14 +29,14 @@ def task_of(job: Job) -> int:
     return job.array_tasks[0]
 
 
-def training(elastic: Elastic, history: JobHistory | None) -> tuple[Block, ...]:
+def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock, ...]:
     """The blocks that run, the one that leads first, and then the oldest."""
     leader = next(iter(members_of(history)), -1)
     running = sorted(
         (job for job in elastic.blocks if job.running),
         key=lambda job: (task_of(job) != leader, job.start_time, task_of(job)),
     )
-    return tuple(Block(task_of(job), shape_of_block(elastic, job), job.node_list) for job in running)
+    return tuple(RunningBlock(task_of(job), shape_of_block(elastic, job), job.node_list) for job in running)
 
 
 def shape_of_block(elastic: Elastic, job: Job) -> Shape:

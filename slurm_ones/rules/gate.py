@@ -31,7 +31,7 @@ from slurm_ones.rules.blocks import (
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, pack_dwell_s, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
 from slurm_ones.rules.kinds import Kinds
-from slurm_ones.rules.moves import NO_MOVES, Block, Moves
+from slurm_ones.rules.moves import NO_MOVES, Moves, RunningBlock
 from slurm_ones.rules.rigid import rigid_jobs
 from slurm_ones.rules.strategy import too_soon
 from slurm_ones.schedule.ledger import Ledger
@@ -52,7 +52,7 @@ def _goes_back(resize: ResizeRecord) -> bool:
     return resize.state.endswith("_back") or resize.state == "withdrawing"
 
 
-class Start(NamedTuple):
+class WaitingStart(NamedTuple):
     """What a waiting job is to start with."""
 
     job_id: int
@@ -75,7 +75,7 @@ class JobRules:
     """Why it may not be resized although it is not untouchable."""
     moves: Moves = NO_MOVES
     """Of its resize under way, where blocks join or leave in that."""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[RunningBlock, ...] = ()
     """Of a job of blocks those that run, the one that leads first."""
     prepared: bool = False
     """Whether it is a job of blocks, and a change of ours has lifted the throttle of its array, or is about to."""
@@ -139,7 +139,7 @@ class PartitionRules:
     """Two blocks of a job on one node see each other's GPUs."""
     kinds: Kinds = field(default_factory=Kinds)
     """Of its GPUs."""
-    later: tuple[Start, ...] = ()
+    later: tuple[WaitingStart, ...] = ()
     """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
     """Nodes that take no more jobs."""
@@ -250,9 +250,9 @@ class Round:
             bool(rigid_jobs(self.seen.snapshot, name, self.seen.elastic)),
         )
 
-    def _free(self, name: str) -> tuple[Ledger, tuple[Start, ...]]:
+    def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
         """See `PartitionRules.free` and `later`."""
-        later: list[Start] = []
+        later: list[WaitingStart] = []
         free = Ledger.of_partition(self.seen.snapshot, name, self.settings.whole_node_gpus)
         for job_id, target in self.targets.items():
             one = self.seen.elastic.get(job_id)
@@ -268,7 +268,7 @@ class Round:
             elif not (one.job.running and one.shape == target and (only is None or one.holdings.keys() <= only)):
                 found = free.take(target, one.holdings, only)
                 if not found and one.job.pending:
-                    later.append(Start(job_id, target, kind))
+                    later.append(WaitingStart(job_id, target, kind))
         return free, tuple(later)
 
     def _kinds(self, name: str) -> Kinds:

@@ -16,7 +16,7 @@ from ones_db.shape import Shape
 from slurm_ones.schedule.ledger import Ledger
 
 
-class Block(NamedTuple):
+class RunningBlock(NamedTuple):
     """A block that trains."""
 
     task: int
@@ -47,7 +47,7 @@ NO_MOVES = Moves()
 
 
 @dataclass(frozen=True)
-class Site:
+class FreeGpus:
     """What blocks can be placed on."""
 
     free: Ledger
@@ -61,10 +61,10 @@ class Site:
 
 
 def moves(
-    blocks: Sequence[Block],
+    blocks: Sequence[RunningBlock],
     spare: Sequence[int],
     target: int,
-    site: Site,
+    site: FreeGpus,
     *,
     going: Sequence[int] = (),
     least: int = 1,
@@ -121,13 +121,13 @@ def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
-def smaller(blocks: Sequence[Block], node_gpus: int) -> dict[int, tuple[int, ...]]:
+def smaller(blocks: Sequence[RunningBlock], node_gpus: int) -> dict[int, tuple[int, ...]]:
     """The sizes below its present one that a job gets by blocks that leave alone, and the tasks of those that leave."""
     kept = _choices(blocks, blocks[0].task, node_gpus, ()) if blocks else {}
     return {gpus: dropped for gpus, tasks in kept.items() if gpus and (dropped := _others(blocks, tasks))}
 
 
-def _nodes(stay: Sequence[Block], added: Sequence[tuple[int, Shape]], site: Site) -> int:
+def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
     """On how many nodes the job is with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
     they count as on the job's own where there is room."""
     own = {name for block in stay for name in block.nodes}
@@ -135,7 +135,7 @@ def _nodes(stay: Sequence[Block], added: Sequence[tuple[int, Shape]], site: Site
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
 
 
-def _others(blocks: Sequence[Block], kept: Collection[int]) -> tuple[int, ...]:
+def _others(blocks: Sequence[RunningBlock], kept: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(block.task for block in blocks if block.task not in kept))
 
 
@@ -143,7 +143,7 @@ _Cost = tuple[int, int, int, int]
 
 
 def _choices(
-    blocks: Sequence[Block], leader: int, node_gpus: int, going: Collection[int]
+    blocks: Sequence[RunningBlock], leader: int, node_gpus: int, going: Collection[int]
 ) -> dict[int, tuple[int, ...]]:
     """The sizes that some of the blocks make together, 0 among them, and for each which stay: rather those that need
     not go, rather the leader, rather those on whole nodes, rather few."""
@@ -159,7 +159,9 @@ def _choices(
     return {gpus: tasks for gpus, (_, tasks) in best.items()}
 
 
-def _added(gpus: int, spare: Sequence[int], kept: Sequence[Block], site: Site) -> tuple[tuple[int, Shape], ...] | None:
+def _added(
+    gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
+) -> tuple[tuple[int, Shape], ...] | None:
     """Spare tasks with shapes of so many GPUs in all that find room beside the blocks `kept`; None where none do."""
     if not gpus:
         return ()
@@ -170,7 +172,7 @@ def _added(gpus: int, spare: Sequence[int], kept: Sequence[Block], site: Site) -
     return None
 
 
-def _shapes(gpus: int, kept: Sequence[Block], site: Site) -> Iterator[list[Shape]]:
+def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
     """Ways to have so many GPUs in new blocks, best first, the largest block first in each.
 
     Powers of two, where several blocks may be had: some of them then make any smaller size.
@@ -213,7 +215,7 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
             gpus -= min(room, gpus)
 
 
-def _fit(shapes: Sequence[Shape], kept: Sequence[Block], site: Site) -> bool:
+def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
     """Whether Slurm finds room for all of them; where blocks must not share nodes, whether it could not do otherwise
     than keep them apart: it chooses the nodes."""
     if not site.split_nodes:

@@ -14,9 +14,9 @@ from ones_db.shape import PARKED, Shape
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
-from slurm_ones.rules.gate import JobRules, PartitionRules, Start
-from slurm_ones.rules.moves import Moves, Site, moves
-from slurm_ones.rules.room import Room
+from slurm_ones.rules.gate import JobRules, PartitionRules, WaitingStart
+from slurm_ones.rules.moves import FreeGpus, Moves, moves
+from slurm_ones.rules.room import GpuPool
 from slurm_ones.rules.strategy import breaks, parts_groups
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import Allocation, Schedule
@@ -24,7 +24,7 @@ from slurm_ones.text import resized
 
 
 @dataclass(frozen=True)
-class Change:
+class PlannedChange:
     """A resize; where the new shape is `PARKED` a stop, and without one (`resizes`) a change of batch alone.
 
     Without `moves` by a requeue, or of the job as it waits; with them by blocks that join and leave.
@@ -69,10 +69,10 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResizePlan:
     """What begins now, and for each job of the schedule what became of it."""
 
-    begin: tuple[Change, ...]
+    begin: tuple[PlannedChange, ...]
     outcomes: Mapping[int, Reason]
     deferred: frozenset[int] = frozenset()
     """Waiting jobs that must not start now."""
@@ -82,13 +82,13 @@ class Plan:
     """Of the outcomes, those that a limit of the site is to blame for."""
 
 
-def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
+def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     """The resizes to begin now.
 
     The limits of the site are looked at once more, whatever the policy was shown and has said: caps at every moment
     of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
     """
-    jobs, room = rules.jobs, Room(rules)
+    jobs, room = rules.jobs, GpuPool(rules)
     # Who waits and may start counts with what it asks for.
     most = {id_: job.gpus for id_, job in jobs.items()}
     most |= {id_: jobs[id_].elastic.shape.gpus for id_ in schedule.allocations.keys() & jobs.keys() if not most[id_]}
@@ -104,10 +104,10 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         key=lambda change: (max(_gained(change), 0) if change.elastic.job.pending else _gained(change), change.job_id),
     )
     waiting = [change for change in changes if change.elastic.job.pending and jobs[change.job_id].target is None]
-    starts = sorted(Start(change.job_id, change.new, change.new_kind) for change in waiting)
+    starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in waiting)
     later = [start for start in starts if not room.take(start.shape, start.kind)]
 
-    begin: list[Change] = []
+    begin: list[PlannedChange] = []
     requeues, changed = rules.open_resizes, rules.open_changes
     queued: set[int] = set()
     without: set[int] | None = None
@@ -165,16 +165,16 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             requeues += 1
             outcomes[change.job_id] = reason("waits_small", gpus=change.new.gpus)
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
-    return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
+    return ResizePlan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
 
 
-def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: Room) -> list[Change]:
+def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: GpuPool) -> list[PlannedChange]:
     """Jobs of blocks that wait, are given nothing now, and whose shapes find no room ask for their smallest size.
 
     Each GPU that gets free then starts one of them, and blocks that join later can leave again: a job that starts in
     one large block cannot shrink while no GPU is free. Where rigid jobs wait, what gets free is theirs.
     """
-    found: list[Change] = []
+    found: list[PlannedChange] = []
     if rules.rigid_wait:
         return found
     for id_, job in rules.jobs.items():
@@ -185,7 +185,7 @@ def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: Room) -> l
         least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
         only = rules.kinds.nodes(kind)
         if least is not None and least.gpus < shape.gpus and room.free.nodes_for(shape, only=only) is None:
-            found.append(Change(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
+            found.append(PlannedChange(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
     return found
 
 
@@ -199,7 +199,7 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
     return next((Shape(1, gpus) for gpus in sizes if gpus >= least and job.elastic.allows(gpus)), None)
 
 
-def _gained(change: Change) -> int:
+def _gained(change: PlannedChange) -> int:
     """GPUs that the job gains; below 0 where it gives some up."""
     return change.new.gpus - change.old.gpus
 
@@ -215,20 +215,20 @@ def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRule
     return reason("max_open", resizes=most) if under_way >= most else None
 
 
-def _finds_room(change: Change, free: Ledger, rules: PartitionRules) -> bool:
+def _finds_room(change: PlannedChange, free: Ledger, rules: PartitionRules) -> bool:
     """Take room for a requeued job."""
     return free.take(change.new, change.elastic.holdings, rules.kinds.nodes(change.new_kind))
 
 
 def _with_moves(
-    change: Change,
+    change: PlannedChange,
     job: JobRules,
     rules: PartitionRules,
     free: Ledger,
     *,
     pack: bool = False,
     apart: bool = False,
-) -> Change:
+) -> PlannedChange:
     """The change with the blocks that join and leave; without them where there is no way now."""
     members = members_of(job.history)
     running = sorted(block.task for block in job.blocks)
@@ -236,7 +236,7 @@ def _with_moves(
     if change.parks or job.fixed is not None:
         return change
     only = rules.kinds.nodes(change.new_kind)
-    site = Site(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes)
+    site = FreeGpus(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes)
     least = job.elastic.gpu_range[0]
     leaves = change.leaves_kind
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
@@ -268,23 +268,23 @@ def _as_one(shapes: Sequence[Shape]) -> Shape:
     return Shape(1, sum(shape.gpus for shape in shapes))
 
 
-def _at_once(change: Change) -> int:
+def _at_once(change: PlannedChange) -> int:
     """GPUs that the job has while new blocks have joined and old ones have not left."""
     return change.old.gpus + change.moves.gained if change.moves else 0
 
 
-def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> Change:
+def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> PlannedChange:
     """From what the job has to its allocation, or to nothing where it has none: it is parked."""
     batch = job.history.batch if job.history is not None else None
     asks, shape = job.elastic.job.kind, job.elastic.shape
     if allocation is None:
-        return Change(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
+        return PlannedChange(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
     kind, leaves = rules.kinds.asked(job.elastic, allocation), rules.kinds.leaves(job.elastic, allocation)
     shapes = shape, allocation.shape, batch, allocation.batch
-    return Change(job.elastic, *shapes, old_kind=asks, new_kind=kind, leaves_kind=leaves)
+    return PlannedChange(job.elastic, *shapes, old_kind=asks, new_kind=kind, leaves_kind=leaves)
 
 
-def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mapping[int, int]) -> Reason | None:
+def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, most: Mapping[int, int]) -> Reason | None:
     """Why the job is not resized now, None where nothing stands against it."""
     if job.untouchable is not None:
         return job.untouchable

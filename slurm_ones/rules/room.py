@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ones_db.shape import Shape
-from slurm_ones.rules.gate import JobRules, PartitionRules, Start
+from slurm_ones.rules.gate import JobRules, PartitionRules, WaitingStart
 
 
-class Room:
+class GpuPool:
     """The free GPUs of a partition's nodes as a plan hands them out. GPUs that blocks give up are free once they have
     left, after this round; until then they are set aside for jobs that wait for them."""
 
@@ -34,7 +34,7 @@ class Room:
         """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
-    def set_aside(self, waiting: Sequence[Start]) -> set[int]:
+    def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
         """Set GPUs aside where there will be some for these jobs, and before them for those that earlier rounds have
         reshaped: nobody else may have what is free of those already. Returns the jobs for which there will be none, as
         far as that is known."""

@@ -23,7 +23,7 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.dwell import PACK_S, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.moves import Moves
-from slurm_ones.rules.plan import Plan, plan
+from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.views import bounds_of, cluster_view, job_views
 from slurm_ones.schedule.policy import Allocation, Schedule
@@ -99,7 +99,9 @@ def rules_for(
     return round_, replace(rules, caps=(*rules.caps, *caps))
 
 
-def planned(wanted: dict[int, Shape], jobs: Sequence[Elastic], free: dict[str, int], *a: Any, **other: Any) -> Plan:
+def planned(
+    wanted: dict[int, Shape], jobs: Sequence[Elastic], free: dict[str, int], *a: Any, **other: Any
+) -> ResizePlan:
     parked = frozenset(id_ for id_, shape in wanted.items() if shape == PARKED)
     given = {id_: Allocation(shape, 32) for id_, shape in wanted.items() if id_ not in parked}
     return plan(Schedule(given, parked=parked), rules_for(jobs, free, *a, **other)[1])

@@ -17,7 +17,7 @@ from slurm_ones.observe.records import run_record
 from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules
 from slurm_ones.rules.kinds import Kinds
-from slurm_ones.rules.plan import Change, plan
+from slurm_ones.rules.plan import PlannedChange, plan
 from slurm_ones.rules.reclaim import make_room
 from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import cluster_view
@@ -88,7 +88,7 @@ def test_slurm_is_asked_for_a_kind_only_where_that_is_ours_to_say() -> None:
     assert Kinds({"n1": "slow", "n2": "slow"}).asked(job(1, "n1", kind="", kinds=("any",)), fast) == ""
 
 
-def planned(wanted: Allocation, one: Elastic, **free: int) -> Change | str:
+def planned(wanted: Allocation, one: Elastic, **free: int) -> PlannedChange | str:
     """The job's change, or why it has none."""
     found = plan(Schedule({one.job.job_id: wanted}), rules(one, **free))
     return found.begin[0] if found.begin else str(found.outcomes[one.job.job_id])
@@ -98,10 +98,10 @@ def test_a_move_to_another_kind_needs_room_there() -> None:
     """GPUs that are free on nodes of the kind that it has do not count."""
     one = job(1, "n1", kinds=("any",))
     change = planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=1)
-    assert isinstance(change, Change) and change.resizes
+    assert isinstance(change, PlannedChange) and change.resizes
     assert (change.old_kind, change.new_kind, str(change).endswith("→ 1x1 fast")) == ("slow", "fast", True)
-    assert not isinstance(planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=0), Change)
-    assert not isinstance(planned(Allocation(Shape(1, 2), 32, "slow"), job(2, "n1"), n1=0, n2=4), Change)
+    assert not isinstance(planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=0), PlannedChange)
+    assert not isinstance(planned(Allocation(Shape(1, 2), 32, "slow"), job(2, "n1"), n1=0, n2=4), PlannedChange)
 
 
 def test_a_resize_under_way_takes_gpus_of_its_kind() -> None:

@@ -7,19 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
-from slurm_ones.rules.moves import Block, Moves, Site, moves, smaller
+from slurm_ones.rules.moves import FreeGpus, Moves, RunningBlock, moves, smaller
 from slurm_ones.schedule.ledger import Ledger
 
 FULL = 4
 
 
-def block(task: int, shape: str, *nodes: str) -> Block:
-    return Block(task, Shape.parse(shape), nodes)
+def block(task: int, shape: str, *nodes: str) -> RunningBlock:
+    return RunningBlock(task, Shape.parse(shape), nodes)
 
 
-def found(blocks: list[Block], target: int, free: dict[str, int], spare: tuple[int, ...] = (5, 6, 7), **other: object):  # type: ignore[no-untyped-def]
+def found(
+    blocks: list[RunningBlock], target: int, free: dict[str, int], spare: tuple[int, ...] = (5, 6, 7), **other: object
+):  # type: ignore[no-untyped-def]
     site = {name: other.pop(name) for name in ("whole_nodes", "split_nodes") if name in other}
-    return moves(blocks, spare, target, Site(Ledger(free), FULL, **site), **other)  # type: ignore[arg-type]
+    return moves(blocks, spare, target, FreeGpus(Ledger(free), FULL, **site), **other)  # type: ignore[arg-type]
 
 
 def added(*shapes: str, spare: tuple[int, ...] = (5, 6, 7)) -> tuple[tuple[int, Shape], ...]:
@@ -54,7 +56,9 @@ MIXED = [block(0, "1x1", "n1"), block(1, "1x4", "n2"), block(2, "1x2", "n1")]
         (ONE, 3, {}, None),
     ],
 )
-def test_what_joins_and_leaves(blocks: list[Block], target: int, free: dict[str, int], expected: Moves | None) -> None:
+def test_what_joins_and_leaves(
+    blocks: list[RunningBlock], target: int, free: dict[str, int], expected: Moves | None
+) -> None:
     """Protects the order: nothing, leave, join, replace, a step, no."""
     assert found(blocks, target, free) == expected
 
@@ -139,7 +143,7 @@ NODES = [f"n{n}" for n in range(6)]
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[list[Block], dict[str, int]]:
+def jobs(draw: st.DrawFn) -> tuple[list[RunningBlock], dict[str, int]]:
     """A job on a cluster of six nodes of four GPUs, and what is free beside it."""
     free = {name: draw(st.integers(0, FULL)) for name in NODES}
     blocks = []
@@ -150,7 +154,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[Block], dict[str, int]]:
         if nodes:
             for name in nodes:
                 free[name] -= gpus
-            blocks.append(Block(task, Shape(len(nodes), gpus), tuple(nodes)))
+            blocks.append(RunningBlock(task, Shape(len(nodes), gpus), tuple(nodes)))
     return blocks, free
 
 
@@ -163,13 +167,18 @@ def jobs(draw: st.DrawFn) -> tuple[list[Block], dict[str, int]]:
     least=st.integers(1, 4),
 )
 def test_steps_lead_to_the_size_or_stop(
-    job: tuple[list[Block], dict[str, int]], target: int, split: bool, spare: list[int], going: list[int], least: int
+    job: tuple[list[RunningBlock], dict[str, int]],
+    target: int,
+    split: bool,
+    spare: list[int],
+    going: list[int],
+    least: int,
 ) -> None:
     """At every moment more than nothing and no more than wanted; only what is free, and each task once."""
     blocks, free = job
     was = sum(one.shape.gpus for one in blocks)
     for step in range(8):
-        made = moves(blocks, spare, target, Site(Ledger(free), FULL, split_nodes=split), going=going, least=least)
+        made = moves(blocks, spare, target, FreeGpus(Ledger(free), FULL, split_nodes=split), going=going, least=least)
         if not made:
             assert made is None or was == target
             return
@@ -191,7 +200,7 @@ def test_steps_lead_to_the_size_or_stop(
             names = sorted((name for name in free if free[name] >= shape.gpus_per_node), key=lambda n: (free[n], n))
             for name in names[: shape.nodes]:
                 free[name] -= shape.gpus_per_node
-            blocks.append(Block(task, shape, tuple(names[: shape.nodes])))
+            blocks.append(RunningBlock(task, shape, tuple(names[: shape.nodes])))
         spare = [task for task in spare if task not in joining]
         free, was, going = dict(room), now, []
         assert step < 7, "does not come to an end"

@@ -16,7 +16,7 @@ from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import PartitionRules, Round
-from slurm_ones.rules.plan import Plan, plan
+from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from tests.act.make import FULL, NOW, elastic, history
@@ -57,19 +57,19 @@ def planned(
     site: dict[str, Any] | None = None,
     caps: Sequence[Cap] = (),
     **settings: Any,
-) -> Plan:
+) -> ResizePlan:
     """The plan for a schedule in which a bare shape has the batch in force."""
     allocations = {id_: a if isinstance(a, Allocation) else Allocation(a, 32) for id_, a in wanted.items()}
     known = {e.job.job_id: history(e.job.job_id) for e in jobs} | (histories or {})
     return plan(Schedule(allocations), rules_for(jobs, free, known, resizes or [], site or {}, settings, caps))
 
 
-def said(made: Plan) -> dict[int, str]:
+def said(made: ResizePlan) -> dict[int, str]:
     """What became of each job, as its owner reads it."""
     return {id_: str(outcome) for id_, outcome in made.outcomes.items()}
 
 
-def begun(made: Plan) -> list[int]:
+def begun(made: ResizePlan) -> list[int]:
     return [change.job_id for change in made.begin]
 
 
@@ -210,10 +210,10 @@ def test_no_batch_is_ordered_where_it_would_do_harm() -> None:
 def test_jobs_outside_the_schedule_or_the_cluster_are_left_alone() -> None:
     """A policy that names a job that is gone, or leaves one out, changes nothing."""
     made = planned({7: Shape(1, 2)}, [elastic(1, Shape(1, 1), "n1")], {"n1": 3})
-    assert made == Plan((), {})
+    assert made == ResizePlan((), {})
 
 
-def parking(jobs: list[Elastic], *parked: int, wanted: dict[int, Shape] | None = None, **options: Any) -> Plan:
+def parking(jobs: list[Elastic], *parked: int, wanted: dict[int, Shape] | None = None, **options: Any) -> ResizePlan:
     """The plan for a schedule that parks these jobs."""
     allocations = {id_: Allocation(shape, 32) for id_, shape in (wanted or {}).items()}
     histories = options.pop("histories", None) or {e.job.job_id: history(e.job.job_id) for e in jobs}
