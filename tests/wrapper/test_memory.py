@@ -76,6 +76,7 @@ def test_what_was_found_never_rises(tmp_path_factory: pytest.TempPathFactory, fa
     assert find(directory, 128, GPU) == min(failures) // 2
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_at_once(tmp_path: Path) -> None:
     """Protects the file from torn writes, and the size from being halved once for each rank."""
     program = (

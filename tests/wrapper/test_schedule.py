@@ -279,6 +279,7 @@ def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, 12])
 def test_ten_resizes_end_with_the_rate_of_the_undisturbed_run(passes: int) -> None:
     """Protects the promise of schedules: after ten resizes and batch changes the script's own rate at the end of a

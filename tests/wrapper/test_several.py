@@ -49,6 +49,7 @@ def resized(history: list[tuple[int, int]]) -> int | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_gan_trains_as_in_one_process(tmp_path: Path) -> None:
     """Protects models that are trained in turns: gradients are those of one process, by any optimizer and however often
     each steps; resizes keep samples, both optimizers' states and the plain values."""
@@ -65,6 +66,7 @@ def test_a_gan_trains_as_in_one_process(tmp_path: Path) -> None:
         assert used == dict.fromkeys(range(gan.SAMPLES), 1)
 
 
+@pytest.mark.slow
 def test_the_example_on_one_and_two_ranks(tmp_path: Path) -> None:
     """Protects examples/gan.py: it goes on at another size."""
     for restart, (ranks, epochs) in enumerate([(1, 1), (2, 2)]):
@@ -215,6 +217,7 @@ def one_loss(world: int) -> int | None:
     return None
 
 
+@pytest.mark.slow
 def test_two_optimizers_of_one_model_accumulate() -> None:
     """Protects several optimizers whose backward passes come before all steps: accumulation, a resize on the way, and a
     scheduler for each."""

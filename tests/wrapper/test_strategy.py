@@ -80,6 +80,7 @@ def ran(strategy: Paired | None, sizes: tuple[int, ...], folder: Path) -> list[A
     return put
 
 
+@pytest.mark.slow
 def test_replicas_train_as_one_rank_does(tmp_path: Path) -> None:
     """Through resizes 1 → 4 → 2: the plain job's parameters in float64, exactly-once data, limits in the spec."""
     (tmp_path / "plain").mkdir()

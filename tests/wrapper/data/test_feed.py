@@ -138,6 +138,7 @@ def test_any_history_uses_each_sample_once(
     assert use(history, [feed] * 9) == Counter(range(samples))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_fetching_ahead_loses_and_repeats_nothing(persistent: bool) -> None:
     """Protects: consumed is counted, not fetched, also where workers are left in mid-epoch with much fetched ahead,
@@ -171,6 +172,7 @@ def test_persistent_workers_persist() -> None:
     assert len({pid for _, pid, _ in seen}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "fork"])
 def test_workers_of_another_kind(context: str) -> None:
     """Protects: `multiprocessing_context` works, so what goes to workers can be pickled."""

@@ -58,6 +58,7 @@ def elastic_averaging(rho: float, steps: int = 3000) -> float:
     return float((centre**2 - 1) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", [0.1, 0.5])
 def test_it_leaves_the_symmetric_trap(team: Team, pull: float) -> None:
     """Where EASGD's centre stays on the maximum, the leader reaches a minimum."""
@@ -77,6 +78,7 @@ def converged(group: Group, hessian: Array, slope: Array, pull: float, per_node:
     return minimise(exchange, model, optimizer, group.rank, group.world, 160)[-1], exchange.leader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_node", [1, 2, 4])
 @pytest.mark.parametrize("pull", [0.1, 0.5])
 def test_convex_problems(team: Team, pull: float, per_node: int) -> None:

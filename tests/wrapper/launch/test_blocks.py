@@ -432,6 +432,7 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("true_command")
 def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
@@ -506,6 +507,7 @@ def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
     assert run.end() == 0, run.errors
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("true_command")
 def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
     """Protects from a membership that a half-dead block joins: the whole block starts again, and it is counted."""
@@ -517,6 +519,7 @@ def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
     assert read_tries(tmp_path / "job", 9, 0).restarts == 1
 
 
+@pytest.mark.slow
 def test_a_plain_job_has_no_others(tmp_path: Path) -> None:
     """Protects scripts that end with that code by themselves."""
     script = tmp_path / "script.py"
@@ -656,6 +659,7 @@ def test_the_option_and_the_variable(asked: bool, given: str | None, block: Bloc
     assert ("ONES_BLOCKS" in launch.command) is bool(block)
 
 
+@pytest.mark.slow
 def test_blocks_outside_an_array(tmp_path: Path) -> None:
     """Protects who tries the script on a workstation, or at a site that bans arrays: a plain job, and it says so."""
     done = ones_run(tmp_path, "--blocks", ONES_JOB_DIR=str(tmp_path / "job"))

@@ -34,6 +34,7 @@ def written(folder: Path, steps: int) -> None:
         assert (folder / f"order-{rank}.txt").read_text().splitlines() == ORDER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "reason"),
     [("end", 0, "finished"), ("exit", 3, "error"), ("raise", 1, "error"), ("signal", 143, "signal")],
@@ -52,6 +53,7 @@ def test_all_that_was_written_is_there(tmp_path: Path, how: str, code: int, reas
     written(tmp_path, bye.step)
 
 
+@pytest.mark.slow
 def test_a_drained_job_has_written_all_before_it_says_so(tmp_path: Path) -> None:
     """Protects lines of a job that is requeued: the companion may requeue as soon as the checkpoint is reported, and
     then srun leaves the ranks hardly a moment."""
@@ -108,6 +110,7 @@ def test_an_exit_handler_that_fails_costs_nobody_else() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "says"),
     [

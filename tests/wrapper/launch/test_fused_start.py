@@ -138,6 +138,7 @@ def test_a_sweep_of_a_module(job: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert before_ranks(two, {"SLURM_JOB_ID": "2"}, "-m", other, 60.0) == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_fits_after_a_member_has_left(tmp_path: Path) -> None:
     """The fused model keeps the row of a member that left, also in a start after it."""
     job, names = tmp_path / "ones-0", (0, 2, 3)

@@ -35,6 +35,7 @@ def test_products_and_their_gradients_are_exact(teams: dict[int, Team], q: int) 
     assert max(teams[q].run(ranks.products, q)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "samples"), [(1, 2), (2, 5), (2, 1), (3, 7)])
 def test_a_model_trains_as_the_dense_one(teams: dict[int, Team], q: int, samples: int) -> None:
     """Initial parameters, logits, loss and gradients of two steps, and the parameters after them; with rows of
@@ -49,6 +50,7 @@ def test_an_output_layer_may_be_the_embedding(teams: dict[int, Team], q: int) ->
     assert max(teams[q].run(ranks.tied, q)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "sizes"),
     [(1, [[2, 1], [1, 1], [0, 1], [3, 2], [1, 0], [1, 1], [1, 1], [1, 1]]), (2, [[4, 3], [1, 0]]), (3, [[5, 4]])],
@@ -75,6 +77,7 @@ def test_replicas_with_other_models_are_refused(teams: dict[int, Team]) -> None:
         assert "another model than rank" in said and "(8, 8)" in said and "(16, 8)" in said
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) -> None:
     """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
     model, and one that torch has cut over 2 × 3; training goes on the same way."""

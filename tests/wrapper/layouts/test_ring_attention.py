@@ -24,6 +24,7 @@ def team() -> Iterator[Team]:
     team.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ranks.FUNCTIONS)
 @pytest.mark.parametrize("size", SIZES)
 def test_it_equals_dense_attention_forward_and_backward(team: Team, name: str, size: int) -> None:

@@ -81,6 +81,7 @@ def test_is_replaced_whole(job: Job) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.slow
 def test_a_block_that_is_told_to_end_leaves(job: Job) -> None:
     """Protects: the time limit of one block, the leader's too, ends its part alone; the last one stops as a plain job
     does, and the next start goes on from its checkpoint."""
