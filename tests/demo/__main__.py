@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import sys
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ones_db import Store
-from ones_db.copy import copy
 from ones_db.query import Reader
 from slurm_ones.show.usage import of_job, of_jobs, usage, write_usage
 from slurm_ones.slurm.model import Job
@@ -23,8 +22,6 @@ from slurm_ones.text import plain
 from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
-from tests.db.server import NoServer, Server
-from tests.demo import move as moving
 from tests.demo import results
 from tests.demo.jobs import JOBS
 from tests.demo.scenario import DATABASE, TOP, Outcome, companion, gpus_of, operator, run
@@ -36,7 +33,7 @@ RESIZED = "about 2 minutes 30 s"
 ALONE = "about 3 minutes"
 """How long each part takes on two cores, as it is said before."""
 STORED_S = 12.0
-"""More than two ticks; after a move the database that is looked at stays as it was."""
+"""More than two ticks."""
 
 
 class Watch:
@@ -107,18 +104,11 @@ class Watch:
         return lines[:8]
 
 
-def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], list[str]]:
-    with companion(cluster) as daemon:
+def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
+    with companion(cluster):
         path = cluster.scratch / DATABASE
-        move = moving.Move(daemon, server) if server is not None else None
         with Store.open(f"sqlite:///{path}", "demo", read_only=True) as store, Watch("slurm-ones", store) as watch:
-
-            def show(outcomes: list[Outcome], jobs: dict[int, Job]) -> None:
-                watch.show(outcomes, jobs)
-                if move is not None:
-                    move.look(outcomes, jobs)
-
-            outcomes = run(cluster, elastic=JOBS, show=show)
+            outcomes = run(cluster, elastic=JOBS, show=watch.show)
             # The companion stores the ends of the last jobs in its next tick.
             until = time.monotonic() + STORED_S
             while store.live_jobs() and time.monotonic() < until:
@@ -128,19 +118,12 @@ def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], li
         command = ["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"]
         told = cluster.run(command, user=operator(cluster)).stdout
     shutil.copy(cluster.scratch / "ones/companion.log", OUT / "companion.log")
-    kept = f"sqlite:///{OUT / 'ones.sqlite'}"
-    faults = []
-    if move is not None:
-        faults = move.faults()
-        console.print(str(move), soft_wrap=True)
-        copy(move.url, kept)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
-        if move is None:
-            source.backup(target)
+        source.backup(target)
         # One file to take away, with no log beside it.
         target.execute("PRAGMA journal_mode = DELETE")
-    with Store.open(kept, "demo", read_only=True) as store:
-        return outcomes, [*faults, *results.disagreements(outcomes, store, json.loads(told))]
+    with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
+        return outcomes, results.disagreements(outcomes, store, json.loads(told))
 
 
 def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
@@ -160,35 +143,26 @@ def _report() -> None:
     write_usage(OUT / "report.html", "The demo", totals, [(one, of_job(one, [])) for one in found])
 
 
-def main(arguments: list[str]) -> int:
-    """Run both scenarios on one cluster each; returns 1 where a job did not finish or something disagrees.
-
-    With `--move` the first one's site moves to PostgreSQL on the way.
-    """
-    if arguments not in ([], ["--move"]):
-        console.print("usage: python -m tests.demo [--move]")
-        return 2
+def main() -> int:
+    """Run both scenarios on one cluster each; returns 1 if a job did not finish or something disagrees."""
     began = time.time()
     console.print("1 of 3: a Slurm of 4 nodes; about 10 s, where it is made first about 90 s more")
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     try:
-        with (
-            Cluster("gres", report=Progress(), compile=False) as cluster,
-            moving.server() if arguments else nullcontext() as server,
-        ):
+        with Cluster("gres", report=Progress(), compile=False) as cluster:
             how = "PySlurm" if cluster.pyslurm else f"the command line ({cluster.pyslurm_why})"
             who = operator(cluster)
             console.print(f"A real Slurm runs: 4 nodes × 4 GPUs. The companion talks to it as {who}, through {how}.")
             console.print(f"2 of 3: ten jobs, resized by slurm-ones; {RESIZED}")
-            ones, disagree = _elastic(cluster, server)
+            ones, disagree = _elastic(cluster)
         console.print(f"3 of 3: the same ten jobs on Slurm alone; {ALONE}")
         with (
             Cluster("gres", report=Progress(), compile=False) as cluster,
             Watch("Slurm alone", None) as watch,
         ):
             slurm = run(cluster, elastic=(), show=watch.show)
-    except (ClusterError, NoServer) as error:
+    except ClusterError as error:
         console.print(f"make demo: {error}", style="red", markup=False)
         return 2
     except KeyboardInterrupt:
@@ -210,4 +184,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -124,7 +124,7 @@ def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]
             continue
         if said["state"] != outcome.state:
             found.append(f"{what}: {said['state']} in the database, {outcome.state} in Slurm")
-        runs = [(run.nodes, run.gpus_per_node, run.batch) for run in store.runs(outcome.job_id)]
+        runs = [(run.shape.nodes, run.shape.gpus_per_node, run.batch) for run in store.runs(outcome.job_id)]
         reported = [(hello.nodes, hello.gpus_per_node, hello.batch) for hello in outcome.hellos]
         if outcome.memberships:
             # Slurm has a new block before the job trains with it: sizes are compared by memberships.

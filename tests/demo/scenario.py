@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ones_wrapper.protocol import Bye, Epoch, Hello, Membership, ProtocolError, Report, decode_report
 from slurm_ones.observe.blocks import arrays, block_job
@@ -154,53 +152,26 @@ def operator(cluster: Cluster) -> str:
     return OPERATOR if cluster.accounting else "slurm"
 
 
-@dataclass
-class Daemon:
-    """The companion in act mode, as `companion` starts it."""
-
-    cluster: Cluster
-    database: str
-    """Its URL, as the cluster sees it."""
-    _process: subprocess.Popen[Any] | None = None
-
-    @property
-    def folder(self) -> Path:
-        """What is its own, as the host sees it."""
-        return self.cluster.scratch / "ones"
-
-    def start(self) -> None:
-        """Start it, and wait for its first tick."""
-        (self.cluster.scratch / "ones.toml").write_text(SETTINGS.format(database=self.database))
-        path = self.folder / "companion.log"
-        begin = path.stat().st_size if path.exists() else 0
+@contextmanager
+def companion(cluster: Cluster) -> Iterator[None]:
+    """The companion in act mode over a database in a file, after its first tick; ended as an admin ends it."""
+    user = operator(cluster)
+    cluster.run(["mkdir", "-m", "755", "/scratch/ones"], user=user, cwd="/")
+    (cluster.scratch / "ones.toml").write_text(SETTINGS.format(database=f"sqlite:////scratch/{DATABASE}"))
+    path = cluster.scratch / "ones/companion.log"
+    with path.open("a") as log:
         command = ["slurm-ones", "run", "--config", "/scratch/ones.toml", "--verbose"]
-        with path.open("a") as log:
-            user = operator(self.cluster)
-            self._process = self.cluster.popen(command, user=user, stdout=log, stderr=log)
+        process = cluster.popen(command, user=user, stdout=log, stderr=log)
+    try:
         deadline = time.monotonic() + 30
-        while "elastic jobs" not in (words := path.read_text()[begin:]):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+        while "elastic jobs" not in (words := path.read_text()):
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the companion did not start:\n{words[-2000:]}")
             time.sleep(0.2)
-
-    def stop(self) -> None:
-        """Let it end, as an admin would."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
-            self._process = None
-
-
-@contextmanager
-def companion(cluster: Cluster) -> Iterator[Daemon]:
-    """The companion over a database in a file."""
-    cluster.run(["mkdir", "-m", "755", "/scratch/ones"], user=operator(cluster), cwd="/")
-    daemon = Daemon(cluster, f"sqlite:////scratch/{DATABASE}")
-    try:
-        daemon.start()
-        yield daemon
+        yield
     finally:
-        daemon.stop()
+        process.terminate()
+        process.wait(30)
 
 
 def run(
