@@ -11,15 +11,19 @@ from sqlalchemy import Connection
 
 from ones_db.engine import backend_of, revision_of, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.tables import SCHEMA_REVISION
+from ones_db.tables import METADATA, SCHEMA_REVISION
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 logger = logging.getLogger(__name__)
 
+FIRST = "0018"
+"""The oldest schema that is upgraded."""
+SCRIPTS = Path(__file__).with_name("migrations")
+
 Step = Callable[[str, str], None]
-"""Called for each migration once it is done: its revision, and what it did."""
+"""Called for each migration once it is done, and for a new database: the revision, and what was done."""
 
 
 def head() -> str:
@@ -46,8 +50,8 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
     An SQLite file with content is first copied beside itself (`NAME.SCHEMA-TIME.bak`, named in the log), which needs
     room; on PostgreSQL the database itself must be there, and copies are its administrator's. The upgrade is one
     transaction: when it fails, or is killed, the database is what it was, and running it again does it all. Raises
-    `SchemaError` where the database holds a newer schema or somebody else's tables, `StoreBusy` while a companion or a
-    long reader keeps it from its turn, `StoreError` where it cannot be written.
+    `SchemaError` if the database holds a newer schema, one before `FIRST` or somebody else's tables, `StoreBusy` while
+    a companion or a long reader keeps it from its turn, `StoreError` if it cannot be written.
     """
     backend = backend_of(url)
     backend.prepare()
@@ -57,6 +61,11 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
             f"{backend.place}: schema {before} is newer than {SCHEMA_REVISION}, the newest that this version knows; "
             "install the newer slurm-ones"
         )
+    if before is not None and before < FIRST:
+        raise SchemaError(
+            f"{backend.place}: schema {before} is older than {FIRST}, the oldest that this version upgrades; move the "
+            "database away, or name another, and run `slurm-ones db upgrade` again"
+        )
     if before == SCHEMA_REVISION:
         return before, before
     kept = None if before is None else backend.back_up(before)
@@ -65,7 +74,11 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
     engine = backend.engine("upgrade")
     try:
         with transaction(engine, write=True) as connection:
-            _alembic().command.upgrade(_config(connection, step), "head")
+            if revision_of(connection) is None:
+                METADATA.create_all(connection)
+                _alembic().command.stamp(_config(connection, step), "head")
+            else:
+                _alembic().command.upgrade(_config(connection, step), "head")
             broken = backend.orphans(connection)
             if broken:
                 raise StoreError(f"{backend.place}: the upgrade would leave rows without their parents: {broken[:3]}")
@@ -93,8 +106,7 @@ def _alembic() -> Any:
 def _config(connection: Connection | None = None, step: Step = lambda revision, what: None) -> Config:
     config: Config = _alembic().config.Config()
     # Alembic's settings expand percent signs.
-    place = str(Path(__file__).with_name("migrations")).replace("%", "%%")
-    config.set_main_option("script_location", place)
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     config.attributes["connection"] = connection
     config.attributes["step"] = step
     return config

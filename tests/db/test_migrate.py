@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -10,25 +11,19 @@ from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy.engine import make_url
 
 from ones_db import (
     SCHEMA_REVISION,
-    NoisePoint,
-    RunReports,
     SchemaError,
     Store,
     StoreError,
-    ThroughputPoint,
     migrate,
 )
-from ones_db.engine import backend_of, transaction
-from ones_db.shape import Shape
+from ones_db.engine import backend_of
 from ones_db.tables import METADATA
-from tests.db.make import ask, change, job, opened, throughput
+from tests.db.make import ask, change, opened, resized_job
 from tests.db.server import Server
 
 
@@ -48,51 +43,6 @@ def test_migrations_and_models_agree(url: str) -> None:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
         assert compare_metadata(context, METADATA) == []
     assert migrate.head() == SCHEMA_REVISION == migrate.current(url)
-
-
-def test_migrated_tables_are_the_models_tables_to_the_letter(sqlite_url: str, tmp_path: Path) -> None:
-    """Protects what alembic's comparison does not look at: checks, partial indexes, tables without row
-    ids."""
-    made = f"sqlite:///{tmp_path / 'made.sqlite'}"
-    engine = backend_of(made).engine("upgrade")
-    with transaction(engine, write=True) as connection:
-        METADATA.create_all(connection)
-    engine.dispose()
-
-    def schema(url: str) -> dict[str, str]:
-        rows = ask(url, "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type != 'view'")
-        # A table that was made anew by a migration has its name in quotes.
-        plain = {name: sql.replace('"', "").replace(",", " , ") for name, sql in rows if "alembic" not in name}
-        return {name: " ".join(sql.split()) for name, sql in plain.items()}
-
-    assert schema(sqlite_url) == schema(made)
-
-
-def test_migrated_tables_of_a_server_are_the_models_to_the_letter(postgresql_url: str, server: Server) -> None:
-    """Protects the same of PostgreSQL, comments, partitions' key and index methods included."""
-    name = server.fresh()
-    engine = backend_of(server.url(name)).engine("upgrade")
-    with transaction(engine, write=True) as connection:
-        METADATA.create_all(connection)
-    engine.dispose()
-    only = [f"--table={table}" for table in (*METADATA.tables, "*_id_seq")]
-
-    def schema(database: str) -> list[str]:
-        # Who may see what is the views' part, and partitions come with the store.
-        odd = ("ATTACH PARTITION", "ROW LEVEL SECURITY", "CREATE POLICY", "GRANT ")
-        statements = server.dump(database, "--schema-only", *only).split(";\n")
-        return sorted(statement for statement in statements if not any(word in statement for word in odd))
-
-    migrated, made = schema(backend_database(postgresql_url)), schema(name)
-    server.drop(name)
-    assert migrated == made
-
-
-def backend_database(url: str) -> str:
-    """The name of a server's database."""
-    found = make_url(url).database
-    assert found is not None
-    return found
 
 
 def test_every_column_and_table_is_explained() -> None:
@@ -147,49 +97,65 @@ def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> N
         Store.open(url, "gres")
 
 
-def test_a_file_is_copied_before_its_upgrade(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a site's data on the way to a newer version."""
-    with Store.open(sqlite_url, "gres") as store:
-        store.record_jobs([job(1)])
-    monkeypatch.setattr("ones_db.migrate.SCHEMA_REVISION", "9999")
-    migrate.upgrade(sqlite_url)
-    (copy,) = file_of(sqlite_url).parent.glob("*.bak")
-    assert ask(f"sqlite:///{copy}", "SELECT job_id FROM jobs") == [(1,)]
+@pytest.fixture
+def next_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The next schema, which the migration to it makes: jobs have one more column."""
+    scripts = tmp_path / "migrations"
+    shutil.copytree(migrate.SCRIPTS, scripts)
+    revision = f"{int(SCHEMA_REVISION) + 1:04d}"
+    (scripts / "versions" / f"{revision}_next.py").write_text(
+        f'''"""One more column."""
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "{revision}", "{SCHEMA_REVISION}"
 
 
-def test_an_upgrade_tells_each_step(tmp_path: Path) -> None:
-    """Protects who waits for a large database from not knowing how far it is."""
+def upgrade():
+    op.add_column("jobs", sa.Column("more", sa.Text(), nullable=True))
+'''
+    )
+    monkeypatch.setattr(migrate, "SCRIPTS", scripts)
+    for module in ("migrate", "engine"):
+        monkeypatch.setattr(f"ones_db.{module}.SCHEMA_REVISION", revision)
+    return revision
+
+
+def test_a_database_is_upgraded_with_all_that_it_holds(store: Store, url: str, next_schema: str) -> None:
+    """Protects rows on the way to a newer schema, and the copy of a file beforehand; each step is told."""
+    resized_job(store, 7)
+    store.close()
+    before = ask(url, "SELECT * FROM runs"), ask(url, "SELECT * FROM throughput")
     told: list[str] = []
-    migrate.upgrade(f"sqlite:///{tmp_path}/ones.sqlite", lambda revision, what: told.append(f"{revision} {what}"))
-    assert told[0].startswith("0001 The first schema")
-    assert [line[:4] for line in told] == [f"{n:04d}" for n in range(1, int(SCHEMA_REVISION) + 1)]
-
-
-def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> None:
-    """Protects rows, and what hangs on them, while their table is made anew."""
-    url, path = f"sqlite:///{tmp_path}/ones.sqlite", tmp_path / "ones.sqlite"
-    engine = backend_of(url).engine("upgrade")
-    with transaction(engine, write=True) as connection:
-        command.upgrade(migrate._config(connection), "0001")
-    engine.dispose()
-    text = ("name", "user_name", "account", "partition", "comment", "work_dir", "refusal", "state", "report_note")
-    number = ("id", "cluster_id", "job_id", "submit_time", "requested_nodes", "requested_gpus_per_node", "restart")
-    with sqlite3.connect(path) as rows:
-        rows.execute("INSERT INTO clusters VALUES (1, 'gres')")
-        columns, values = (*number, "elastic", *text), (*(1 for _ in number), True, *text)
-        marks = ", ".join("?" for _ in columns)
-        rows.execute(f"INSERT INTO jobs ({', '.join(columns)}) VALUES ({marks})", values)
-        columns = ("id", "job_id", "restart", "nodes", "gpus_per_node", "report_offset", "report_number")
-        rows.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES (1, 1, 0, 2, 4, 9, 2)")
-        rows.execute("INSERT INTO throughput VALUES (1, 2, 5.0, 0, 1, 64, 64, 0.5, 64, 1.0, NULL)")
-    assert migrate.upgrade(url) == ("0001", SCHEMA_REVISION)
+    changed = migrate.upgrade(url, lambda revision, what: told.append(f"{revision} {what}"))
+    assert (changed, told) == ((SCHEMA_REVISION, next_schema), [f"{next_schema} One more column"])
+    assert (ask(url, "SELECT * FROM runs"), ask(url, "SELECT * FROM throughput")) == before
+    assert ask(url, "SELECT job_id, more FROM jobs") == [(7, None)]
     with Store.open(url, "gres") as store:
-        assert store.jobs()[1].comment == "comment" and store.runs(1)[0].shape.nodes == 2
-        assert store.deferrals() == {}
-        assert store.runs(1)[0].progress is None
-        assert store.histories([1])[1].throughput == (ThroughputPoint(Shape(2, 4), 64, 128.0, 5.0),)
-        store.add_reports([RunReports(1, 0, 10, 3, lines=[throughput(3, noise=7.0, progress=60.0)])])
-        assert store.histories([1])[1].noise == (NoisePoint(7.0, 2003.0),)
+        assert [summary.job_id for summary in store.job_summaries()] == [7]
+    if url.startswith("sqlite"):
+        (copy,) = file_of(url).parent.glob("*.bak")
+        assert ask(f"sqlite:///{copy}", "SELECT job_id FROM jobs") == [(7,)]
+
+
+def test_a_failed_upgrade_leaves_what_was_there(url: str, next_schema: str) -> None:
+    """Protects from half a schema: an upgrade is one transaction."""
+    with pytest.raises(StoreError, match="full"):
+        migrate.upgrade(url, fails)
+    assert migrate.current(url) == SCHEMA_REVISION and ask(url, "SELECT count(*) FROM jobs") == [(0,)]
+    with pytest.raises(StoreError, match="more"):
+        ask(url, "SELECT more FROM jobs")
+    assert migrate.upgrade(url) == (SCHEMA_REVISION, next_schema)
+
+
+def test_a_schema_that_cannot_be_upgraded_is_refused(url: str) -> None:
+    """Protects whoever has a database of a far older version: it stays as it is, and the error says what to do."""
+    change(url, "UPDATE alembic_version SET version_num = '0009'")
+    with pytest.raises(SchemaError, match=r"older than .* run `slurm-ones db upgrade`"):
+        Store.open(url, "gres")
+    with pytest.raises(SchemaError, match=r"0009 is older than .* this version upgrades.*name another"):
+        migrate.upgrade(url)
+    assert migrate.current(url) == "0009"
 
 
 def test_newer_schema_is_refused(url: str) -> None:
@@ -213,9 +179,8 @@ def test_absent_and_empty_databases_say_what_to_run(tmp_path: Path) -> None:
 
 
 def fails(revision: str, what: str) -> None:
-    """A step that cannot be told, once some are done."""
-    if revision == "0003":
-        raise StoreError("the disk is full, say")
+    """A step that cannot be told once it is done."""
+    raise StoreError("the disk is full, say")
 
 
 def test_a_failed_upgrade_leaves_nothing(tmp_path: Path) -> None:
