@@ -49,7 +49,7 @@ LEARNED = (
 
 @dataclass
 class Read:
-    """What an import came to."""
+    """Result of an import."""
 
     stored: Imported = field(default_factory=Imported)
     rows: int = 0
@@ -81,7 +81,7 @@ def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress
             elif len(read.bad) < MOST_BAD:
                 day = datetime.fromtimestamp(first).isoformat(" ", "minutes")
                 read.bad.setdefault((row.why, row.text), f"row {row.row} of sacct from {day} on: {row.why}: {row.text}")
-        # What ends in the last second of the last piece ended before now.
+        # A job that ends in the last second of the last piece ended before now.
         ended = iter(past.take(good, end if end < until else end + 1.0))
         while some := list(islice(ended, AT_ONCE)):
             read.stored = read.stored.plus(store.add_accounting(some))
@@ -146,7 +146,7 @@ def sacct(
 
 
 def summary(read: Read) -> list[str]:
-    """What was brought in, in words."""
+    """Result of an import, in words."""
     done = read.stored
     bad = f", {len(read.bad)} of them bad" if read.bad else ""
     return [

@@ -21,7 +21,7 @@ from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain
 
-# What simulates is imported by the command itself: no other command is to wait for it.
+# The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
     from slurm_ones.simulate.engines.spec import Part
     from slurm_ones.simulate.study.plan import Contender, StudyPlan
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
 QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
-"""Seconds between decisions: on that mix, on others, and on others where resizes are hot."""
+"""Seconds between decisions: on that mix, on others, and on others with hot resizes."""
 REQUEUE_S = "30"
-"""`--resize-cost` where it is not given."""
+"""Default of `--resize-cost`."""
 EXECUTORS = ("local", "slurm")
 DIRECTORY = "ones-study"
-"""`--directory` where it is not given."""
+"""Default of `--directory`."""
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
@@ -80,7 +80,7 @@ def parse_slow_nodes(text: str) -> tuple[float, ...]:
 
 
 def parse_value(text: str) -> bool | int | float | str:
-    """What an option's value is: true or false, a number, or itself."""
+    """An option's value: true or false, a number, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 class ProgressLines:
-    """Progress where there is no terminal: a line when a run ends, and in between one every `EVERY_S` seconds."""
+    """Progress without a terminal: a line when a run ends, and in between one every `EVERY_S` seconds."""
 
     EVERY_S = 15.0
 
@@ -57,8 +57,8 @@ class ProgressLines:
 
 
 def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
-    """What `run` finds, which has so many runs to do, with its progress shown: a bar that fills as jobs end on a
-    terminal, lines elsewhere."""
+    """Call `run`, which has `runs` runs to do, and show its progress: a bar that fills as jobs end on a terminal, lines
+    elsewhere."""
     if not errors.is_terminal:
         return run(ProgressLines(runs, say))
     shares: dict[tuple[str, int], float] = {}
@@ -78,5 +78,5 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
 
 
 def say(line: str) -> None:
-    """A sentence on stderr, above the bar where there is one."""
+    """Print a sentence on stderr, above the bar if there is one."""
     errors.print(plain(line, 1000), markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ BLOCKS = 8
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user fills in; empty where that is left open."""
+    """Values that the user fills in; empty if left open."""
 
     account: str = ""
     partition: str = ""

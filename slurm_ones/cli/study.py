@@ -19,14 +19,14 @@ from slurm_ones.config import ConfigError
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain, seconds
 
-# What simulates is imported by the command itself: no other command is to wait for it.
+# The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
     from slurm_ones.simulate.study.curves import Curves
     from slurm_ones.simulate.traces.trace import Trace
 
 PAGE = Path("elasticity.html")
 SINCE = "30d"
-"""`--since` where it is not given."""
+"""Default of `--since`."""
 CROWDED = 0.7
 """Share of the GPUs that were held at once, below which a named cluster is likely not the trace's own."""
 

@@ -13,30 +13,13 @@ from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, pa
 from slurm_ones.cli.simulate_progress import ProgressLines
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study.runs import RunProgress
-
-HEADER = "name,time,application,num_replicas,batch_size\n"
+from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile, write_workload
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `slurm-ones simulate …`."""
     found = CliRunner().invoke(app, ["simulate", *arguments])
     return found.exit_code, found.stdout, found.stderr
-
-
-@pytest.fixture
-def profiles(tmp_path: Path) -> Path:
-    """A folder with one application's profile, in the common layout: ten epochs of a minute on one GPU."""
-    folder = tmp_path / "profiles" / "tiny"
-    folder.mkdir(parents=True)
-    rows = ["placement,local_bsz,step_time,sync_time"]
-    for placement, factor in (("1", 1.0), ("2", 1.1), ("4", 1.2), ("44", 1.4)):
-        rows += [f"{placement},{size},{0.1 * size / 32 * factor},{0.01 * (factor - 1)}" for size in (32, 64, 128)]
-    (folder / "placements.csv").write_text("\n".join(rows) + "\n")
-    for batch in (32, 64, 128):
-        lines = ["progress,iteration,metric,grad_sqr,grad_var"]
-        lines += [f"{600 * e},{600 * e},{0.9 - 0.5 / e},1.0,8.0" for e in range(1, 11)]
-        (folder / f"validation-{batch}.csv").write_text("\n".join(lines) + "\n")
-    return folder.parent
 
 
 def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
@@ -55,7 +38,8 @@ def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
     assert found["run"]["load"] == 2.0 and found["run"]["cluster"] == "4x4"
     assert (tmp_path / "s.html").read_text().count("<svg") == 3
     lines = err.splitlines()
-    assert [line for line in lines if line.endswith(", done")] == lines[-4:], "a line on stderr for each finished run"
+    # On a slow machine lines in between say how far a run is.
+    assert len([line for line in lines if line.endswith(", done")]) == 4, "a line on stderr for each finished run"
     assert lines[-1].startswith("4 of 4 runs done after ") and "fifo:backfill=false, seed 6: 8 of 8 jobs" in lines[-1]
     assert "runs done" not in out
 
@@ -108,52 +92,21 @@ def test_the_companion_on_a_simulated_slurm(tmp_path: Path) -> None:
     assert found["run"]["settings"] == {"resize.max_open": 2}
 
 
-def test_a_workload_from_a_file(tmp_path: Path, profiles: Path) -> None:
-    """Researchers' files work as they are; a job alone takes what its profile says."""
-    work = tmp_path / "work.csv"
-    work.write_text(HEADER + "a,0,tiny,1,32\nb,20000,tiny,4,128\n")
-    path = tmp_path / "s.json"
-    code, _, err = call(
-        "--workload", str(work), "--profiles", str(profiles), "--cluster", "1x4", "--policy", "fifo", "--idealized",
-        "--processes", "1", "--json", str(path), "--resize-cost", "0",
-    )  # fmt: skip
+def test_a_workload_from_a_file(tmp_path: Path) -> None:
+    """Researchers' files work as they are: a job alone takes what its profile says. A bad line is named."""
+    write_profile(tmp_path / "profiles" / "net")
+    work, path = tmp_path / "work.csv", tmp_path / "s.json"
+    options = ["--workload", str(work), "--profiles", str(tmp_path / "profiles"), "--policy", "fifo", "--idealized"]
+    write_workload(work, ["a,0,net,1,64", "b,20000,net,4,256"])
+    code, _, err = call(*options, "--cluster", "1x4", "--processes", "1", "--json", str(path), "--resize-cost", "0")
     assert code == 0, err
     first, second = json.loads(path.read_text())["jobs"]
-    assert first["jct_s"] == pytest.approx(600.0, rel=1e-6)
-    assert second["jct_s"] < 600.0 / 2
-    assert first["metric"] == pytest.approx(0.85)
-
-
-@pytest.mark.parametrize(
-    ("line", "where"),
-    [
-        ("a,0,huge,1,32", "line 2, column application: 'huge' has no profile; there are tiny"),
-        ("a,-5,tiny,1,32", "line 2, column time: '-5' is negative"),
-        ("a,nan,tiny,1,32", "line 2, column time: 'nan' is not finite"),
-        ("a,0,tiny,1.5,32", "line 2, column num_replicas: 1.5"),
-        ("a,0,tiny,1,", "line 2, column batch_size: '' is not a number"),
-        ("a,0,tiny,1,32\na,1,tiny,1,32", "line 3, column name: 'a' is there twice"),
-        ("", "no job in it"),
-    ],
-)
-def test_a_bad_workload_is_located(tmp_path: Path, profiles: Path, line: str, where: str) -> None:
-    """Exit code 2, and one line with file, line and column."""
-    work = tmp_path / "work.csv"
-    work.write_text(HEADER + line + "\n")
-    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--idealized")
-    assert code == 2
-    assert f"{work}: {where}" in err and "Traceback" not in err
-
-
-def test_a_profile_with_too_few_points_is_located(tmp_path: Path, profiles: Path) -> None:
-    """So is a bad profile."""
-    path = profiles / "tiny" / "placements.csv"
-    path.write_text("placement,local_bsz,step_time,sync_time\n1,32,0.1,0.0\n")
-    work = tmp_path / "work.csv"
-    work.write_text(HEADER + "a,0,tiny,1,32\n")
-    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--idealized")
-    assert code == 2
-    assert f"{path}: too few points" in err
+    assert first["jct_s"] == pytest.approx(EPOCHS * ITERATIONS * 1.04, rel=1e-6)
+    assert second["jct_s"] < first["jct_s"] / 2 and first["metric"] == pytest.approx(EPOCHS / 10)
+    write_workload(work, ["a,0,huge,1,32"])
+    code, _, err = call(*options)
+    assert code == 2 and "Traceback" not in err
+    assert f"{work}: line 2, column application: 'huge' has no profile; there are net" in err
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,5 @@ def test_bad_workloads_name_file_line_and_column(tmp_path: Path, row: str, messa
     path = write_workload(tmp_path / "work.csv", ["a,0,net,4,64", row])
     with pytest.raises(BadInput, match=rf"work\.csv: {message}"):
         read_workload(path, read_profiles(tmp_path / "profiles"))
+    with pytest.raises(BadInput, match="no job in it"):
+        read_workload(write_workload(path, []), {})

@@ -36,7 +36,7 @@ RULE = (
     f"The GPU-hours that a job took say how large it is: small up to {UP_TO_H['small']:g}, medium up to "
     f"{UP_TO_H['medium']:g}, large up to {UP_TO_H['large']:g}, extra-large beyond.",
     f"Of the applications of that size those count that keep each GPU the job asked for at least {100 * USEFUL:g} % as "
-    "useful as one alone; where there is none, those of all sizes; where there is none either, the job stays rigid.",
+    "useful as one alone; if there is none, those of all sizes; if there is none either, the job stays rigid.",
     "Of these, a hash of the seed and the job's number picks one.",
     "Its training is made so long that at the GPUs that the job asked for, and the batch best there, it takes exactly "
     "the time that was recorded.",
@@ -47,7 +47,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Curves:
-    """Applications to choose from. Plain data but for what it keeps in mind."""
+    """Applications to choose from. Plain data, except for a cache."""
 
     applications: Mapping[str, Application]
     sizes: Mapping[str, Size]
@@ -55,7 +55,7 @@ class Curves:
     """They were measured, and are not of our own writing."""
 
     def pick(self, job: TraceJob, seed: int, per_node: int) -> str | None:
-        """The application whose curves the job gets; None where it stays rigid."""
+        """The application whose curves the job gets; None if it stays rigid."""
         if job.run_s < LEAST_S:
             return None
         useful = self._useful_at(job.gpus, per_node)
@@ -66,7 +66,7 @@ class Curves:
         return own[int.from_bytes(digest, "big") % len(own)]
 
     def _useful_at(self, gpus: int, per_node: int) -> Sequence[str]:
-        """Names of those that use so many GPUs well."""
+        """Names of those that use this number of GPUs well."""
         if (gpus, per_node) not in self._known:
             self._known[gpus, per_node] = [
                 name
@@ -135,7 +135,7 @@ class EverySecond:
 
 
 def rigid(name: str, gpus: int, run_s: float) -> Application:
-    """What holds so many GPUs for whole seconds, and knows nothing of other sizes; its start costs nothing more."""
+    """An application that holds its GPUs for whole seconds at one size, and starts at no cost."""
     steps = max(round(run_s), 1)
     one = np.ones((1, 1))
     return Application(

@@ -78,7 +78,7 @@ class ElasticityStudy:
         return text + " The simulation is near this cluster in that."
 
     def assumptions(self) -> list[str]:
-        """What was taken for granted."""
+        """Assumptions, in words."""
         s = self.stretch
         cluster = f"{s.nodes} nodes of {s.gpus_per_node} GPUs"
         cluster += ", as named; jobs" if s.given else ", since jobs"
@@ -115,7 +115,7 @@ class ElasticityStudy:
         ]
 
     def picks(self) -> list[list[str]]:
-        """The application of each job with each seed where all are elastic."""
+        """The application of each job with each seed if all are elastic."""
         each = [picked(self.stretch, self.curves, 1.0, seed) for seed in self.plan.seeds]
         return [[pick or RIGID for pick in picks] for picks in zip(*each, strict=True)]
 
@@ -142,7 +142,7 @@ class ElasticityStudy:
         }
 
     def page(self) -> dict[str, Any]:
-        """What the template `study.html` takes, pictures apart."""
+        """Values of the template `study.html`, pictures apart."""
         by_seed = [
             [seed, *(value_and_unit(one.each.get(seed, {}).get("mean_jct_s", math.nan), "s") for one in self.summaries)]
             for seed in self.plan.seeds

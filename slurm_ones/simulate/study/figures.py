@@ -93,7 +93,7 @@ def completion_times(outcome: Outcome) -> Floats:
 
 
 def unfairness(job: JobOutcome, jct_s: float) -> float:
-    """Finish-time fairness ρ: JCT over the time alone on its share of the cluster; NaN where that is unknown."""
+    """Finish-time fairness ρ: JCT over the time alone on its share of the cluster; NaN if that is unknown."""
     return jct_s / job.fair_s if math.isfinite(job.fair_s) and job.fair_s > 0 else math.nan
 
 
@@ -130,7 +130,7 @@ def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
 
 
 def _deadlines(jobs: Sequence[JobOutcome], jct: Floats) -> dict[str, float]:
-    """None where no job has a deadline."""
+    """Nothing if no job has a deadline."""
     due = [job for job in jobs if job.deadline is not None]
     if not due:
         return {}
@@ -190,7 +190,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds and its 95 % confidence interval; NaN bounds where there is one seed alone."""
+    """A mean over seeds and its 95 % confidence interval; NaN bounds for a single seed."""
 
     mean: float
     low: float
@@ -206,7 +206,7 @@ class Comparison:
     ratio: Estimate
     """Mean JCT over the first policy's."""
     p_value: float
-    """Wilcoxon signed-rank test over the JCTs of the jobs, two-sided, as in ONES (SC21, §4); NaN where there is
+    """Wilcoxon signed-rank test over the JCTs of the jobs, two-sided, as in ONES (SC21, §4); NaN if there is
     nothing to test."""
     sooner: float
     """Share of the jobs that this policy ended sooner than the first."""

@@ -93,7 +93,7 @@ class Source:
         return VARIANT.sub("", job.application) if self.workload in MIXES else job.application
 
     def described(self) -> dict[str, Any]:
-        """What was asked for, as JSON."""
+        """Options of the work, as JSON."""
         return {**asdict(self), "profiles": str(self.profiles) if self.profiles else None}
 
 
@@ -144,12 +144,12 @@ class StudyPlan:
         return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in parts)
 
     def cluster(self) -> ClusterSpec:
-        """What the work runs on. Raises ValueError if network and nodes do not fit."""
+        """Cluster of the work. Raises ValueError if network and nodes do not fit."""
         parts = self.parts or (Part(self.nodes, self.gpus_per_node),)
         return ClusterSpec(slow_nodes=self.slow_nodes, network=self.network, parts=parts)
 
     def description(self) -> dict[str, str]:
-        """What is run, in words."""
+        """Plan in words."""
         one, jobs = len(self.seeds) == 1, len(self.workload(self.seeds[0]).submissions)
         found = {
             "work": self.source.workload,

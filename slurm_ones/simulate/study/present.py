@@ -169,7 +169,7 @@ def finite(found: Any) -> Any:
 
 
 def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, Any]:
-    """What the template `study.html` takes, pictures apart."""
+    """Values of the template `study.html`, pictures apart."""
     return {
         "title": f"Policies compared: {plan.source.workload}",
         "run": plan.description(),

@@ -18,7 +18,7 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.bounds import Bound, against_bound
-from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate
+from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, end_of, estimate
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 
@@ -167,6 +167,9 @@ def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPro
         at = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(at.filename).name}:{at.lineno}"
         return StudyRun(contender.label, seed, error=f"{type(error).__name__}: {error} ({place})")
+    # The engine reports at decisions, and the last jobs end after the last one.
+    ended = sum(job.ended is not None for job in outcome.jobs)
+    on_progress(RunProgress(contender.label, seed, end_of(outcome), ended, len(outcome.jobs)))
     if seed != plan.seeds[0]:
         outcome = replace(outcome, segments=(), goodput=())
     return StudyRun(contender.label, seed, outcome)

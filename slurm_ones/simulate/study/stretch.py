@@ -22,12 +22,12 @@ from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.workload import Workload
 
 USUAL_NODE = 8
-"""GPUs of a node where neither the trace nor its jobs tell."""
+"""GPUs of a node if neither the trace nor its jobs tell."""
 SLACK_S = 60.0
 """Slurm ends a job so long after its time limit."""
 PATIENCE = 2.0
-"""Jobs that were there before hold their GPUs for at most so many times as long as the counted ones take about: nobody
-waits for them any more, and the simulation would go on for them alone."""
+"""Longest hold of a job that was there before, over the time that the counted ones take: beyond, the simulation would
+go on for it alone."""
 BEFORE = "before-"
 """Beginning of the names of jobs that were there when the stretch began, and are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
@@ -71,7 +71,7 @@ class Stretch:
 
 
 def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
-    """At most so many jobs of a trace that follow each other: of all such stretches the one whose load is the median.
+    """At most `most` jobs of a trace that follow each other: of all such stretches the one whose load is the median.
 
     `cluster` is nodes and GPUs of each; None for as many as were held at once. `sample` is the share of the jobs that
     are taken, at random but always the same, for a cluster that is smaller than the trace's. Raises `BadInput`.
@@ -98,7 +98,7 @@ def _drawn(job: TraceJob) -> float:
 
 
 def _held(gpus: int, per_node: int) -> int:
-    """GPUs that a job takes of nodes of which it takes equally many."""
+    """GPUs of a job that takes equally many of each node."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 
@@ -120,7 +120,7 @@ def most_held(jobs: Sequence[TraceJob]) -> int:
 
 
 def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
-    """Where the stretch of median load begins."""
+    """Index of the first job of the stretch of median load."""
     if len(jobs) <= most:
         return 0
     firsts = list(range(0, len(jobs) - most + 1, most))
@@ -133,7 +133,7 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
 
 
 def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
-    """Seconds from the first submission that these jobs take about on so many GPUs."""
+    """Seconds from the first submission that these jobs take on `gpus` GPUs, about."""
     work_s = sum(job.gpus * job.run_s for job in jobs)
     return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
 
@@ -257,6 +257,6 @@ def _add(
         return
     held = rigid(f"{job.gpus}x{max(round(job.run_s), 1)}", job.gpus, job.run_s)
     applications.setdefault(held.name, held)
-    # Where no limit was recorded, Slurm plans with the true run time, as in most studies of backfill.
+    # If no limit was recorded, Slurm plans with the true run time, as in most studies of backfill.
     limit = max(job.limit_s, job.run_s) + SLACK_S
     submissions.append(Submission(name, at, held.name, job.gpus, job.gpus, elastic=False, limit_s=limit))

@@ -1,1 +1,1 @@
-"""What real clusters recorded of their jobs, each format read into one form."""
+"""Records of real clusters' jobs, each format read into one form."""

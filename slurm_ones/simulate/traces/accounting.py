@@ -20,7 +20,7 @@ COMMAND = (
     f"--state={ENDS} --starttime=now-30days --endtime=now "
     "--format=JobIDRaw,JobID,Submit,Start,End,State,NNodes,AllocTRES,ReqTRES,TimelimitRaw,User,Partition"
 )
-"""What writes a file that says all that is used."""
+"""Command that writes a file with all that is used."""
 NEEDED = ("Submit", "Start", "End", "State")
 TIMES = ("Submit", "Start", "End")
 NEVER = {"", "Unknown", "None", "NONE"}
@@ -148,7 +148,7 @@ def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _number_of(job: str) -> str:
-    """A job id for one such as 12_3, where the file has no `JobIDRaw`."""
+    """A job id for one such as 12_3, if the file has no `JobIDRaw`."""
     return str(10**15 + int.from_bytes(blake2b(job.encode(), digest_size=6).digest(), "big"))
 
 

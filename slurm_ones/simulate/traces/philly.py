@@ -65,7 +65,7 @@ def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
             if text.startswith("]"):
                 return
             job = None
-            # What still could go on (a number, say) is read to its end first; each job is an object.
+            # An incomplete object is read to its end first.
             if text:
                 try:
                     job, end = decoder.raw_decode(text)

@@ -36,18 +36,18 @@ class TraceJob(NamedTuple):
     name: str
     submitted: float
     started: float | None
-    """None where the trace does not say."""
+    """None if unknown."""
     run_s: float
     """For how long it held its GPUs."""
     gpus: int
     nodes: int
-    """0 where the trace does not say."""
+    """0 if unknown."""
     limit_s: float
-    """Its time limit; 0 where the trace does not say, or where it had none."""
+    """Its time limit; 0 if unknown, or if it had none."""
 
     @property
     def began(self) -> float:
-        """When it came to its GPUs; where the trace does not say, at its submission."""
+        """Time of its start; if that is unknown, of its submission."""
         return self.submitted if self.started is None else self.started
 
     @property
@@ -67,9 +67,9 @@ class Trace:
     doubts: tuple[str, ...] = ()
     """The first rows that could not be believed, in words."""
     notes: tuple[str, ...] = ()
-    """What reading it took for granted."""
+    """Assumptions of its reader."""
     gpus_per_node: int = 0
-    """0 where nothing but the jobs tells."""
+    """0 if only the jobs tell."""
 
 
 class Collector:
@@ -104,7 +104,7 @@ class Collector:
             self._jobs.append(job)
 
     def add_ended(self, name: str, times: Sequence[float], gpus: int, nodes: int, line: int) -> None:
-        """`add` a job of which submission, start and end are known."""
+        """`add` a job whose submission, start and end are known."""
         submitted, started, ended = times
         if ended < started:
             self.leave_out("ended before it started", line)
@@ -127,7 +127,7 @@ class Collector:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A trace's file for reading, unpacked where its name ends in .gz. Raises `BadInput`."""
+    """A trace's file for reading, unpacked if its name ends in .gz. Raises `BadInput`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file  # type: ignore[misc]

@@ -1,1 +1,1 @@
-"""What is submitted when: generated workloads, measured profiles, and files of published studies."""
+"""Submissions and applications: generated workloads, measured profiles, and files of published studies."""

@@ -1,7 +1,7 @@
 """Kinds of training jobs of our own writing, so that workloads can be generated with no measurements at hand.
 
-The figures are round ones, for V100- and T4-like GPUs, four to a node: each says what it is modelled on. Nothing in
-them was measured by us. A workload perturbs them anew from its seed, so that no policy can be tuned to them.
+The figures are round ones, for V100- and T4-like GPUs, four to a node: each names its model. None was
+measured by us. A workload perturbs them by its seed, so that no policy can be tuned to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Size = Literal["small", "medium", "large", "extra-large"]
 """GPU-hours on one GPU: up to 1.5, up to 12, up to 60, beyond."""
 
 DROP = 3.0
-"""How much the noise scale rises where the learning rate drops."""
+"""Factor by which the noise scale rises when the learning rate drops."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ParametricSpeed:
     sample: float
     """b: seconds a sample, data loading included."""
     inside: tuple[float, float]
-    """c and d where all GPUs share a node."""
+    """c and d if all GPUs share a node."""
     across: tuple[float, float]
     """c and d between nodes."""
     overlap: float = 1.6
@@ -88,19 +88,19 @@ class Kind:
     target: float = math.nan
     """Metric at which its user is content, in place of `tolerance`."""
     patience: int = 0
-    """Epochs without improvement after which it ends; 0 where it trains all its epochs."""
+    """Epochs without improvement after which it ends; 0 if it trains all its epochs."""
     pace: float = 0.2
     """Share of the training in which the metric covers 63 % of what is left of its way; with patience it follows from
     that."""
     too_large: float = 2.0
-    """Batches beyond so many noise scales generalise worse …"""
+    """Noise scales beyond which a batch generalises worse …"""
     gap: float = 0.02
     """… by this share of the metric for each doubling."""
     resize_s: float = 30.0
     parameters: float = 25e6
     """Of its model, as published of models of its kind."""
     gpus: int = 0
-    """GPUs that its user asks for; 0 where that follows from how it scales."""
+    """GPUs that its user asks for; 0 if that follows from how it scales."""
     max_gpus: int = 64
     by: TrainedBy | None = None
     """Its training strategy."""

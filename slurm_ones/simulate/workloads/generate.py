@@ -1,4 +1,4 @@
-"""Workloads from a seed: of which kinds the jobs are, when they arrive, and what their users ask for."""
+"""Workloads from a seed: kinds of the jobs, arrivals, and their users' requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.G
 
 
 def day_rate(seconds: Floats) -> Floats:
-    """Rate of submissions over the day's mean, so many seconds after eight in the morning: most in the early afternoon,
+    """Rate of submissions over the day's mean, `seconds` after eight in the morning: most in the early afternoon,
     fewest at night, as in Philly (Jeon et al., ATC 2019)."""
     result: Floats = 1.0 + 0.8 * np.cos(2.0 * math.pi * (seconds / 3600.0 + 8.0 - 14.0) / 24.0)
     return result
@@ -54,7 +54,7 @@ UserRequest = tuple[int, int]
 
 
 def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> UserRequest:
-    """What one user asks for on a cluster of `gpus` GPUs."""
+    """Request of one user on a cluster of `gpus` GPUs."""
     modest, choice = rng.random() < ONE_GPU, rng.random()
     if kind.gpus:
         size = min(kind.gpus, gpus)
@@ -85,7 +85,7 @@ def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
 
 
 def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
-    """What a user may ask for: the sizes that keep each GPU as useful as `USEFUL` says, at the batch best there."""
+    """Requests of a well-informed user: sizes that keep each GPU as useful as `USEFUL`, at the batch best there."""
     one, batch = best_batch(app, 1, per_node)
     degree = app.by.degree if app.by is not None else 1
     found, last = [], (degree, best_batch(app, degree, per_node)[1] if degree > 1 else batch)
@@ -151,7 +151,7 @@ class Mix:
     jobs: int = 160
     """How many its study has."""
     gap_s: int = 0
-    """Mean seconds between submissions on `STUDIED_GPUS`; 0 where that follows from what the jobs ask for."""
+    """Mean seconds between submissions on `STUDIED_GPUS`; 0 if that follows from the jobs' requests."""
 
 
 def _philly() -> Mix:
@@ -167,7 +167,7 @@ MIXES: dict[str, Mix] = {
     "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
 """Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, its kinds all as frequent, and some
-of them beside jobs with a training strategy."""
+of them mixed with jobs that have a training strategy."""
 
 
 def generate(

@@ -23,7 +23,7 @@ from slurm_ones.simulate import BadInput as BadInput
 from slurm_ones.simulate.training.application import Application
 
 MAX_LOCAL = {"yolov3": 8}
-"""Largest local batch where it is not the largest measured."""
+"""Largest local batch if it is not the largest measured."""
 FIXED_BATCH = {"ncf": 32768}
 """Applications whose authors fix the batch."""
 MOST_GPUS = {"ncf": 1}
@@ -31,7 +31,7 @@ MOST_GPUS = {"ncf": 1}
 PASSES_ALONE = 2
 """One GPU accumulates at least once beyond the base batch, since its authors measure the gradient's noise so."""
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
-"""What a resize of each took on real machines (Sia, SOSP 2023)."""
+"""Seconds of a resize on real machines (Sia, SOSP 2023)."""
 PARAMETERS = {"ncf": 32e6, "deepspeech2": 38e6, "cifar10": 11e6, "yolov3": 62e6, "bert": 110e6, "imagenet": 26e6}
 """Of the model of each, as published."""
 FALLING = {"deepspeech2"}
@@ -114,7 +114,7 @@ class MeasuredSpeed:
         return found[:, 0], found[:, 1]
 
     def enough(self) -> bool:
-        """Whether the measurements span nodes, GPUs and local batches, so that others lie between them."""
+        """Return whether the measurements span nodes, GPUs and local batches."""
         try:
             return self.inside is not None
         except (QhullError, ValueError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurm_ones.simulate.workloads.catalogue import Kind, ParametricSpeed, speed
 
 MARGIN = 1.05
-"""What a job reaches at its base batch, over its target."""
+"""A job's metric at its base batch, over its target."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kinds of jobs with a training strategy, and plain ones beside them, so that policies are compared on mixed work.
+"""Kinds of jobs with a training strategy, and plain ones, so that policies are compared on mixed work.
 
 Models, data and speeds are round figures of our own, for GPUs of 16 GB that do some 40 TFLOP/s; memory and bytes follow
 from the strategies' formulas (`training.strategies`). Nothing in them was measured.

@@ -1,4 +1,4 @@
-"""What is submitted, when: the workloads of published studies, and ours."""
+"""Submissions in order of time: the workloads of published studies, and ours."""
 
 from __future__ import annotations
 
