@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.slurm import command, fields, parse
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot, Task, fewest_switches
+from tests.slurm.sites import Site
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ["22.05", "26.05"]
@@ -38,30 +39,26 @@ def records(release: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_requeued_and_reshaped_job_as_captured(release: str) -> None:
-    """It asks for 3 nodes, though 22.05 goes on naming the 2 that it ran on."""
-    job = captured(release)["waits"]
-    assert (job.nodes, job.gpus_per_node, job.tasks, job.task_counts) == (3, 1, 3, False)
-    assert (job.state, job.held, job.admin_held, job.restart) == (JobState.PENDING, True, False, 1)
-    assert (job.user, job.uid, job.comment) == ("alice", 2001, "ones: gpus=1-16 batch=256")
-    assert (job.node_list, job.start_time, job.end_time, job.time_limit_s) == ((), 0.0, 0.0, 86400.0)
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_running_job_as_captured(release: str) -> None:
-    """Its nodes and GPUs are what it holds."""
-    job = captured(release)["runs"]
-    assert (job.running, job.nodes, job.gpus_per_node, job.gpus_total) == (True, 2, 3, 6)
-    assert job.node_list == ("n1", "n2")
-    assert job.start_time > 1e9
-    assert (job.batch, job.array, job.requeue, job.exit_code) == (True, False, True, 0)
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_failed_job_as_captured(release: str) -> None:
-    """22.05 writes a wait status (1792 for 7), 26.05 an object."""
-    job = captured(release)["fails"]
-    assert (job.state, job.ended, job.exit_code) == (JobState.FAILED, True, 7)
+@pytest.mark.parametrize(
+    ("name", "fields", "values"),
+    [
+        # It asks for 3 nodes, though 22.05 goes on naming the 2 that it ran on.
+        ("waits", "nodes gpus_per_node tasks task_counts", (3, 1, 3, False)),
+        ("waits", "state held admin_held restart", (JobState.PENDING, True, False, 1)),
+        ("waits", "user uid comment", ("alice", 2001, "ones: gpus=1-16 batch=256")),
+        ("waits", "node_list start_time end_time time_limit_s", ((), 0.0, 0.0, 86400.0)),
+        ("runs", "running nodes gpus_per_node gpus_total node_list", (True, 2, 3, 6, ("n1", "n2"))),
+        ("runs", "batch array requeue exit_code", (True, False, True, 0)),
+        ("runs", "start_time", (pytest.approx(1.8e9, abs=1e8),)),
+        # 22.05 writes a wait status (1792 for 7), 26.05 an object.
+        ("fails", "state ended exit_code", (JobState.FAILED, True, 7)),
+    ],
+)
+def test_jobs_as_captured(release: str, name: str, fields: str, values: tuple[Any, ...]) -> None:
+    """A job that was requeued and reshaped, one that runs, and one that failed; 22.05 shows no line of submission."""
+    job = captured(release)[name]
+    assert tuple(getattr(job, field) for field in fields.split()) == values
+    assert bool(job.submit_line) == (release != "22.05")
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -305,3 +302,39 @@ def test_a_shape_reads_back(nodes: int, gpus: int) -> None:
 def test_types_of_gpus(text: str | None, count: int, kind: str) -> None:
     """The types are told from counts, though one may begin with a digit; several are all told."""
     assert (fields.gpus(text), fields.gpu_kind(text)) == (count, kind)
+
+
+@pytest.mark.parametrize(
+    ("config", "hidden"),
+    [
+        ({"TaskPlugin": "task/cgroup,task/affinity", "ConstrainDevices": "yes"}, True),
+        ({"TaskPlugin": "task/cgroup", "ConstrainDevices": "no"}, False),
+        ({"taskplugin": "cgroup,affinity", "constraindevices": "YES"}, True),
+        # cgroup.conf may say so for nothing.
+        ({"TaskPlugin": "task/affinity", "ConstrainDevices": "yes"}, False),
+        ({"TaskPlugin": "(null)"}, False),
+        ({"TaskPlugin": "task/none"}, False),
+        ({"TaskPlugin": "task/cgroup"}, None),
+        ({"TaskPlugin": "task/cgroup", "ConstrainDevices": "?"}, None),
+        ({"ConstrainDevices": "yes"}, True),
+        ({}, None),
+    ],
+)
+def test_whether_gpus_of_others_are_hidden(config: dict[str, str], hidden: bool | None) -> None:
+    """What is not shown is not guessed."""
+    assert parse.hides_gpus(config) is hidden
+
+
+@pytest.mark.parametrize(
+    ("size", "allowed"), [("1001", True), ("2", True), ("1", False), ("0", False), ("", True), ("UNLIMITED", True)]
+)
+def test_whether_arrays_are_allowed(size: str, allowed: bool) -> None:
+    """A site bans them by MaxArraySize."""
+    assert parse.allows_arrays({"MaxArraySize": size} if size else {}) is allowed
+
+
+@pytest.mark.cluster
+def test_as_a_real_controller_shows_it(slurm: Site) -> None:
+    """26.05 writes (null) and 22.05 task/none where there is no task plugin."""
+    config = slurm.owner.config()
+    assert (parse.hides_gpus(config), parse.allows_arrays(config)) == (False, True)
