@@ -81,7 +81,7 @@ def tasks_of(text: Any) -> tuple[int, ...]:
     return tuple(sorted(found)[:MOST_TASKS])
 
 
-class Reader(NamedTuple):
+class Notation(NamedTuple):
     """How each source writes one type of value; `json` reads None as "not shown"."""
 
     text: Callable[[str], Any]
@@ -92,7 +92,7 @@ class Reader(NamedTuple):
 class Field(NamedTuple):
     """A field of Slurm, and its name in each source; "" if a source does not show it."""
 
-    reader: Reader
+    notation: Notation
     text: str = ""
     """Column of squeue's --Format."""
     json: str = ""
@@ -165,38 +165,38 @@ def _exact(submit_line: Any) -> bool:
     return any(option.startswith(("--ntasks", "-n")) for option in options[:-1])
 
 
-TEXT = Reader(_printed, text_of, text_of)
-TEXTS = Reader(texts, texts, texts)
-COUNT = Reader(_count, number, _whole)
-ID = Reader(_id, number, int)
-UID = Reader(_id, lambda value: number(value, -1), int)
-TIME = Reader(lambda text: float(_count(text)), lambda value: float(number(value)), lambda value: float(value or 0))
+TEXT = Notation(_printed, text_of, text_of)
+TEXTS = Notation(texts, texts, texts)
+COUNT = Notation(_count, number, _whole)
+ID = Notation(_id, number, int)
+UID = Notation(_id, lambda value: number(value, -1), int)
+TIME = Notation(lambda text: float(_count(text)), lambda value: float(number(value)), lambda value: float(value or 0))
 """Unix time in seconds, 0 for none."""
-TIME_LIMIT = Reader(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
-FLAG = Reader("1".__eq__, lambda value: value is True or number(value) != 0, bool)
-SET_FLAG = Reader("1".__eq__, lambda value: value is None or bool(value), bool)
+TIME_LIMIT = Notation(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
+FLAG = Notation("1".__eq__, lambda value: value is True or number(value) != 0, bool)
+SET_FLAG = Notation("1".__eq__, lambda value: value is None or bool(value), bool)
 """A flag that is set unless it is shown not to be."""
-NAMES = Reader(_names, _names, _names)
-HOSTS = Reader(hosts, hosts, hosts)
-TASKS = Reader(tasks_of, tasks_of, tasks_of)
-TASK = Reader(_count, lambda value: number(value, -1), _whole)
+NAMES = Notation(_names, _names, _names)
+HOSTS = Notation(hosts, hosts, hosts)
+TASKS = Notation(tasks_of, tasks_of, tasks_of)
+TASK = Notation(_count, lambda value: number(value, -1), _whole)
 """One task of an array. Of task 0 PySlurm has no number."""
-IS_TASK = Reader("N/A".__ne__, lambda value: number(value) != 0, bool)
-PRIORITY = Reader(
+IS_TASK = Notation("N/A".__ne__, lambda value: number(value) != 0, bool)
+PRIORITY = Notation(
     lambda text: 0 if text == "0" else _count(text) or None,
     lambda value: None if (priority := number(value, -1)) < 0 else priority,
     lambda value: value,
 )
 """None if it is not known; 0 for a job that is held."""
-GRES = Reader(text_of, text_of, text_of)
-ALLOCATED_GPUS = Reader(_allocated, lambda value: sum(map(gpus, texts(value))), _whole)
-EXACT_TASKS = Reader(bool, lambda value: "EXACT_TASK_COUNT_REQUESTED" in texts(value), _exact)
-STATUS = Reader(_printed_status, _status, lambda code: (_whole(code), 0))
+GRES = Notation(text_of, text_of, text_of)
+ALLOCATED_GPUS = Notation(_allocated, lambda value: sum(map(gpus, texts(value))), _whole)
+EXACT_TASKS = Notation(bool, lambda value: "EXACT_TASK_COUNT_REQUESTED" in texts(value), _exact)
+STATUS = Notation(_printed_status, _status, lambda code: (_whole(code), 0))
 
 
 def read(field: Field, source: str, values: list[Any]) -> list[Any]:
     """Values of one field of many records; of text and PySlurm equal ones are read once."""
-    reader = getattr(field.reader, source)
+    reader = getattr(field.notation, source)
     if source == "json":  # numbers are objects there, and 1 is not True
         return [reader(value) for value in values]
     known = {value: reader(value) for value in {*values}}

@@ -186,7 +186,7 @@ def rows(source: str, count: int, column: Callable[[str], list[Any]]) -> Iterato
     columns = []
     for field in FIELDS.values():
         name = getattr(field, source)
-        columns.append(read(field, source, column(name)) if name else [field.reader.json(None)] * count)
+        columns.append(read(field, source, column(name)) if name else [field.notation.json(None)] * count)
     return zip(*columns, strict=True)
 
 
