@@ -17,6 +17,8 @@ from xdist.workermanage import WorkerController
 
 from tests.cluster.paths import REPOSITORY
 
+BY_FIXTURE = "tests/slurm/contract/"
+"""A folder whose tests have the mark from a fixture's parameters."""
 SLURM_WORKERS = ("gw0", "gw1")
 MOST_COMPUTE = 3
 """Workers that go on once no file that needs a Slurm is left: more get into each other's way on two cores."""
@@ -29,15 +31,18 @@ def file_of(item: str) -> str:
 @cache
 def on_slurm(file: str) -> bool:
     """Tell by its text whether a file has tests that need a Slurm: who gives files out has seen no test."""
-    return "mark.cluster" in (REPOSITORY / file).read_text()
+    return file.startswith(BY_FIXTURE) or "mark.cluster" in (REPOSITORY / file).read_text()
 
 
 def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Files with a Slurm first, and of each kind those with slow tests before the others: short ones fill the end."""
+    """Files with a Slurm first, and of each kind those with slow tests before the others: short ones fill the end.
+    Raises `pytest.UsageError` if `on_slurm` does not know a file with tests that need a Slurm."""
     marked = {
         mark: Counter(file_of(item.nodeid) for item in items if item.get_closest_marker(mark))
         for mark in ("cluster", "slow")
     }
+    if unknown := [file for file in marked["cluster"] if not on_slurm(file)]:
+        raise pytest.UsageError(f"{unknown[0]} has a test that needs a Slurm: name it in {__file__}")
 
     def place(item: pytest.Item) -> tuple[bool, bool, int]:
         file = file_of(item.nodeid)

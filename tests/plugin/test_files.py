@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.plugin import PluginError, Site, build, compile_spank, write_own, write_site
+from slurm_ones.plugin import PluginError, PluginSite, build, compile_spank, write_own, write_site
 
-SITE = Site("/etc/slurm/slurm.conf", "all_partitions", "", "/etc/slurm/plugstack.conf")
+SITE = PluginSite("/etc/slurm/slurm.conf", "all_partitions", "", "/etc/slurm/plugstack.conf")
 VERSION = "#define SLURM_VERSION_NUMBER 0x{:02x}{:02x}03\n"
 
 
@@ -104,9 +104,9 @@ def test_folders_that_slurm_cannot_name(tmp_path: Path) -> None:
 def test_a_users_own_files_take_nothing_from_a_site(tmp_path: Path) -> None:
     """Where the site has a filter, a user's would replace it; and a foreign slurm.conf is not written over."""
     with pytest.raises(PluginError, match="this site has a filter of its own"):
-        write_own(tmp_path, None, Site("/etc/slurm/slurm.conf", "", "lua", ""))
+        write_own(tmp_path, None, PluginSite("/etc/slurm/slurm.conf", "", "lua", ""))
     with pytest.raises(PluginError, match="unset SLURM_CONF"):
-        write_own(tmp_path, None, Site(f"{tmp_path}/slurm.conf", "", "lua", ""))
+        write_own(tmp_path, None, PluginSite(f"{tmp_path}/slurm.conf", "", "lua", ""))
     (tmp_path / "slurm.conf").write_text("ClusterName=mine\n")
     with pytest.raises(PluginError, match=r"slurm.conf is there and is not ours"):
         write_own(tmp_path, None, SITE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.plugin import Site, trial
+from slurm_ones.plugin import PluginSite, trial
 
 SBATCH = """#!/bin/sh
 case "$*" in
@@ -52,6 +52,6 @@ def test_what_is_said(
     program.write_text(SBATCH.format(option=option, wrong=wrong, plain=plain))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = trial(Site("/etc/slurm/slurm.conf", plugins, "", "/etc/slurm/plugstack.conf"))
+    found = trial(PluginSite("/etc/slurm/slurm.conf", plugins, "", "/etc/slurm/plugstack.conf"))
     assert tuple(one.good for one in found) == good
     assert text in found[-1].text
