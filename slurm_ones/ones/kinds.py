@@ -10,7 +10,7 @@ that kind; if that is nothing, or not worth it, it stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -200,6 +200,31 @@ class Search(Protocol):
 
 
 @dataclass(frozen=True)
+class _Decision:
+    """What is to be decided on; `jobs` in order of submission."""
+
+    cluster: ClusterView
+    jobs: Sequence[JobView]
+    fixed: Mapping[int, Reason]
+    held: Mapping[int, tuple[str, ...]]
+    """Kinds of the GPUs that each job has, by job id."""
+    now: float
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class _Try:
+    """One attempt at who gets which kind."""
+
+    columns: Ints
+    """(J,)"""
+    kinds: Mapping[int, str]
+    """The kind on which each job is decided about, by job id."""
+    spread: Set[int]
+    """Those that keep GPUs of several kinds, or of none here: they take part in no search."""
+
+
+@dataclass(frozen=True)
 class _Wanted:
     """What the jobs that may change get as far as their kinds are concerned."""
 
@@ -240,54 +265,32 @@ class ByKind:
         """See `slurm_ones.schedule.policy.Policy`; `jobs` in order of submission, with the `most` GPUs that each has
         had, and when one last came or went."""
         self._most, self._since = most, since
-        fixed = fixed_jobs(cluster, jobs)
         held = {job.job_id: kinds_held(cluster, job) for job in jobs}
-        mobile = [job for job in jobs if job.job_id not in fixed]
-        wanted = self._wanted(cluster, mobile, [job for job in jobs if job.job_id in fixed], held, now, rng)
-        columns = wanted.columns.copy()
+        of = _Decision(cluster, jobs, fixed_jobs(cluster, jobs), held, now, rng)
+        wanted = self._wanted(of)
+        columns, current = wanted.columns.copy(), wanted.tables.tables.current
         for attempt in range(ROUNDS + 1):
-            kinds = self._kinds_of(cluster, wanted, columns)
-            kinds |= {job.job_id: (*held[job.job_id], *cluster.kinds)[0] for job in jobs if job.job_id in fixed}
-            # Those that keep GPUs of several kinds, or of none here, take part in no search.
-            spread = {
-                job.job_id
-                for j, job in enumerate(mobile)
-                if len(held[job.job_id]) > 1 and columns[j] == wanted.tables.tables.current[j]
-            }
-            spread |= {
-                job.job_id
-                for job in jobs
-                if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1
-            }
-            found = {
-                kind: self._within_kind(cluster, kind, jobs, kinds, held, spread, wanted, columns, now, rng)
-                for kind in cluster.kinds
-            }
-            back = self._back(cluster, wanted, columns, held, kinds, found)
+            tried = self._tried(of, wanted, columns)
+            found = {kind: self._within_kind(of, kind, wanted, tried) for kind in cluster.kinds}
+            back = self._back(of, wanted, tried, found)
             if not back:
                 break
             if attempt == ROUNDS - 1:
-                back = list(range(len(mobile)))
-            columns[back] = wanted.tables.tables.current[back]
-        return self._joined(cluster, jobs, fixed, wanted, held, kinds, spread, found)
+                back = list(range(len(wanted.jobs)))
+            columns[back] = current[back]
+        return self._joined(of, wanted, tried, found)
 
-    def _wanted(
-        self,
-        cluster: ClusterView,
-        jobs: Sequence[JobView],
-        fixed: Sequence[JobView],
-        held: Mapping[int, Sequence[str]],
-        now: float,
-        rng: np.random.Generator,
-    ) -> _Wanted:
+    def _wanted(self, of: _Decision) -> _Wanted:
         """The kind and the GPUs of each job at which all of them are worth most, places on nodes aside."""
-        found = []
+        cluster, found = of.cluster, []
+        jobs = [job for job in of.jobs if job.job_id not in of.fixed]
+        fixed = [job for job in of.jobs if job.job_id in of.fixed]
         for kind in cluster.kinds:
-            runs = [bool(held[job.job_id]) and slowest(job, held[job.job_id]) == kind for job in jobs]
+            runs = [bool(of.held[job.job_id]) and slowest(job, of.held[job.job_id]) == kind for job in jobs]
             views = [view_on(job, kind, runs=there) for job, there in zip(jobs, runs, strict=True)]
             # Nodes and deadlines are seen to within the kind.
             views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None, deadline=None) for view in views]
-            found.append(self._search.situation(cluster.of_kind(kind), views, [], now))
+            found.append(self._search.situation(cluster.of_kind(kind), views, [], of.now))
         # Of giving up GPUs alone the search within a kind knows what it costs.
         tables = side_by_side(
             [replace(job, shrink_s=None, deadline=None) for job in jobs], [at.tables for at, _ in found]
@@ -301,35 +304,28 @@ class ByKind:
         nodes = NodeRoom(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
         nodes.gpus = round(float(each @ there))
         at = replace(found[0][0], cluster=cluster, tables=replace(tables.tables, sizes=costs), nodes=nodes)
-        priced = self._search.priced(at, rng)
-        choices = self._search.choices(priced, may & self._in_time(cluster, jobs, tables, priced.speed, held, now))
+        priced = self._search.priced(at, of.rng)
+        choices = self._search.choices(priced, may & self._in_time(of, jobs, tables, priced.speed))
         columns, prices = assign(choices.worth, tables.tables.sizes, tables.kind, there, tables.tables.current)
         self._learn(cluster, prices)
         return _Wanted(jobs, tables, choices, columns, prices)
 
-    def _in_time(
-        self,
-        cluster: ClusterView,
-        jobs: Sequence[JobView],
-        tables: KindTables,
-        speed: Floats,
-        held: Mapping[int, Sequence[str]],
-        now: float,
-    ) -> Bools:
+    def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: KindTables, speed: Floats) -> Bools:
         """(J, U) columns that deadlines leave open: of a promised job those of the kind on which it was promised, or
         that it has; of one that waits and is not promised those of kinds on which it could end in time, if there are
         any; and what each job has."""
-        found = np.ones(speed.shape, dtype=np.bool_)
+        found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
-            if job.deadline is None or not job.deadline > now or (job.shape is not None and not job.promised):
+            if job.deadline is None or not job.deadline > of.now or (job.shape is not None and not job.promised):
                 continue
-            left_s = job.deadline - now - reserve_s(job.deadline - now, pause_s(job)) - pause_s(job)
+            due_s, held = job.deadline - of.now, of.held[job.job_id]
+            left_s = due_s - reserve_s(due_s, pause_s(job)) - pause_s(job)
             ends = speed[j] * left_s >= work_of(job, self._sure)
-            soon = {cluster.kinds[k] for k in set(tables.kind[1:][ends[1:]].tolist())}
-            promised_on = self._promised_on.get(job.job_id)
-            on = set(held[job.job_id]) if len(held[job.job_id]) == 1 else {promised_on} if promised_on else soon
-            if on and (job.promised or on == soon):
-                found[j] = np.isin(tables.kind, [-1, *(k for k, kind in enumerate(cluster.kinds) if kind in on)])
+            on = {kinds[k] for k in set(tables.kind[1:][ends[1:]].tolist())}
+            if job.promised and (len(held) == 1 or self._promised_on.get(job.job_id) in kinds):
+                on = {held[0] if len(held) == 1 else self._promised_on[job.job_id]}
+            if on:
+                found[j] = np.isin(tables.kind, [-1, *(k for k, kind in enumerate(kinds) if kind in on)])
                 found[j, tables.tables.current[j]] = True
         return found
 
@@ -346,125 +342,91 @@ class ByKind:
         for kind, new in zip(cluster.kinds, ratio.tolist(), strict=True):
             self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
 
-    def _kinds_of(self, cluster: ClusterView, wanted: _Wanted, columns: Ints) -> dict[int, str]:
-        """The kind on which each job is decided about: for one that waits, the one that it would gain most by."""
-        cost = np.where(wanted.tables.kind >= 0, wanted.prices[wanted.tables.kind], 0.0) * wanted.tables.tables.sizes
-        net = wanted.choices.worth - cost
+    def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
+        """Who is decided about on which kind: one that waits where it would gain most."""
+        kind, tables, kinds = wanted.tables.kind, wanted.tables.tables, of.cluster.kinds
+        net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
-        at = np.where(columns > 0, columns, best)
-        return {
-            job.job_id: cluster.kinds[max(int(wanted.tables.kind[u]), 0)]
-            for job, u in zip(wanted.jobs, at.tolist(), strict=True)
-        }
+        at = np.where(columns > 0, columns, best).tolist()
+        on = {job.job_id: kinds[max(int(kind[u]), 0)] for job, u in zip(wanted.jobs, at, strict=True)}
+        on |= {job_id: (*of.held[job_id], *kinds)[0] for job_id in of.fixed}
+        stays = np.flatnonzero(columns == tables.current).tolist()
+        spread = {wanted.jobs[j].job_id for j in stays if len(of.held[wanted.jobs[j].job_id]) > 1}
+        keep = [job.job_id for job in of.jobs if job.job_id in of.fixed and job.shape is not None]
+        return _Try(columns.copy(), on, spread | {job_id for job_id in keep if len(of.held[job_id]) != 1})
 
-    def _within_kind(
-        self,
-        cluster: ClusterView,
-        kind: str,
-        jobs: Sequence[JobView],
-        kinds: Mapping[int, str],
-        held: Mapping[int, Sequence[str]],
-        spread: set[int],
-        wanted: _Wanted,
-        columns: Ints,
-        now: float,
-        rng: np.random.Generator,
-    ) -> Schedule:
+    def _within_kind(self, of: _Decision, kind: str, wanted: _Wanted, tried: _Try) -> Schedule:
         """What the jobs of one kind get there. Those that come from another are shown as waiting."""
         row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
         mine = []
-        for job in jobs:
-            if job.job_id in spread or kinds[job.job_id] != kind:
+        for job in of.jobs:
+            if job.job_id in tried.spread or tried.kinds[job.job_id] != kind:
                 continue
             # One that runs on a kind that it does not accept stays as it is, if it does not leave.
-            view = view_on(job, kind, runs=tuple(held[job.job_id]) == (kind,))
+            view = view_on(job, kind, runs=tuple(of.held[job.job_id]) == (kind,))
             if job.shape is not None and view.shape is None:
-                gpus = int(wanted.tables.tables.sizes[columns[row[job.job_id]]])
+                gpus = int(wanted.tables.tables.sizes[tried.columns[row[job.job_id]]])
                 view = replace(view, requested=max(job.requested, gpus))
             mine.append(view)
-        part = part_of(cluster, kind, [job for job in jobs if job.job_id in spread])
+        part = part_of(of.cluster, kind, [job for job in of.jobs if job.job_id in tried.spread])
         if kind not in self._within:
             self._within[kind] = self._make()
         within = self._within[kind]
         within.take_over(mine, self._most, self._since)
-        return within.decide(part, mine, now, rng)
+        return within.decide(part, mine, of.now, of.rng)
 
-    def _back(
-        self,
-        cluster: ClusterView,
-        wanted: _Wanted,
-        columns: Ints,
-        held: Mapping[int, Sequence[str]],
-        kinds: Mapping[int, str],
-        found: Mapping[str, Schedule],
-    ) -> list[int]:
+    def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
         """The running jobs that would change their kind and get nothing there, or less than makes it worth it."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
-            kind, now = kinds[job.job_id], int(tables.tables.current[j])
-            if job.shape is None or columns[j] == now or tuple(held[job.job_id]) == (kind,):
+            kind, now = tried.kinds[job.job_id], int(tables.tables.current[j])
+            if job.shape is None or tried.columns[j] == now or tuple(of.held[job.job_id]) == (kind,):
                 continue
             got = found[kind].allocations.get(job.job_id)
             if got is None:
                 back.append(j)
                 continue
-            at = (tables.kind == cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
-            less = got.shape.gpus < tables.tables.sizes[columns[j]]
+            at = (tables.kind == of.cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
+            less = got.shape.gpus < tables.tables.sizes[tried.columns[j]]
             if less and float(np.where(at, worth[j], -np.inf).max()) <= worth[j, now]:
                 back.append(j)
         return back
 
-    def _joined(
-        self,
-        cluster: ClusterView,
-        jobs: Sequence[JobView],
-        fixed: Mapping[int, Reason],
-        wanted: _Wanted,
-        held: Mapping[int, Sequence[str]],
-        kinds: Mapping[int, str],
-        spread: set[int],
-        found: Mapping[str, Schedule],
-    ) -> Schedule:
+    def _joined(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> Schedule:
         allocations: dict[int, Allocation] = {}
         reasons: dict[int, Reason] = {}
         for kind, schedule in found.items():
             allocations |= {id_: replace(got, kind=kind) for id_, got in schedule.allocations.items()}
             reasons |= schedule.reasons
-        for job in jobs:
-            if job.job_id in spread and job.shape is not None:
+        for job in of.jobs:
+            if job.job_id in tried.spread and job.shape is not None:
                 allocations[job.job_id] = Allocation(job.shape, job.batch)
-                reasons[job.job_id] = fixed.get(job.job_id) or reason(
-                    "several_kinds", kinds=", ".join(held[job.job_id])
+                reasons[job.job_id] = of.fixed.get(job.job_id) or reason(
+                    "several_kinds", kinds=", ".join(of.held[job.job_id])
                 )
-        reasons |= self._changes(cluster, wanted, held, kinds, allocations, spread)
-        allocations = {job.job_id: allocations[job.job_id] for job in jobs if job.job_id in allocations}
-        reasons = {job.job_id: reasons[job.job_id] for job in jobs}
+        reasons |= self._changes(of, wanted, tried, allocations)
+        allocations = {job.job_id: allocations[job.job_id] for job in of.jobs if job.job_id in allocations}
+        reasons = {job.job_id: reasons[job.job_id] for job in of.jobs}
         parked = frozenset().union(*(schedule.parked for schedule in found.values()))
         score = sum(schedule.score for schedule in found.values())
         promises = {id_: one for schedule in found.values() for id_, one in schedule.promises.items()}
-        given = {job.job_id for job in jobs if job.promised} | {id_ for id_, one in promises.items() if one.given}
-        self._promised_on = {id_: kinds[id_] for id_ in given if id_ not in spread}
-        return Schedule(allocations, reasons, score, parked, self._weighed(cluster, wanted), promises=promises)
+        given = {job.job_id for job in of.jobs if job.promised} | {id_ for id_, one in promises.items() if one.given}
+        self._promised_on = {id_: tried.kinds[id_] for id_ in given if id_ not in tried.spread}
+        return Schedule(allocations, reasons, score, parked, self._weighed(of.cluster, wanted), promises=promises)
 
     def _changes(
-        self,
-        cluster: ClusterView,
-        wanted: _Wanted,
-        held: Mapping[int, Sequence[str]],
-        kinds: Mapping[int, str],
-        allocations: Mapping[int, Allocation],
-        spread: set[int],
+        self, of: _Decision, wanted: _Wanted, tried: _Try, allocations: Mapping[int, Allocation]
     ) -> dict[int, Reason]:
         """Why those who change their kind do."""
         tables, found = wanted.tables, {}
         for j, job in enumerate(wanted.jobs):
-            kind, got = kinds[job.job_id], allocations.get(job.job_id)
-            if job.shape is None or got is None or job.job_id in spread or tuple(held[job.job_id]) == (kind,):
+            kind, got = tried.kinds[job.job_id], allocations.get(job.job_id)
+            if job.shape is None or got is None or job.job_id in tried.spread or tuple(of.held[job.job_id]) == (kind,):
                 continue
-            at = (tables.kind == cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
+            at = (tables.kind == of.cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
             speed = float(np.where(at, tables.tables.goodput[j], 0.0).max())
             factor = speed / max(float(tables.tables.goodput[j, tables.tables.current[j]]), 1e-300)
-            before = ", ".join(held[job.job_id])
+            before = ", ".join(of.held[job.job_id])
             faster = reason("faster_kind", kind=kind, before=before, factor=factor)
             found[job.job_id] = faster if factor > 1 else reason("leaves_kind", kind=kind, before=before, factor=factor)
         return found
