@@ -54,7 +54,8 @@ def test_blocks_join_and_the_others_are_held_first(make: Make) -> None:
     assert world.states == THERE
     calls = [event.split()[1] for event in world.events if event.startswith("before") and "journal" not in event]
     assert calls == ["hold_waiting", "throttle", "reshape", "order", "signal", "release", "release"]
-    assert resize.pause_s is not None and 0 < resize.pause_s < 2
+    hot, app = world.training.hot, world.training.application
+    assert hot is not None and resize.pause_s == pytest.approx(hot.grow_s(app)), "as long as its state takes"
     assert world.order.blocks == (0, 1, 2) and world.order.batch == 32
     assert world.training.gpus == 4
 
