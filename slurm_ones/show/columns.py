@@ -94,7 +94,13 @@ class ShownColumn(Generic[T]):
     def text(self, one: T) -> str:
         """The value as people read it, – if there is none. Printable, and no markup of any kind."""
         value = self.own(one) if self.own is not None else self.value(one)
-        return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 500)
+        return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 400)
+
+    @property
+    def cell(self) -> str:
+        """The tag with which a cell of it begins on a page."""
+        kind = ' class="long"' if self.width >= 20 else "" if self.left else ' class="n"'
+        return f"<td{kind}>"
 
     def sort_key(self, one: T) -> Any:
         """What the table is sorted by."""
