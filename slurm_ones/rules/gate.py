@@ -219,8 +219,17 @@ class Round:
         """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole."""
         return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
 
+    @cached_property
+    def _built(self) -> dict[str, PartitionRules]:
+        return {}
+
     def partition(self, name: str) -> PartitionRules:
-        """The rules of one partition."""
+        """The rules of one partition, built once: what a policy is shown and what may begin are read from the same."""
+        if name not in self._built:
+            self._built[name] = self._build_rules(name)
+        return self._built[name]
+
+    def _build_rules(self, name: str) -> PartitionRules:
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}

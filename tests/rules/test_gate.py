@@ -60,6 +60,14 @@ def test_view_and_plan_agree(
     assert made.outcomes[1] == (view.fixed or made.outcomes[1]) and len(made.begin) == (code is None)
 
 
+def test_rules_are_built_once_until_something_begins() -> None:
+    round_ = round_of(seen(running(1, Shape(1, 1), "n1")))
+    built = round_.partition("gpu")
+    assert round_.partition("gpu") is built and round_.begun({}).partition("gpu") is built
+    after = round_.begun({1: Shape(2, 4)}).partition("gpu")
+    assert after.jobs[1].target == Shape(2, 4) and built.jobs[1].target is None
+
+
 def test_what_is_begun_counts_at_once() -> None:
     """Partitions are planned one after the other: what the first begins counts for the caps and the turns of the
     next."""
