@@ -34,7 +34,7 @@ from tests.db.make import (
     throughput,
 )
 
-TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str}
+TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str, "day": str}
 DAY = 86_400.0
 
 
