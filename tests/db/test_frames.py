@@ -40,7 +40,14 @@ def test_types_do_not_hang_on_the_rows(store: Store, url: str, name: str, full: 
     with ones_db.connect(url) as ones:
         frame = getattr(ones, name)()
     assert (len(frame) > 0) is full
-    types = {"int": "Int64", "float": "float64", "text": "string", "bool": "boolean", "time": "datetime64[us, UTC]"}
+    types = {
+        "int": "Int64",
+        "float": "float64",
+        "text": "string",
+        "day": "string",
+        "bool": "boolean",
+        "time": "datetime64[us, UTC]",
+    }
     expected = {column.name: types[column.kind] for column in VIEWS[name].columns if column.kind != "said"}
     assert {column: str(kind) for column, kind in frame.dtypes.items()} == expected
 
