@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ones_db.retention import Work
+from ones_db.retention import RollUpWork
 from ones_db.store import Store
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
@@ -68,7 +68,7 @@ def maintain(
     read = removed = 0
     # What is old enough for hours need not become minutes first.
     for what, age, stretch in (("hours", ages.hours_s, HOUR_S), ("minutes", ages.minutes_s, MINUTE_S)):
-        works = deque(Work(run) for run in store.rollups_due(now - age, stretch) if not (dry and run in runs))
+        works = deque(RollUpWork(run) for run in store.rollups_due(now - age, stretch) if not (dry and run in runs))
         runs |= {work.run for work in works}
         of = len(works)
         while works:

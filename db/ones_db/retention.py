@@ -73,7 +73,7 @@ Changes = list[tuple[int, tuple[int, ...]]]
 
 
 @dataclass
-class Work:
+class RollUpWork:
     """A run whose samples are being rolled up."""
 
     run: int
@@ -87,7 +87,9 @@ class Work:
     done: bool = False
 
 
-def roll_up(connection: Connection, works: deque[Work], before: float, stretch_s: float, *, dry: bool) -> RolledUp:
+def roll_up(
+    connection: Connection, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool
+) -> RolledUp:
     """Put samples of the first of these runs together, as many as one transaction may hold the lock for.
 
     Runs that are done leave the queue. Those whose job has come back to life stay as they are. `dry` changes nothing
@@ -102,7 +104,7 @@ def roll_up(connection: Connection, works: deque[Work], before: float, stretch_s
     return RolledUp(read, removed)
 
 
-def _some(connection: Connection, work: Work, before: float, stretch_s: float, *, dry: bool) -> tuple[int, int]:
+def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: float, *, dry: bool) -> tuple[int, int]:
     """Samples of one run that were looked at, and that others stand for now."""
     last = select(RUNS.c.report_number).join(JOBS, JOBS.c.id == RUNS.c.job_id)
     number = connection.scalar(last.where(RUNS.c.id == work.run, JOBS.c.end_time < before))

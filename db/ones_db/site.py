@@ -220,7 +220,9 @@ class SiteStore:
         with self._read() as connection:
             return retention.due(connection, self._cluster, before, stretch_s)
 
-    def roll_up(self, works: deque[retention.Work], before: float, stretch_s: float, *, dry: bool = False) -> RolledUp:
+    def roll_up(
+        self, works: deque[retention.RollUpWork], before: float, stretch_s: float, *, dry: bool = False
+    ) -> RolledUp:
         """Put the next samples of these runs together, as many as one short transaction can; those done leave the
         queue. `dry` counts alone."""
         with self._read() if dry else self._write() as connection:

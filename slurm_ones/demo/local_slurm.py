@@ -26,7 +26,7 @@ from slurm_ones.demo.jobs import (
     LocalJob,
     simulated_workload,
 )
-from slurm_ones.demo.processes import BlockProgram, Processes, cancelled, clean_environment, make_shims
+from slurm_ones.demo.processes import ProcessProgram, Processes, cancelled, clean_environment, make_shims
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
@@ -63,7 +63,7 @@ class Submitted:
 
     job: LocalJob
     job_id: int
-    programs: list[BlockProgram]
+    programs: list[ProcessProgram]
 
 
 class LocalSlurm:
@@ -132,7 +132,7 @@ class LocalSlurm:
             user=getpass.getuser(),
             uid=os.geteuid(),
         )
-        programs: list[BlockProgram] = []
+        programs: list[ProcessProgram] = []
         seed = len(self.submitted)
 
         def command(ranks: int) -> list[str]:
@@ -143,7 +143,7 @@ class LocalSlurm:
             assert isinstance(key, Task)
             folder = self._folder / f"ones-{key.array}"
             env = {**self._env, "ONES_TRACE": str(folder / "trace-{restart}-{rank}.jsonl")}
-            programs.append(BlockProgram(key, command, env, self._folder, self._processes))
+            programs.append(ProcessProgram(key, command, env, self._folder, self._processes))
             return programs[-1]
 
         self.submitted.append(Submitted(job, self.world.cluster.submit(request, program), programs))

@@ -132,7 +132,7 @@ def cancelled(folder: Path) -> list[int]:
 
 
 @dataclass
-class BlockProgram:
+class ProcessProgram:
     """One task of a job of blocks whose starts are an `ones-run` here: `simulated_job.Program`."""
 
     task: Task

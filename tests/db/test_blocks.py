@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ones_db import AccountingJob, BlockRecord, ReportLine, ResizeRecord, Store, ThroughputPoint, UnknownRecord
-from ones_db.retention import Work
+from ones_db.retention import RollUpWork
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Batch, Membership
 from tests.db.make import SPEC, epoch, hello, job, line, report, run, throughput
@@ -203,7 +203,7 @@ def test_samples_of_several_sizes_are_not_put_together(
             return sorted(tuple(row) for row in connection.exec_driver_sql(query))
 
     before, learnt = sizes(), store.histories([7])[7].throughput
-    works = deque(Work(run) for run in store.rollups_due(4000.0, 1000.0))
+    works = deque(RollUpWork(run) for run in store.rollups_due(4000.0, 1000.0))
     removed = 0
     while works:
         removed += store.roll_up(works, 4000.0, 1000.0).removed

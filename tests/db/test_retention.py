@@ -191,7 +191,7 @@ def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
     train(store, 1, 1)
     (first, *_), before = store.rollups_due(NOW, 60.0), samples(store)
     store.record_jobs([job(1, restart=2, state="PENDING")])
-    assert store.roll_up(deque([retention.Work(first)]), NOW, 60.0) == (0, 0)
+    assert store.roll_up(deque([retention.RollUpWork(first)]), NOW, 60.0) == (0, 0)
     assert samples(store) == before
 
 

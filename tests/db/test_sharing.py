@@ -22,10 +22,11 @@ pytestmark = pytest.mark.slow
 WRITER = """
 import sys
 from ones_db import ReportLine, ResizeRecord, RunReports, Store
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Throughput
 
 store = Store.open(sys.argv[1], "gres")
-number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0)).id
+number = store.begin_resize(ResizeRecord(1, 0, Shape(1, 1), 64, Shape(1, 4), 256, "ordered", 0.0)).id
 for n in range(2, 10**9):
     samples = [ReportLine(10 * n + k, 1.0, Throughput(0, n, 0, 64, 1.0, 64, 1.0)) for k in range(10)]
     store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, lines=samples)])

@@ -221,7 +221,7 @@ def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
     with harness.store(settings) as store:
         (resize,) = store.resizes(job_id)
         assert (resize.state, resize.old_shape.gpus_per_node, resize.new_shape.gpus_per_node) == (State.DONE, 4, 4)
-        assert [(run.nodes, run.gpus_per_node) for run in store.runs(job_id)] == [(1, 4), (3, 4)]
+        assert [str(run.shape) for run in store.runs(job_id)] == ["1x4", "3x4"]
 
 
 def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:

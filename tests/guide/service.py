@@ -166,7 +166,7 @@ class ObservedService(Operators):
                     if why := between(job):
                         return why
                     run = {run.restart: run for run in store.runs(job_id)}.get(job.restart)
-                    if job.running and (run is None or run.nodes != job.nodes):
+                    if job.running and (run is None or run.shape.nodes != job.nodes):
                         return f"job {job_id} runs, and the database does not know"
         except (StoreError, ClusterError, subprocess.TimeoutExpired) as error:
             return str(error)

@@ -117,7 +117,7 @@ def test_requeued_runs_are_one_job() -> None:
         (1, 2100, 2200, "NODE_FAIL"),
         (2, 2300, 2400, "COMPLETED"),
     ]
-    assert (job.runs[0].nodes, job.runs[0].gpus_per_node, job.runs[0].node_list) == (2, 4, ("n1", "n2"))
+    assert (str(job.runs[0].shape), job.runs[0].node_list) == ("2x4", ("n1", "n2"))
 
 
 def test_a_job_id_that_is_used_again() -> None:
@@ -230,12 +230,12 @@ def test_the_tasks_of_an_array_of_blocks_are_one_job() -> None:
             "COMPLETED",
         )
         assert (str(found.job.requested_shape), found.job.restart) == ("1x1", 4)
-        assert [(r.restart, r.start_time, r.end_time, r.nodes, r.gpus_per_node) for r in found.runs] == [
-            (0, 1000.0, 1020.0, 1, 1),
-            (1, 1020.0, 1050.0, 2, 3),
-            (2, 1050.0, 1070.0, 1, 1),
-            (3, 1070.0, 1090.0, 2, 3),
-            (4, 1090.0, 1100.0, 1, 1),
+        assert [(r.restart, r.start_time, r.end_time, str(r.shape)) for r in found.runs] == [
+            (0, 1000.0, 1020.0, "1x1"),
+            (1, 1020.0, 1050.0, "2x3"),
+            (2, 1050.0, 1070.0, "1x1"),
+            (3, 1070.0, 1090.0, "2x3"),
+            (4, 1090.0, 1100.0, "1x1"),
         ]
         assert found.runs[3].node_list == ("n1", "n4")
 
@@ -304,7 +304,7 @@ def test_any_fields(odd: list[str], where: set[int]) -> None:
         assert 0 <= number < 2**63
     assert row.end is None or row.end >= row.submit
     for job in PastJobs().take([row], until=1e18):
-        assert all(run.gpus_per_node >= 0 and len(run.node_list) in (0, run.nodes) for run in job.runs)
+        assert all(run.shape.gpus_per_node >= 0 and len(run.node_list) in (0, run.shape.nodes) for run in job.runs)
 
 
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, fields: Sequence[str] = FIELDS) -> None:
