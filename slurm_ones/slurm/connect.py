@@ -61,7 +61,9 @@ def _class_of(name: str) -> Callable[..., SlurmClient]:
         found: Callable[..., SlurmClient] = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"client {name!r} cannot be imported: {error}") from None
-    lacking = [method for method in vars(SlurmClient) if not method.startswith("_") and not hasattr(found, method)]
+    # A client that passes calls on, as one of another process does, answers to any name.
+    needed = () if hasattr(found, "__getattr__") else vars(SlurmClient)
+    lacking = [method for method in needed if not method.startswith("_") and not hasattr(found, method)]
     if not isinstance(found, type) or lacking:
         why = f"it lacks {', '.join(lacking)}" if isinstance(found, type) else "it is no class"
         raise ConfigError(f"client {name!r} is no Slurm client (slurm_ones.slurm.client.SlurmClient): {why}")

@@ -21,6 +21,21 @@ class Mine(CommandClient):
         self.timeout_s, self.keepalive = timeout_s, keepalive
 
 
+class Remote:
+    """A client that passes all calls on."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        return lambda: name
+
+
+def test_a_client_that_passes_calls_on() -> None:
+    """Its class has none of the methods."""
+    assert connect(Settings(client=f"{__name__}:Remote")).config() == "config"  # type: ignore[comparison-overlap]
+
+
 def test_a_client_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """`client = "package.module:Class"`; it needs no scontrol on the PATH."""
     monkeypatch.setenv("PATH", "")
