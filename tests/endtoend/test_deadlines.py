@@ -34,8 +34,8 @@ def test_a_deadline_is_promised_and_served_or_refused(harness: Harness) -> None:
         harness.trains(due, restart=1)
     told = harness.why(settings, due)
     (given,), (refused,) = told["deadline"], harness.why(settings, late)["deadline"]
-    assert given["given"] and given["reason"]["code"] == "deadline_promised"
-    assert not refused["given"] and refused["reason"]["code"] == "deadline_too_soon"
+    assert given["given"] and given["reason_code"] == "deadline_promised"
+    assert not refused["given"] and refused["reason_code"] == "deadline_too_soon"
     acted = [one for one in told["decisions"] if one["acted"]]
     assert [(one["reason_code"], one["reason_arguments"]["gpus"]) for one in acted] == [("deadline_needs", gpus(grown))]
     assert gpus(harness.job(rival)) == 8 and harness.job(late).running
