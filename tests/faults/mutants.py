@@ -100,7 +100,7 @@ def released_unordered() -> Iterator[None]:
     opening = blocks.BLOCK_HANDLERS[State.OPENING]
 
     def hasty(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-        held = [task for task, _, _ in resize.added if array.tasks[task].pending and array.tasks[task].held]
+        held = [task for task, _ in resize.added if array.tasks[task].pending and array.tasks[task].held]
         for task in held:
             machine.client.release(array.key(task), start_now=False)
         return resize if held else opening(machine, resize, array)
