@@ -26,7 +26,7 @@ from slurm_ones.demo.jobs import (
     LocalJob,
     simulated_workload,
 )
-from slurm_ones.demo.processes import ProcessProgram, Processes, cancelled, clean_environment, make_shims
+from slurm_ones.demo.processes import Processes, ProcessProgram, cancelled, clean_environment, make_shims
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
