@@ -699,7 +699,8 @@ def tags(html: str) -> list[object]:
 def _pages(text: str) -> Iterable[str]:
     from slurm_ones.show.page import environment
 
-    row = {"title": text, "cells": [(text, text)], "recorded": text}
+    # A mean without an interval has one tag less: that is the template's.
+    row = {"title": text, "cells": [(text, text or "–")], "recorded": text}
     elasticity = {
         "said": [text], "seeds": [text], "by_seed": [[text, text]], "assigned": [[text, text]], "more": 1,
         "listed": [[text, text, text, text]], "assumptions": [text], "left_out": [(text, 1)], "doubts": [text],
