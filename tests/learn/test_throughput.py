@@ -432,7 +432,8 @@ def test_nonsense_costs_that_figure_alone() -> None:
 
 
 anything = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1e-9, 1e11)
-lines = st.builds(ThroughputPoint, st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 2**40), anything, anything)
+shapes = st.builds(Shape, st.integers(-1, 40), st.integers(-1, 8))
+lines = st.builds(ThroughputPoint, shapes, st.integers(-1, 2**40), anything, anything)
 
 
 @given(st.lists(lines, max_size=25))
