@@ -156,8 +156,9 @@ def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
     for line in _deadline(store, job):
         yield f"Its {safe(line, 500)}."
     for slow in _slow_nodes(store, job)[:1]:
-        figures = {"percent": 100 * slow.factor, "runs": slow.runs, "owners": slow.owners}
-        yield f"Where it is: {safe(str(reason('on_slow_node', node=slow.name, **figures)), 500)}."
+        percent = 100 * slow.factor
+        said = reason("on_slow_node", node=slow.name, percent=percent, runs=slow.runs, owners=slow.owners)
+        yield f"Where it is: {safe(str(said), 500)}."
     for trouble in troubles(summary):
         yield f"[bold red]Look at it[/]: {trouble}."
     for line in _of_blocks(store, job, running=summary.running):
