@@ -21,7 +21,7 @@ def size_of(job: JobSummary) -> int:
     return job.shape.gpus if job.shape else 0
 
 
-class Progress:
+class DemoProgress:
     """Looks into the job database, and says what is new there."""
 
     def __init__(self, say: Callable[[float, str], None], began: float) -> None:

@@ -20,7 +20,7 @@ from ones_db import Store, migrate
 from slurm_ones.demo.jobs import CLUSTER, LocalJob, write_settings
 from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
 from slurm_ones.demo.processes import Processes, clean_environment
-from slurm_ones.demo.progress import Progress
+from slurm_ones.demo.progress import DemoProgress
 from slurm_ones.demo.remote import Served
 from slurm_ones.slurm.client import Refused
 
@@ -119,7 +119,7 @@ class Demo:
             self.processes.close()
             raise
         self._page: subprocess.Popen[bytes] | None = None
-        self.progress = Progress(say, self.slurm.world.began)
+        self.progress = DemoProgress(say, self.slurm.world.began)
 
     def __enter__(self) -> Demo:
         return self
