@@ -54,7 +54,7 @@ with_types = log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & mypy=$$!; \
 	trap 'rm -f $$log' EXIT; trap 'kill $$mypy; exit 130' INT TERM; $(1); tests=$$?; \
 	wait $$mypy; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 
-# What to run before each commit: lint, and every test that needs no Slurm and is not slow. Under 2.5 minutes on two quiet cores.
+# What to run before each commit: lint, and every test that needs no Slurm and is not slow.
 CHECK_WORKERS ?= 2
 check: style
 	@$(call with_types,$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile \

@@ -305,7 +305,7 @@ class KindWork:
 
 
 def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> KindWork:
-    """The work of a workload, trainings cut into so many parts."""
+    """The work of a workload, trainings cut into N parts."""
     curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions
