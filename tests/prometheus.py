@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Prometheus:
         self._log.close()
 
     def ask(self, what: str, **values: str) -> Any:
-        """The data of an answer of its API; raises AssertionError where it refuses."""
+        """The data of an answer of its API; raises AssertionError where it refuses, OSError while it starts."""
         return self._asking.submit(self._ask, what, values).result()
 
     def _ask(self, what: str, values: Mapping[str, str]) -> Any:
@@ -132,6 +133,8 @@ class Prometheus:
             with urllib.request.urlopen(f"{self.url}{what}?{query}", timeout=60) as answer:
                 found = json.loads(answer.read())
         except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it listens before its storage is open
+                raise
             raise AssertionError(f"{values}: {error.read().decode()}") from None
         assert found["status"] == "success", found
         return found["data"]
