@@ -28,8 +28,8 @@ from benchmarks.progress_calibration import Calibration
 from slurm_ones.learn.progress import ENOUGH, LEVELS
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
-from slurm_ones.schedule.tables import build_tables
+from slurm_ones.policy.contract import ClusterView, JobView, Policy, Schedule
+from slurm_ones.policy.tables import build_tables
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World

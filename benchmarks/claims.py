@@ -31,7 +31,7 @@ from ones_wrapper.protocol import Spec
 from slurm_ones.learn import histories, learner, progress, throughput
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import JobView
+from slurm_ones.policy.contract import JobView
 from slurm_ones.testing.rounds import cluster, job
 
 DATASET = 1000

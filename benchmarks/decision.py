@@ -31,8 +31,8 @@ from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
 from slurm_ones.learn.step_time import CAUTIOUS, StepLayout, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.policies import POLICIES, make_policy
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
-from slurm_ones.schedule.shapes import shape_of, valid_counts
+from slurm_ones.policy.contract import ClusterView, JobView, Limits, Policy, Progress, Schedule
+from slurm_ones.policy.shapes import shape_of, valid_counts
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.generate import generate

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ones_db import ResizeRecord
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, decode_report
-from slurm_ones.schedule.policy import Allocation
+from slurm_ones.policy.contract import Allocation
 from tests.cluster import Cluster, paths
 from tests.conftest import quick
 from tests.endtoend.harness import Harness

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from slurm_ones.learn.progress import LEVELS, BetaProgress, FinishedJob
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 
 
 @dataclass(frozen=True)

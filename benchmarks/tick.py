@@ -179,8 +179,8 @@ class Parts:
 def watched() -> Parts:
     """The parts of a tick."""
     from slurm_ones.act.actor import Actor
+    from slurm_ones.jobs.observer import Observer
     from slurm_ones.learn.learner import Learner
-    from slurm_ones.observe.observer import Observer
     from slurm_ones.ones.ones import Ones
 
     parts = Parts()

@@ -21,8 +21,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.rivals.drl import ASKED_LEFT, CONTEXT, FEATURES, SHAPES, SIZE, Drl, Game, GrowthSteps, Perceptron
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.workloads.generate import generate
@@ -82,7 +82,7 @@ class Sampling:
         self._models: dict[int, Remembered] = {}
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         at = round(now / self.interval_s)
         if self.rounds and at >= self.rounds[0].at + self.most:
             raise Enough
@@ -189,7 +189,7 @@ class Remembered:
         self._known: dict[bytes, Floats] = {}
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `slurm_ones.schedule.policy.ThroughputModel`."""
+        """See `slurm_ones.policy.contract.ThroughputModel`."""
         key = nodes.tobytes() + gpus.tobytes() + batches.tobytes()
         if key not in self._known:
             self._known[key] = self._model.throughput(nodes, gpus, batches)
@@ -206,7 +206,7 @@ class EqualShare:
     name = "equal-share"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         game = Game(cluster, jobs, now)
         taken, free = np.zeros(len(game.mobile), dtype=np.int64), game.gpus
         for size in np.unique(game.steps.sizes[game.steps.sizes > 0]):

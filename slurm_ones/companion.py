@@ -22,16 +22,16 @@ from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
+from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
+from slurm_ones.jobs.report_reader import read_spec
 from slurm_ones.learn.learner import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
-from slurm_ones.observe.eligibility import Observation
-from slurm_ones.observe.observer import DrainReports, Observer, StopFile
-from slurm_ones.observe.report_reader import read_spec
 from slurm_ones.policies import make_policy
+from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
-from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
 from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches
 from slurm_ones.slurm.parse import hides_gpus

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_ones import rivals
 from slurm_ones.ones import Ones
-from slurm_ones.schedule.policy import Policy
+from slurm_ones.policy.contract import Policy
 
 GROUP = "slurm_ones.policies"
 """The group of entry points in which other distributions name their policies: `name = package.module:Class`."""

@@ -16,7 +16,7 @@ from typing import Any
 Argument = str | int | float
 
 SENTENCES: dict[str, str] = {
-    # Slurm and the job: who is never resized (observe/)
+    # Slurm and the job: who is never resized (jobs/)
     "other_user": "it belongs to {user}, and this companion looks after its own user's jobs alone",
     "job_array": "heterogeneous jobs, and arrays whose tasks Slurm does not tell, are not resized: submit it as a job "
     "of its own",

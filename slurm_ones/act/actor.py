@@ -18,13 +18,13 @@ from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Observation
+from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.policy.contract import JobView, Schedule
+from slurm_ones.policy.gain import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import PlannedChange, ResizePlan, plan
-from slurm_ones.schedule.gain import expected_gain
-from slurm_ones.schedule.policy import JobView, Schedule
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Task
 

@@ -17,7 +17,7 @@ from ones_db.reasons import reason
 from ones_wrapper.protocol import FUSION, MAX_SPEC, FusedMember, Fusion, Order, ProtocolError, decode_fusion
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.rules.sweeps import MOST, candidates, carries, members, parked
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job

@@ -16,7 +16,7 @@ from slurm_ones.act.arrays import is_alive, look_at
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import State
-from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState

@@ -34,7 +34,7 @@ from scipy.optimize import minimize
 from slurm_ones.bound.curves import KindWork, Work, pools_of, work_of
 from slurm_ones.bound.dual import Dual, improved
 from slurm_ones.bound.fluid import fluid_mean_jct_s
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.study.bounds import Bound
 from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.workload import Workload

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Bools, Floats, Ints
+from slurm_ones.policy.contract import Bools, Floats, Ints
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.gpu_kinds import POWER, on_kind
 from slurm_ones.simulate.workloads.workload import Workload

@@ -40,7 +40,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from slurm_ones.bound.curves import Curve, Work, hull
-from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.policy.contract import Floats, Ints
 
 
 class Way(NamedTuple):

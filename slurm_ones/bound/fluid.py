@@ -19,7 +19,7 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 from slurm_ones.bound.curves import KindCurve, KindWork, hull
 from slurm_ones.ones.worth import worth_of_progress
-from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.policy.contract import Floats, Ints
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 """GPUs that are weighed, those of larger jobs besides, and each job's two smallest sizes: a rigid one has no more."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from slurm_ones.observe.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
+from slurm_ones.jobs.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 from slurm_ones.slurm.fields import tasks_of
 
 LONG = {

@@ -24,9 +24,9 @@ from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from slurm_ones.act.orders import OrderError, last_number, write_order
 from slurm_ones.cli.common import JsonOption, command, console, job_number, print_json
-from slurm_ones.observe.blocks import arrays, block_job
-from slurm_ones.observe.optin import MAX_GPUS, BadComment, parse_comment, with_size
-from slurm_ones.observe.report_reader import read_reports
+from slurm_ones.jobs.blocks import arrays, block_job
+from slurm_ones.jobs.optin import MAX_GPUS, BadComment, parse_comment, with_size
+from slurm_ones.jobs.report_reader import read_reports
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError
 from slurm_ones.slurm.command import CommandClient

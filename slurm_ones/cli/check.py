@@ -14,7 +14,7 @@ from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from slurm_ones.cli.batch_script import ScriptFinding, Verdict, Weight, comment_findings, examine
 from slurm_ones.cli.common import JsonOption, command, console, print_json
-from slurm_ones.observe.optin import ANY, OptIn
+from slurm_ones.jobs.optin import ANY, OptIn
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import counts, described, plain
 

@@ -26,8 +26,8 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.times import UNITS, moment
 from slurm_ones.config import ConfigError, Settings
+from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.learn.workload import PastWorkload, workload
-from slurm_ones.observe.past_jobs import PastJobs
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
 from slurm_ones.text import plain, seconds

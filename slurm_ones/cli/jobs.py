@@ -32,7 +32,7 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import Settings
-from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.show.columns import JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, counted, read_live
 from slurm_ones.show.table import BY_WORD, JobOrder, as_json, lines, measured, notes

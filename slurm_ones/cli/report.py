@@ -25,7 +25,7 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.cli.times import HELP, moment
-from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.show.advice import Allowed, advice
 from slurm_ones.show.usage import Usage, of_job, of_jobs, usage, write_usage
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slurm_ones.cli.batch_script import PLACEHOLDER
 from slurm_ones.cli.sites import SiteRecord
-from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate import BadInput
 
 BLOCKS = 8

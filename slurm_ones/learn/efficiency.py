@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.policy.contract import Floats, Ints
 
 LEAST, MOST = 1e-2, 1e4
 """Bounds of the noise scale, in base batches."""

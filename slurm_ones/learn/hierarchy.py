@@ -39,7 +39,7 @@ import numpy as np
 
 from slurm_ones.learn.step_time import FIGURES, HIGHEST, LOWEST, NOISE, Fit, Points, Prior, Sizes, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput
-from slurm_ones.schedule.policy import Bools, Floats, Ints
+from slurm_ones.policy.contract import Bools, Floats, Ints
 
 LEVELS = 4
 """Site, family, spec and owner: nodes that have children."""

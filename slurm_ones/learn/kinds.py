@@ -40,7 +40,7 @@ from slurm_ones.learn.step_time import (
     log_step_and_slopes,
 )
 from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs, moved, points_of
-from slurm_ones.schedule.policy import Floats, ThroughputModel
+from slurm_ones.policy.contract import Floats, ThroughputModel
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
 """Standard deviations of log factors: of any two kinds, of a script's beside the site's, of a job's beside its

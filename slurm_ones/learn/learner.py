@@ -39,7 +39,7 @@ from slurm_ones.learn.progress import BetaProgress, TrainingState, at_least
 from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Prior, fit_all, layout_of
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.learn.workload import script
-from slurm_ones.schedule.policy import EfficiencyModel, Progress, ThroughputModel
+from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputModel
 
 NOWHERE = GroupPath(None, None, "")
 """Of a job that has told nothing."""

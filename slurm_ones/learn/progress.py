@@ -32,7 +32,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import betainc, digamma, gammaln
 
-from slurm_ones.schedule.policy import Floats, Progress
+from slurm_ones.policy.contract import Floats, Progress
 
 HIDDEN = 8
 ITERATIONS = 60

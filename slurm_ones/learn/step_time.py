@@ -35,7 +35,7 @@ import numpy as np
 
 from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import Spec
-from slurm_ones.schedule.policy import Bools, Floats, Ints
+from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
 NOTHING = 1e-12

@@ -47,7 +47,7 @@ from slurm_ones.learn.step_time import (
     log_step_and_slopes,
     sizes,
 )
-from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.policy.contract import Floats, Ints
 
 LAST = 5
 """Measurements kept of each shape and batch (ONES)."""

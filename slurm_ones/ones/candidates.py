@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from slurm_ones.ones.worth import Choices
-from slurm_ones.schedule.ledger import count_nodes, free_by_node, take_parts
-from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView
-from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView
+from slurm_ones.policy.ledger import count_nodes, free_by_node, take_parts
+from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12

@@ -3,7 +3,7 @@
 A promise is given only where it can be kept: with the job's speed less its doubt, and the work that is not exceeded
 with the probability `sure`, the job and all that were promised before it end in time beside each other, beside what
 running jobs without a promise cannot be without, and beside what is reserved. All that is by their minimum satisfactory
-shares (`schedule.timeline`, after ElasticFlow, ASPLOS 2023).
+shares (`policy.timeline`, after ElasticFlow, ASPLOS 2023).
 
 What a promised job cannot be without now follows from what can be put off. A size at which it is slower counts as
 `UNMET` times what all jobs' waiting counts, so that a promise comes before all else that the search weighs; GPUs beyond
@@ -24,10 +24,10 @@ import numpy as np
 from ones_db.reasons import Reason, reason
 from slurm_ones.ones.sizes import UNKNOWN
 from slurm_ones.ones.terms import Priced, Term
-from slurm_ones.schedule.job_figures import within
-from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Promise, Reserved
-from slurm_ones.schedule.tables import Tables, predict
-from slurm_ones.schedule.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
+from slurm_ones.policy.contract import Bools, Floats, Ints, JobView, Promise, Reserved
+from slurm_ones.policy.job_figures import within
+from slurm_ones.policy.tables import Tables, predict
+from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0
 """Times the weight of all jobs that a promised job without what it needs counts."""

@@ -15,11 +15,11 @@ import numpy as np
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.ones.worth import Choices
-from slurm_ones.schedule.build import fits_nowhere
-from slurm_ones.schedule.job_figures import to_come
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule, Weighed
-from slurm_ones.schedule.shapes import nodes_of, shape_of
-from slurm_ones.schedule.tables import Tables, predict_each
+from slurm_ones.policy.build import fits_nowhere
+from slurm_ones.policy.contract import Allocation, ClusterView, Floats, JobView, Schedule, Weighed
+from slurm_ones.policy.job_figures import to_come
+from slurm_ones.policy.shapes import nodes_of, shape_of
+from slurm_ones.policy.tables import Tables, predict_each
 
 WEIGHED = 3
 """Sizes of each job that a schedule names."""

@@ -21,7 +21,8 @@ from slurm_ones.ones.candidates import NodeRoom
 from slurm_ones.ones.deadlines import pause_s, reserve_s, work_of
 from slurm_ones.ones.terms import Priced, Situation
 from slurm_ones.ones.worth import Choices
-from slurm_ones.schedule.kinds import (
+from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
+from slurm_ones.policy.kinds import (
     KindTables,
     free_of_kind,
     kinds_held,
@@ -31,9 +32,8 @@ from slurm_ones.schedule.kinds import (
     slowest,
     view_on,
 )
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
-from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.shapes import shape_of
 
 SWEEPS, HALVINGS = 4, 18
 """Of the prices: times that each is set while the others stand, and halvings of the interval in which it lies."""
@@ -196,7 +196,7 @@ class Search(Protocol):
         """Know of these jobs alone: the most GPUs of each, and when one last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class ByKind:
         most: Mapping[int, int],
         since: float,
     ) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`; `jobs` in order of submission, with the `most` GPUs that each has
+        """See `slurm_ones.policy.contract.Policy`; `jobs` in order of submission, with the `most` GPUs that each has
         had, and when one last came or went."""
         self._most, self._since = most, since
         held = {job.job_id: kinds_held(cluster, job) for job in jobs}

@@ -18,11 +18,11 @@ from slurm_ones.ones.kinds import ByKind
 from slurm_ones.ones.sizes import UNKNOWN, Changes, Leaves, Reach
 from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Situation, Term, Unplaced
 from slurm_ones.ones.worth import Choices, worth_of_progress
-from slurm_ones.schedule.evolution import best_of, check_options, uniform_crossover
-from slurm_ones.schedule.job_figures import within
-from slurm_ones.schedule.placement import fixed_jobs, place
-from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
-from slurm_ones.schedule.tables import Tables, build_tables, predict_each
+from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
+from slurm_ones.policy.evolution import best_of, check_options, uniform_crossover
+from slurm_ones.policy.job_figures import within
+from slurm_ones.policy.placement import fixed_jobs, place
+from slurm_ones.policy.tables import Tables, build_tables, predict_each
 
 LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 
@@ -136,7 +136,7 @@ class Ones:
         self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         self._remember(jobs, now)
         if not self.options.stand:

@@ -30,9 +30,9 @@ import numpy as np
 from ones_db.reasons import Reason, reason
 from slurm_ones.ones.terms import Penalty, Priced, Situation, Term
 from slurm_ones.ones.worth import Choices
-from slurm_ones.schedule.job_figures import within
-from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
-from slurm_ones.schedule.tables import SLOWEST, Tables, ask_together, speeds_of_one
+from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
+from slurm_ones.policy.job_figures import within
+from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_one
 
 LARGEST_S = 1e15
 UNKNOWN = 0.95

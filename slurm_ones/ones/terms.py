@@ -24,8 +24,8 @@ import numpy as np
 from ones_db.reasons import Reason
 from slurm_ones.ones.candidates import NodeRoom
 from slurm_ones.ones.worth import Choices, fair_weights
-from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Promise
-from slurm_ones.schedule.tables import Tables
+from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, Promise
+from slurm_ones.policy.tables import Tables
 
 Penalty = Callable[[Ints], Floats]
 """What candidates (K, J) of columns lose, (K,) in seconds of waiting per second, 0 or more."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Bools, Floats, Ints
+from slurm_ones.policy.contract import Bools, Floats, Ints
 
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
 """Prices that are tried, in seconds of waiting per GPU-second."""

@@ -29,10 +29,10 @@ from importlib import resources
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.schedule.build import build_schedule, free_after_fixed
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.policy.build import build_schedule, free_after_fixed
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import Tables, build_tables
 
 FEATURES = 21
 ASKED_LEFT = 11
@@ -269,7 +269,7 @@ class Drl:
         self.network = network or load().network
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         game = Game(cluster, jobs, now)
         return game.schedule(best_steps(self.network, game.steps, game.gpus, game.total))
 

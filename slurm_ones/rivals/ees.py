@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.schedule.build import build_schedule, free_after_fixed
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.policy.build import build_schedule, free_after_fixed
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import Tables, build_tables
 
 STICKINESS = 1e-9
 """Added to the factor of the current size, so that of equals nothing changes."""
@@ -54,7 +54,7 @@ class Ees:
         self._rescaled: float | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         since = None if self._rescaled is None else now - self._rescaled
         if since is not None and 0 <= since < self.options.interval_s:

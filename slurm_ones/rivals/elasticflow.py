@@ -3,7 +3,7 @@
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Its
 abstract, others' accounts of §4 and its authors' released scheduler were read, not the paper itself. Taken from there:
 
-- Admission: in order of deadlines each job is filled in with its minimum satisfactory share (`schedule.timeline`). A
+- Admission: in order of deadlines each job is filled in with its minimum satisfactory share (`policy.timeline`). A
   new job is admitted if it and all jobs admitted before it end in time.
 - Allocation: every admitted job gets its share. GPUs that are left go, one size at a time, to the job whose GPU-seconds
   grow least for each of them, jobs without any GPU first, while there is any whom they make faster.
@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
-from slurm_ones.schedule.job_figures import to_come, within
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import ClusterView, JobView, Promise, Schedule
-from slurm_ones.schedule.tables import Tables, build_tables
-from slurm_ones.schedule.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
+from slurm_ones.policy.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.policy.contract import ClusterView, JobView, Promise, Schedule
+from slurm_ones.policy.job_figures import to_come, within
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import Tables, build_tables
+from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 WHY = reason("least_gpu_time")
 NEVER = 1e12
@@ -58,7 +58,7 @@ class ElasticFlow:
         self.options = options or ElasticFlowOptions()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
         tables = build_tables(cluster, [_limited(cluster, job) for job in mobile], "requested")

@@ -25,11 +25,11 @@ import numpy as np
 from scipy.optimize import linprog
 
 from ones_db.reasons import reason
-from slurm_ones.schedule.build import mobile_jobs
-from slurm_ones.schedule.kinds import build_by_kind, free_of_kind, views_on
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.tables import asked, predict
+from slurm_ones.policy.build import mobile_jobs
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.kinds import build_by_kind, free_of_kind, views_on
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import asked, predict
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
@@ -60,7 +60,7 @@ class Gavel:
         self._rounds: dict[int, int] = {}
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
         self._had = {job.job_id: self._had.get(job.job_id, {}) for job in jobs}

@@ -4,7 +4,7 @@ The baseline, which must not be improved. ones_sc21.py is the policy, its limits
 decision searches over, what a candidate is and what it costs; generation.py has the steps of a generation. What differs
 from the paper is what a real Slurm forces, and no more:
 
-1. A size is one that Slurm can be asked for, part of a node or whole nodes (`schedule.shapes`), and a candidate counts
+1. A size is one that Slurm can be asked for, part of a node or whole nodes (`policy.shapes`), and a candidate counts
    only if it can be placed: unchanged jobs stay on their nodes, as Slurm does not move them. Where shapes
    need not be uniform any count will do, as in the paper.
 2. A new job's first limit is the paper's 1 GPU, or its smallest size where it takes no single one.
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.schedule.build import fits_nowhere, free_after_fixed, mobile_jobs
-from slurm_ones.schedule.evolution import check_options, uniform_crossover
-from slurm_ones.schedule.job_figures import within
-from slurm_ones.schedule.ledger import count_nodes, held_gpus, parts_that_fit, take_parts
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.shapes import shape_of
-from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.policy.build import fits_nowhere, free_after_fixed, mobile_jobs
+from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.evolution import check_options, uniform_crossover
+from slurm_ones.policy.job_figures import within
+from slurm_ones.policy.ledger import count_nodes, held_gpus, parts_that_fit, take_parts
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.shapes import shape_of
+from slurm_ones.policy.tables import Tables, build_tables
 
 LARGEST = 1e15
 """Samples that no job exceeds."""
@@ -426,7 +426,7 @@ class OnesSc21:
         """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         space = build(cluster, jobs, fixed_jobs(cluster, jobs))
         limit = self._limits.update(space, jobs)
         best, cost = self._search(space, limit, rng)

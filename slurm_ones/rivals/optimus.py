@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.schedule.build import fits_nowhere, free_after_fixed
-from slurm_ones.schedule.job_figures import LONGEST, to_come
-from slurm_ones.schedule.placement import fixed_jobs, place
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule
-from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.policy.build import fits_nowhere, free_after_fixed
+from slurm_ones.policy.contract import Allocation, ClusterView, Floats, JobView, Schedule
+from slurm_ones.policy.job_figures import LONGEST, to_come
+from slurm_ones.policy.placement import fixed_jobs, place
+from slurm_ones.policy.tables import Tables, build_tables
 
 Losses = tuple[tuple[float, float], ...]
 """(epochs done, loss) in order."""
@@ -130,7 +130,7 @@ class Optimus:
         """The last fit to each job's losses, good until it reports another."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
         between = self._last <= now < self._last + self.options.interval_s

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.schedule.allocate import allocate_in_order
-from slurm_ones.schedule.build import fits_nowhere
-from slurm_ones.schedule.job_figures import LONGEST, remaining_seconds, within
-from slurm_ones.schedule.ledger import Ledger
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.schedule.tables import asked
+from slurm_ones.policy.allocate import allocate_in_order
+from slurm_ones.policy.build import fits_nowhere
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.policy.job_figures import LONGEST, remaining_seconds, within
+from slurm_ones.policy.ledger import Ledger
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import asked
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Fifo:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         allocations, reasons, parked = {}, {}, set()
         for job in jobs:
@@ -80,7 +80,7 @@ class Srtf:
     first = "jobs that end soonest"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         rank = {job.job_id: self._key(cluster, job) for job in jobs}
         # Of equal jobs the one that runs goes on.
         order = sorted(jobs, key=lambda job: (rank[job.job_id], job.shape is None, job.submitted, job.job_id))
@@ -151,7 +151,7 @@ class Tiresias:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         order = sorted(jobs, key=lambda job: (self.queue(job), job.submitted, job.job_id))
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 

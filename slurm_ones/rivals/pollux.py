@@ -34,14 +34,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ones_db.reasons import reason
-from slurm_ones.schedule import evolution
-from slurm_ones.schedule.build import build_schedule, free_after_fixed
-from slurm_ones.schedule.evolution import cross
-from slurm_ones.schedule.job_figures import History, bounded, restart_factor
-from slurm_ones.schedule.ledger import held_gpus
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.tables import Tables, batch_options, build_tables, predict
+from slurm_ones.policy import evolution
+from slurm_ones.policy.build import build_schedule, free_after_fixed
+from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.evolution import cross
+from slurm_ones.policy.job_figures import History, bounded, restart_factor
+from slurm_ones.policy.ledger import held_gpus
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import Tables, batch_options, build_tables, predict
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
@@ -460,7 +460,7 @@ class Pollux:
         self._nodes: tuple[str, ...] = ()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
         problem = build(cluster, jobs, fixed, self._history, now, self.options.power)

@@ -27,12 +27,12 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
-from slurm_ones.schedule.job_figures import History, bounded, restart_factor
-from slurm_ones.schedule.kinds import build_by_kind, free_of_kind, side_by_side, views_on
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.policy.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.job_figures import History, bounded, restart_factor
+from slurm_ones.policy.kinds import build_by_kind, free_of_kind, side_by_side, views_on
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import Tables, build_tables
 
 SCALE = 1000.0
 """Costs are multiplied by it in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to
@@ -76,7 +76,7 @@ class Sia:
         self._history = History()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.schedule.build import build_schedule, free_after_fixed, mobile_jobs
-from slurm_ones.schedule.job_figures import to_come
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.schedule.tables import Tables, build_tables
+from slurm_ones.policy.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.policy.job_figures import to_come
+from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.tables import Tables, build_tables
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Wham:
     name = "wham"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
         tables = build_tables(cluster, mobile, "best")

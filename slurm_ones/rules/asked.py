@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
+from slurm_ones.policy.contract import ClusterView, JobView
+from slurm_ones.policy.kinds import accepts, kinds_held
+from slurm_ones.policy.ledger import Ledger
+from slurm_ones.policy.shapes import least_and_most, shape_of
 from slurm_ones.rules.caps import Cap, entitled, hindering, sizes_of
-from slurm_ones.schedule.kinds import accepts, kinds_held
-from slurm_ones.schedule.ledger import Ledger
-from slurm_ones.schedule.policy import ClusterView, JobView
-from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.text import counts
 
 

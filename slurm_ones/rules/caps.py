@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings
-from slurm_ones.schedule.kinds import kinds_held, view_on
-from slurm_ones.schedule.ledger import Ledger
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.schedule.shapes import shape_of
-from slurm_ones.schedule.tables import build_tables
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.policy.kinds import kinds_held, view_on
+from slurm_ones.policy.ledger import Ledger
+from slurm_ones.policy.shapes import shape_of
+from slurm_ones.policy.tables import build_tables
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ones_db import JobHistory
 from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.learn.learner import RESIZE_S
-from slurm_ones.schedule.policy import JobView
-from slurm_ones.schedule.tables import predict
+from slurm_ones.policy.contract import JobView
+from slurm_ones.policy.tables import predict
 from slurm_ones.slurm.model import Job
 
 HOUR_S = 3600.0

@@ -16,7 +16,8 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,
     going,
@@ -34,7 +35,6 @@ from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.moves import NO_MOVES, Moves, RunningBlock
 from slurm_ones.rules.rigid import rigid_jobs
 from slurm_ones.rules.strategy import too_soon
-from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.slurm.model import Partition, partition_gpus
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.optin import ANY
-from slurm_ones.schedule.policy import Allocation
+from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.optin import ANY
+from slurm_ones.policy.contract import Allocation
 from slurm_ones.slurm.model import kind_of
 
 

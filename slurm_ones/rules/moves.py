@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ones_db.shape import Shape
-from slurm_ones.schedule.ledger import Ledger
+from slurm_ones.policy.ledger import Ledger
 
 
 class RunningBlock(NamedTuple):

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from ones_db.reasons import SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED, Shape
-from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.policy.contract import Allocation, Schedule
+from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules, WaitingStart
 from slurm_ones.rules.moves import FreeGpus, Moves, moves
 from slurm_ones.rules.room import GpuPool
 from slurm_ones.rules.strategy import breaks, parts_groups
-from slurm_ones.schedule.ledger import Ledger
-from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.text import resized
 
 

@@ -14,7 +14,7 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
-from slurm_ones.schedule.policy import SizeRule
+from slurm_ones.policy.contract import SizeRule
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31

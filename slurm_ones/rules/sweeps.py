@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ones_wrapper.protocol import MAX_LINE, FusedMember
-from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.jobs.eligibility import Elastic
 from slurm_ones.slurm.model import Job
 
 MOST = 64

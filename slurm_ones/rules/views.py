@@ -12,8 +12,10 @@ import numpy as np
 from ones_db import JobHistory
 from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
 from ones_wrapper.protocol import Spec
+from slurm_ones.jobs.eligibility import Elastic
 from slurm_ones.learn.learner import JobModel, Learner
-from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
+from slurm_ones.policy.shapes import strategy_counts, takes, valid_counts
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
@@ -23,8 +25,6 @@ from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.rigid import RigidDemand, rigid_demand
 from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
-from slurm_ones.schedule.shapes import strategy_counts, takes, valid_counts
 from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 

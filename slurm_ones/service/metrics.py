@@ -26,8 +26,8 @@ from ones_db.reasons import SENTENCES, cause_of
 from slurm_ones.act.transitions import FINAL
 from slurm_ones.companion import Tick
 from slurm_ones.config import Settings
+from slurm_ones.policy.contract import ThroughputModel
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
-from slurm_ones.schedule.policy import ThroughputModel
 from slurm_ones.service.labels import NONE, OTHER, Labels, Who
 from slurm_ones.show.live import LATE
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
-from slurm_ones.schedule.kinds import accepts, kinds_held
-from slurm_ones.schedule.policy import (
+from slurm_ones.policy.contract import (
     Allocation,
     ClusterView,
     JobView,
@@ -27,7 +26,8 @@ from slurm_ones.schedule.policy import (
     Policy,
     Schedule,
 )
-from slurm_ones.schedule.shapes import least_and_most
+from slurm_ones.policy.kinds import accepts, kinds_held
+from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.schedule.policy import (
+from slurm_ones.policy.contract import (
     ClusterView,
     Floats,
     Ints,
@@ -22,7 +22,7 @@ from slurm_ones.schedule.policy import (
     Progress,
     SizeRule,
 )
-from slurm_ones.schedule.shapes import shape_of, strategy_counts, takes, valid_counts
+from slurm_ones.policy.shapes import shape_of, strategy_counts, takes, valid_counts
 
 HELD = Reason("held")
 

@@ -17,9 +17,9 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.policy.contract import Allocation, JobView, Promise, Schedule
 from slurm_ones.rules.gate import Round
-from slurm_ones.schedule.policy import Allocation, JobView, Promise, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
 from tests.act.make import NOW, elastic, history

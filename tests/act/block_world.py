@@ -20,7 +20,7 @@ from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
-from slurm_ones.observe.observer import DrainReports, Observer
+from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
 from slurm_ones.simulate.engines.spec import ClusterSpec
 from slurm_ones.simulate.engines.world import World as Simulated

@@ -15,9 +15,9 @@ from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, 
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
+from slurm_ones.policy.contract import Allocation, Promise
+from slurm_ones.policy.gain import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, held_by_others
-from slurm_ones.schedule.gain import expected_gain
-from slurm_ones.schedule.policy import Allocation, Promise
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.rounds import job

@@ -10,7 +10,7 @@ from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.act.transitions import State
-from slurm_ones.schedule.policy import Allocation
+from slurm_ones.policy.contract import Allocation
 from slurm_ones.slurm.client import NotResizable, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.act.bench import LEASE_S, Bench

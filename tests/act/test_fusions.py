@@ -15,7 +15,7 @@ from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Fusion, decode_or
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, Fusions, without_fused
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.rules.sweeps import MOST
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, Snapshot

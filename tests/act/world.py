@@ -17,7 +17,7 @@ from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import ResizeSettings
-from slurm_ones.observe.optin import parse_comment
+from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Job
 from tests.act.fake import Clock, FakeJob, FakeReports, FakeSlurm

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_ones.demo.jobs import BASE_BATCH, STEP_MS
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.spec import ClusterSpec

@@ -31,7 +31,7 @@ from slurm_ones.act import orders as orders_module
 from slurm_ones.act.orders import write_order
 from slurm_ones.companion import Tick
 from slurm_ones.config import Settings, load
-from slurm_ones.schedule.policy import Allocation
+from slurm_ones.policy.contract import Allocation
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job

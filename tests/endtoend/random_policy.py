@@ -27,7 +27,7 @@ from ones_db import Store
 from ones_db.shape import Shape
 from slurm_ones.cli import main as slurm_ones
 from slurm_ones.policies import POLICIES
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import why_not_pyslurm
 from slurm_ones.slurm.model import JobKey, Task

@@ -24,7 +24,7 @@ from ones_db import Store, migrate
 from ones_db.shape import PARKED, Shape
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings, load
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.connect import connect

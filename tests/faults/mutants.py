@@ -14,7 +14,7 @@ from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS, ResizeMachine
 from slurm_ones.act.transitions import TRANSITIONS, State
-from slurm_ones.observe.observer import DrainReports, Observer
+from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module

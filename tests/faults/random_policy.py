@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from slurm_ones.schedule.placement import fixed_jobs, place
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
-from slurm_ones.schedule.shapes import least_and_most
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Schedule
+from slurm_ones.policy.placement import fixed_jobs, place
+from slurm_ones.policy.shapes import least_and_most
 
 
 class RandomPolicy:
@@ -21,7 +21,7 @@ class RandomPolicy:
         self._modest = modest
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         stays = fixed_jobs(cluster, jobs)
         order = [jobs[i] for i in rng.permutation(len(jobs))]
         most = max(cluster.gpus // max(len(jobs), 1), 1) if self._modest else cluster.gpus
@@ -58,7 +58,7 @@ class QuietPolicy:
         self._quiet = quiet
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.schedule.policy.Policy`."""
+        """See `slurm_ones.policy.contract.Policy`."""
         if not self._quiet():
             return self._policy.decide(cluster, jobs, now, rng)
         return Schedule({job.job_id: Allocation(job.shape, job.batch) for job in jobs if job.shape is not None})

@@ -18,10 +18,10 @@ from ones_wrapper.protocol import Checkpoint
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.act.leftovers import SURE_S
 from slurm_ones.companion import Companion, Tick
-from slurm_ones.observe.report_reader import FUTURE_S
+from slurm_ones.jobs.report_reader import FUTURE_S
 from slurm_ones.policies import make_policy
+from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import Round
-from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.engines.world import USER

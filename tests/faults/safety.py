@@ -15,7 +15,7 @@ from ones_wrapper.protocol import CHECKPOINTS, DRAIN_WAIT_S, MANIFEST, Order
 from slurm_ones.act.timing import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
-from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.client import SlurmError

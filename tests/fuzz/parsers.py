@@ -29,11 +29,11 @@ from ones_wrapper import protocol
 from ones_wrapper.hostlist import MOST as MOST_HOSTS
 from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
+from slurm_ones.jobs import report_reader as reading
 from slurm_ones.learn.step_time import layout_of
-from slurm_ones.observe import report_reader as reading
+from slurm_ones.policy.contract import Limits
+from slurm_ones.policy.shapes import bounds, quanta
 from slurm_ones.rules.strategy import size_rules
-from slurm_ones.schedule.policy import Limits
-from slurm_ones.schedule.shapes import bounds, quanta
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Snapshot
 from slurm_ones.text import described
@@ -229,7 +229,7 @@ def directory(data: bytes) -> None:
 
 def stored(data: bytes) -> None:
     """The same directory through the observer into a database, which then is asked."""
-    from slurm_ones.observe.records import job_record
+    from slurm_ones.jobs.records import job_record
 
     first, _, rest = data.partition(_SPLIT)
     observer, store = _observer()
@@ -255,7 +255,7 @@ _number = [0]
 
 
 def _elastic(job: Job) -> Any:
-    from slurm_ones.observe.eligibility import Elastic
+    from slurm_ones.jobs.eligibility import Elastic
 
     return Elastic(job, None, 4, False)
 
@@ -264,7 +264,7 @@ def _elastic(job: Job) -> Any:
 def _observer() -> tuple[Any, Any]:
     from ones_db import Store, migrate
     from slurm_ones.config import Settings
-    from slurm_ones.observe.observer import Observer
+    from slurm_ones.jobs.observer import Observer
 
     url = f"sqlite:///{scratch() / 'fuzz.sqlite'}"
     migrate.upgrade(url)
@@ -285,7 +285,7 @@ def pointer(data: bytes) -> None:
 
 
 def comment(data: bytes) -> None:
-    from slurm_ones.observe.optin import MAX_BATCH, BadComment, parse_comment
+    from slurm_ones.jobs.optin import MAX_BATCH, BadComment, parse_comment
 
     try:
         found = parse_comment(data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace"))
@@ -327,7 +327,7 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.observe.eligibility import elastic_job
+    from slurm_ones.jobs.eligibility import elastic_job
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():

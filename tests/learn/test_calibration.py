@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.progress_calibration import calibration
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, TrainingState
-from slurm_ones.schedule.policy import Progress
+from slurm_ones.policy.contract import Progress
 
 Maker = Callable[[np.random.Generator], FinishedJob]
 

@@ -8,7 +8,7 @@ import pytest
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree, found_widths
 from slurm_ones.learn.step_time import CAUTIOUS, FIGURES, SPEED, Fit, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from tests.learn.test_throughput import measured
 
 

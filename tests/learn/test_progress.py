@@ -10,7 +10,7 @@ from scipy.optimize import check_grad
 
 from slurm_ones.learn import progress
 from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, TrainingState
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 
 
 def finished(rng: np.random.Generator) -> FinishedJob:

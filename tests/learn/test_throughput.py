@@ -21,7 +21,7 @@ from slurm_ones.learn import step_time
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
 from slurm_ones.learn.step_time import CAUTIOUS, LATENCY_GB, WIRED, StepLayout, fit_all, layout_of
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 
 PROFILES = Path(__file__).parents[3] / "shared/data/adaptdl/profiles"
 PER_NODE = 4

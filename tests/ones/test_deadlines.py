@@ -10,7 +10,7 @@ import pytest
 from ones_db.reasons import reason
 from slurm_ones.ones.deadlines import work_of
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import JobView, Progress, Reserved, Schedule
+from slurm_ones.policy.contract import JobView, Progress, Reserved, Schedule
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

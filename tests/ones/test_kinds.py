@@ -16,9 +16,9 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.ones.kinds import assign
 from slurm_ones.policies import Ones, make_policy
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Progress
+from slurm_ones.policy.kinds import kinds_held
 from slurm_ones.rivals.gavel import allocate
-from slurm_ones.schedule.kinds import kinds_held
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Progress
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 

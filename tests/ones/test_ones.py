@@ -14,7 +14,7 @@ from ones_db.shape import Shape
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.ones.decided import WEIGHED
 from slurm_ones.ones.ones import Ones, OnesOptions
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Progress, Schedule
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Progress, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 

@@ -13,7 +13,7 @@ from ones_db.shape import Shape
 from slurm_ones.ones.ones import Ones, OnesOptions
 from slurm_ones.ones.terms import Outlook, Penalty, Priced, Situation, Term
 from slurm_ones.ones.worth import Choices
-from slurm_ones.schedule.policy import Bools, Floats, Ints, Schedule
+from slurm_ones.policy.contract import Bools, Floats, Ints, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_ones.cli.batch_script import examine
-from slurm_ones.observe.optin import BadComment, near_miss, parse_comment
+from slurm_ones.jobs.optin import BadComment, near_miss, parse_comment
 from slurm_ones.plugin.build import source
 from tests.plugin.lua import Lua, NoLua, literal
 

@@ -26,6 +26,7 @@ from benchmarks.train_drl import (
     random_network,
     training_task,
 )
+from slurm_ones.policy.contract import JobView
 from slurm_ones.rivals.drl import (
     CONTEXT,
     FEATURES,
@@ -38,7 +39,6 @@ from slurm_ones.rivals.drl import (
     gpus_after,
     load,
 )
-from slurm_ones.schedule.policy import JobView
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
 from slurm_ones.testing.rounds import Round as Situation

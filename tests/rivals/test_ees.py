@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.policies import make_policy
+from slurm_ones.policy.contract import Limits
+from slurm_ones.policy.tables import build_tables
 from slurm_ones.rivals.ees import Ees, EesOptions, allot, scaling_factors
-from slurm_ones.schedule.policy import Limits
-from slurm_ones.schedule.tables import build_tables
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

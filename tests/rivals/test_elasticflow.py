@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from slurm_ones.policy.contract import JobView, Progress
 from slurm_ones.rivals.elasticflow import ElasticFlow, _limited
 from slurm_ones.rivals.ordered import Edf
-from slurm_ones.schedule.policy import JobView, Progress
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

@@ -9,6 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
+from slurm_ones.policy.contract import Ints, NodeView
+from slurm_ones.policy.evolution import uniform_crossover
+from slurm_ones.policy.ledger import Ledger, count_nodes
+from slurm_ones.policy.shapes import shape_of
 from slurm_ones.rivals.ones_sc21 import (
     Space,
     build,
@@ -23,10 +27,6 @@ from slurm_ones.rivals.ones_sc21 import (
     remaining_utilisation,
     sample_progress,
 )
-from slurm_ones.schedule.evolution import uniform_crossover
-from slurm_ones.schedule.ledger import Ledger, count_nodes
-from slurm_ones.schedule.policy import Ints, NodeView
-from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
 

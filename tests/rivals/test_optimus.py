@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from slurm_ones.policies import make_policy
+from slurm_ones.policy.contract import ClusterView, JobView, Limits, Schedule
 from slurm_ones.rivals.optimus import LossCurve, fit
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

@@ -8,7 +8,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
+from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import cluster, job
 

@@ -8,6 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.policies import make_policy
+from slurm_ones.policy import evolution
+from slurm_ones.policy.contract import Ints
+from slurm_ones.policy.job_figures import History, restart_factor
+from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.rivals.pollux import (
     LEAST_SPEEDUP,
     Pollux,
@@ -21,10 +25,6 @@ from slurm_ones.rivals.pollux import (
     make_rows,
     repair,
 )
-from slurm_ones.schedule import evolution
-from slurm_ones.schedule.job_figures import History, restart_factor
-from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Ints
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
+from slurm_ones.policy.contract import Floats, Ints, Limits
+from slurm_ones.policy.tables import Tables, build_tables
 from slurm_ones.rivals.sia import BEST, LARGEST_COST, Sia, SiaOptions, _costs, _limited, solve
-from slurm_ones.schedule.policy import Floats, Ints, Limits
-from slurm_ones.schedule.tables import Tables, build_tables
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

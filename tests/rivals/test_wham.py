@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_ones.policy.tables import build_tables
 from slurm_ones.rivals.wham import Wham, allocate, steps_of
-from slurm_ones.schedule.tables import build_tables
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Observation
+from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.policy.contract import ClusterView
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.rigid import RigidDemand
 from slurm_ones.rules.views import bounds_of, cluster_view
-from slurm_ones.schedule.policy import ClusterView
 
 
 def round_of(

@@ -15,9 +15,10 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.advice import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
+from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
-from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.observe.optin import parse_comment
+from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.dwell import PACK_S, switch_dwell_s, switch_near_end_s
@@ -26,7 +27,6 @@ from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.views import bounds_of, cluster_view, job_views
-from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view
 from tests.act.make import FULL, NOW, elastic, history

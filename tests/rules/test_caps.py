@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.policies import POLICIES, make_policy
+from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
 from slurm_ones.rules.views import Bounds, decide_within
-from slurm_ones.schedule.policy import Allocation, JobView, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, cluster, job, rounds
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_ones.config import LimitSettings, ResizeSettings
+from slurm_ones.policy.contract import Progress
 from slurm_ones.rules.dwell import (
     LONGEST_S,
     near_end,
@@ -19,11 +20,10 @@ from slurm_ones.rules.dwell import (
     rested_at,
     switch_dwell_s,
 )
-from slurm_ones.schedule.policy import Progress
 from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.rounds import job as view
 from tests.act.make import history
-from tests.observe.test_observer import job
+from tests.jobs.test_observer import job
 
 
 @pytest.mark.parametrize(

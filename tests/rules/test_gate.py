@@ -11,9 +11,9 @@ from ones_db import JobHistory, ResizeRecord
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.learner import Learner
+from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_views
-from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import JobState, Partition
 from tests.act.make import history
 from tests.rules.make import round_of, rules_of

@@ -11,9 +11,10 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.act.advice import commands
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
-from slurm_ones.observe.optin import OptIn
-from slurm_ones.observe.records import run_record
+from slurm_ones.jobs.eligibility import Elastic, Observation, elastic_job
+from slurm_ones.jobs.optin import OptIn
+from slurm_ones.jobs.records import run_record
+from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules
 from slurm_ones.rules.kinds import Kinds
@@ -21,7 +22,6 @@ from slurm_ones.rules.plan import PlannedChange, plan
 from slurm_ones.rules.reclaim import make_room
 from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import cluster_view
-from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view_of
 from tests.act.make import NOW, elastic, history

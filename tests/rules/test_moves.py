@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
+from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.moves import FreeGpus, Moves, RunningBlock, moves, smaller
-from slurm_ones.schedule.ledger import Ledger
 
 FULL = 4
 

@@ -13,11 +13,11 @@ from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.plan import ResizePlan, plan
-from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from tests.act.make import FULL, NOW, elastic, history
 

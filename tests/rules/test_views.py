@@ -12,12 +12,12 @@ import pytest
 from ones_db import EpochPoint, JobHistory, NoisePoint, PromiseRecord, ResizeRecord, ThroughputPoint
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
+from slurm_ones.jobs.eligibility import Observation, elastic_job
 from slurm_ones.learn.learner import Learner
-from slurm_ones.observe.eligibility import Observation, elastic_job
+from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Reserved
+from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.views import ANY_BATCH, job_views
 from slurm_ones.rules.views import limits_of as limits
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Reserved
-from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
 from tests.act.make import history
 from tests.rules.make import round_of, shown

@@ -13,8 +13,8 @@ from ones_db.shape import Shape
 from slurm_ones.act.transitions import NEEDS_COMPANION, State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
+from slurm_ones.policy.contract import Policy
 from slurm_ones.rivals.ordered import Fifo
-from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.leadership import NoElection
 from slurm_ones.slurm.client import Unreachable

@@ -31,10 +31,10 @@ from ones_db.reasons import reason
 from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
+from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.learn.throughput import MeasuredThroughput
-from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.schedule.policy import Schedule
+from slurm_ones.policy.contract import Schedule
 from slurm_ones.service import metrics_server
 from slurm_ones.service.health import Health
 from slurm_ones.service.labels import OTHER, Labels

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurm_ones.schedule.placement import place
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.schedule.shapes import least_and_most
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.policy.placement import place
+from slurm_ones.policy.shapes import least_and_most
 
 
 class ChangingPolicy:
@@ -21,7 +21,7 @@ class ChangingPolicy:
         self._round = 0
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `schedule.policy.Policy`."""
+        """See `policy.contract.Policy`."""
         self._round += 1
         order = sorted(jobs, key=lambda job: (job.job_id + self._round) % 7) if self._parks else jobs
         found = place(cluster, order, {job.job_id: self._size(job) for job in jobs})

@@ -20,7 +20,7 @@ from slurm_ones.bound.dual import Dual, improved
 from slurm_ones.bound.fluid import fluid_mean_jct_s
 from slurm_ones.cli import app as command_line
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import alone_seconds
 from slurm_ones.simulate.engines.spec import ClusterSpec, Part, asked_shape

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ones_db.shape import Shape
+from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.rivals.ordered import Fifo
-from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate.engines.companion_engine import AT_ONCE, SimulationFailed, run
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.spec import ClusterSpec, asked_shape

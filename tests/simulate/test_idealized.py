@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.placement import GpuChange, plan_changes

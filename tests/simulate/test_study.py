@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slurm_ones.policies import POLICIES
-from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
+from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.show.page import write_study
 from slurm_ones.simulate import BadInput

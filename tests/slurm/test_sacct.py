@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import AccountingJob
-from slurm_ones.observe.past_jobs import PastJobs
+from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
 from slurm_ones.slurm.sacct import (
     ENDS,

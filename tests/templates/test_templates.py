@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.observe.blocks import arrays, block_job
-from slurm_ones.observe.eligibility import Elastic, elastic_job
-from slurm_ones.observe.optin import parse_comment
+from slurm_ones.jobs.blocks import arrays, block_job
+from slurm_ones.jobs.eligibility import Elastic, elastic_job
+from slurm_ones.jobs.optin import parse_comment
 from tests.slurm.sites import Site
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
 from slurm_ones.policies import make_policy
-from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
+from slurm_ones.policy.contract import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.invariants import InvariantViolated, violations
 from slurm_ones.simulate.engines.measure import RunFigures
@@ -97,7 +97,7 @@ class Oracle:
         self._world = world
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `schedule.policy.Policy`."""
+        """See `policy.contract.Policy`."""
         trainings = self._world.trainings
         known = [
             replace(job, true_remaining_s=remaining_s(trainings[job.job_id], self._world.spec.view)) for job in jobs

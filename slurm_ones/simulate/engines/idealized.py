@@ -17,7 +17,7 @@ import numpy as np
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Progress, Schedule
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Progress, Schedule
 from slurm_ones.simulate.engines.measure import RunFigures
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.placement import GpuChange, GpuPlan, plan_changes

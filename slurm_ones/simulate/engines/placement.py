@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ones_db.shape import Shape
-from slurm_ones.schedule.policy import ClusterView, NodeView
+from slurm_ones.policy.contract import ClusterView, NodeView
 
 Nodes = Mapping[str, int]
 """GPUs of each node."""

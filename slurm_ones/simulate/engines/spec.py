@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ones_db.shape import Shape
-from slurm_ones.schedule.policy import ClusterView, NodeView
+from slurm_ones.policy.contract import ClusterView, NodeView
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.training.network import Network, slow_speeds
 

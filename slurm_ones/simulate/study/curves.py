@@ -14,7 +14,7 @@ from typing import get_args
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.traces.trace import TraceJob
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.catalogue import KINDS, Size, build

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
 
 UNFAIR = 1.05

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ones_wrapper.limits import Limits
-from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.policy.contract import Floats, Ints
 from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
@@ -113,7 +113,7 @@ class Application:
         return min(int(np.searchsorted(self.ends, progress, side="right")), len(self.ends) - 1)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """True samples/s; shapes as in `schedule.policy.ThroughputModel`. 0 on more GPUs than it can be run on."""
+        """True samples/s; shapes as in `policy.contract.ThroughputModel`. 0 on more GPUs than it can be run on."""
         gpus, batch = np.asarray(gpus), np.asarray(batches, dtype=np.float64)
         runs = (gpus >= 1) & (gpus <= self.max_gpus)
         result = np.zeros(np.shape(gpus))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.training.application import Application, PlacedSpeed, Speed
 
 POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from slurm_ones.schedule.policy import ClusterView
+from slurm_ones.policy.contract import ClusterView
 
 Nodes = Mapping[str, int]
 """GPUs of each node."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ones_wrapper.limits import Limits, SizeLimits
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 
 FP32, FP16 = 4.0, 2.0
 MEMORY = 16e9

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, Limits, SizeRule
-from slurm_ones.schedule.shapes import nodes_of, strategy_counts, takes, valid_counts
+from slurm_ones.policy.contract import ClusterView, Floats, Ints, Limits, SizeRule
+from slurm_ones.policy.shapes import nodes_of, strategy_counts, takes, valid_counts
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.training import Training
 
@@ -21,7 +21,7 @@ class TrueModel:
     """Progress in samples of the base batch."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `schedule.policy.ThroughputModel`."""
+        """See `policy.contract.ThroughputModel`."""
         return self.application.throughput(nodes, gpus, batches)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -29,7 +29,7 @@ class TrueModel:
         return np.zeros(np.shape(gpus))
 
     def efficiency(self, batches: Ints) -> Floats:
-        """See `schedule.policy.EfficiencyModel`."""
+        """See `policy.contract.EfficiencyModel`."""
         return self.application.efficiency(self.done, batches)
 
 

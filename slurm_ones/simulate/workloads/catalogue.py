@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 from scipy.spatial import QhullError
 
-from slurm_ones.schedule.policy import Floats
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput as BadInput
 from slurm_ones.simulate.training.application import Application
 

@@ -1,0 +1,194 @@
+"""From rows of accounting to jobs with their runs: requeued runs share one job id, and Slurm uses ids again.
+
+The tasks of an array of blocks are one job, of the array's id. Its runs are the times between two changes of the blocks
+that ran together: each has the nodes and GPUs of all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from math import inf, prod
+
+from ones_db import AccountingJob, JobRecord, RunRecord
+from ones_db.accounting import SAME_JOB_S
+from ones_db.reasons import reason
+from ones_db.shape import Shape
+from ones_wrapper.hostlist import expand
+from slurm_ones.jobs.optin import BadComment, parse_comment
+from slurm_ones.slurm.sacct import AccountingRow
+
+MOST_NODES = 100_000
+"""Nodes of a run whose names are kept."""
+
+
+class PastJobs:
+    """Rows of one span of time after another, each in that in which its run ended, turned into jobs that have ended.
+
+    A requeued job waits here for its last run. One that has none by the last span is left out, as a later import finds
+    it.
+    """
+
+    def __init__(self, known: Callable[[int], bool] = lambda array: False) -> None:
+        """`known` tells whether an array is known to be of blocks, since accounting seldom keeps the comment that says
+        it."""
+        self._known = lru_cache(None)(known)
+        self._said: set[int] = set()
+        """Arrays of which a row said that they are of blocks."""
+        self._open: dict[tuple[int, int, float], AccountingRow] = {}
+        """Runs of jobs that were requeued, by job id, task and submission."""
+
+    @property
+    def open(self) -> int:
+        """Jobs that were requeued and have not ended."""
+        return len({job_id for job_id, _, _ in self._open})
+
+    def _of_blocks(self, row: AccountingRow) -> bool:
+        return bool(row.array) and (row.array in self._said or self._known(row.array))
+
+    def take(self, rows: Iterable[AccountingRow], until: float) -> list[AccountingJob]:
+        """The jobs that ended in the span before `until`, by job id."""
+        read = [row for row in rows if row.end is None or row.end < until]
+        self._said.update(row.array for row in read if row.array and says_blocks(row.comment))
+        for row in read:
+            self._open[row.array if self._of_blocks(row) else row.job_id, row.job_id, row.submit] = row
+        jobs: dict[int, list[AccountingRow]] = defaultdict(list)
+        for key, row in sorted(self._open.items(), key=lambda item: (item[0][0], item[1].submit, item[1].job_id)):
+            jobs[key[0]].append(row)
+        ended: list[AccountingJob] = []
+        self._open = {}
+        for job_id, rows_of_job in jobs.items():
+            for one in _apart(rows_of_job):
+                # The last row of each task, which of other jobs is the last row.
+                if any(row.live for row in {row.job_id: row for row in one}.values()):
+                    self._open.update({(job_id, row.job_id, row.submit): row for row in one})
+                elif self._of_blocks(one[0]):
+                    ended.append(job_of_blocks(job_id, one))
+                else:
+                    ended.append(accounting_job(one))
+        return ended
+
+
+def says_blocks(comment: str) -> bool:
+    """Whether a job's comment says that its array's tasks are blocks of one job; not where it cannot be understood, as
+    nobody's training may come apart here."""
+    try:
+        said = parse_comment(comment)
+    except BadComment:
+        return False
+    return said is not None and said.blocks
+
+
+def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
+    """The rows of one job id, by submission, cut where it was given to another job.
+
+    A requeued job is submitted anew the moment it is, within what Slurm remembers an ended job for at most.
+    """
+    found: list[list[AccountingRow]] = []
+    latest = 0.0
+    for row in rows:
+        if not found or found[-1][-1].user != row.user or row.submit - latest > SAME_JOB_S:
+            found.append([])
+            latest = 0.0
+        found[-1].append(row)
+        latest = max(latest, inf if row.end is None else row.end)
+    return found
+
+
+def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
+    """The job of an array of blocks, from the rows of all its tasks that have ended."""
+    ran = [row for row in rows if row.start is not None and row.end is not None and row.end > row.start]
+    first = min(ran or rows, key=lambda row: row.start or row.submit)
+    last = max(ran or rows, key=lambda row: row.end or 0.0)
+    times = sorted({time for row in ran for time in (row.start, row.end) if time is not None})
+    runs: list[RunRecord] = []
+    for start, end in pairwise(times):
+        together = [row for row in ran if (row.start or 0.0) <= start and end <= (row.end or 0.0)]
+        if not together:
+            continue
+        ends = next((row for row in together if row.end == end), None)
+        names = {name for row in together for name in _hosts(row.node_list, row.nodes)}
+        nodes = len(names) or sum(row.nodes for row in together)
+        runs.append(
+            RunRecord(
+                job_id=array,
+                restart=len(runs),
+                shape=Shape(nodes, _each(sum(row.gpus for row in together), nodes)),
+                node_list=tuple(sorted(names)),
+                start_time=start,
+                end_time=end,
+                end_reason=ends.state if ends else "RESIZING",
+                exit_code=ends.exit_code if ends else 0,
+            )
+        )
+    job = _job(array, first, last, max(len(runs) - 1, 0), min(row.submit for row in rows))
+    end = max(row.end or 0.0 for row in rows)
+    return AccountingJob(replace(job, end_time=end), tuple(runs), last.time_limit_s)
+
+
+def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
+    """One job that has ended, from its rows in the order of their submission."""
+    first, last = rows[0], rows[-1]
+    restarts = [row.restart for row in rows]
+    if None in restarts or len(set(restarts)) < len(restarts):
+        restarts = list(range(len(rows)))
+    runs = tuple(
+        RunRecord(
+            job_id=row.job_id,
+            restart=restart or 0,
+            shape=Shape(row.nodes, _each(row.gpus, row.nodes)),
+            node_list=_hosts(row.node_list, row.nodes),
+            start_time=row.start,
+            end_time=row.end,
+            end_reason=row.state,
+            exit_code=row.exit_code,
+        )
+        for row, restart in zip(rows, restarts, strict=True)
+        if row.start is not None
+    )
+    return AccountingJob(_job(first.job_id, first, last, restarts[-1] or 0, first.submit), runs, last.time_limit_s)
+
+
+def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, submit: float) -> JobRecord:
+    return JobRecord(
+        job_id=job_id,
+        name=last.name,
+        user=last.user,
+        submit_time=submit,
+        requested_shape=Shape(first.requested_nodes, _each(first.requested_gpus or first.gpus, first.requested_nodes)),
+        account=last.account,
+        partition=last.partition,
+        restart=restart,
+        refusal=reason("accounting_only"),
+        state=last.state,
+        end_time=last.end,
+        exit_code=last.exit_code,
+    )
+
+
+def _each(gpus: int, nodes: int) -> int:
+    """GPUs of each node; where they are not equally many, of the one with the most at least."""
+    return -(-gpus // max(nodes, 1))
+
+
+def _hosts(text: str, nodes: int) -> tuple[str, ...]:
+    """The names of the nodes, none where the text does not name that many."""
+    lengths = [sum(_length(piece) for piece in group.split(",")) for group in re.findall(r"\[([^\]]*)\]", text)]
+    if not 0 < nodes <= MOST_NODES or prod(lengths) > MOST_NODES:
+        return ()
+    try:
+        names = expand(text)
+    except ValueError:
+        return ()
+    return tuple(names) if len(names) == nodes else ()
+
+
+def _length(piece: str) -> int:
+    low, dash, high = piece.partition("-")
+    if not (low.isdigit() and (high.isdigit() or not dash)) or len(piece) > 40:
+        return MOST_NODES
+    return max(int(high) - int(low), 0) + 1 if dash else 1

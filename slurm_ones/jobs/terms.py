@@ -1,0 +1,209 @@
+"""Jobs of blocks from one look to the next: which term they are in, and which blocks ran.
+
+The term is the job's own word, in its spec. So it is believed as far as it only rises, and no faster than a job can
+change its leader. Whatever a job says, it can put no more reports into the database than any other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ones_db import BlockRecord, JobRecord, Store
+from ones_wrapper.protocol import Membership
+from slurm_ones.jobs.blocks import BlockJob, arrays, block_job, says_blocks
+from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.report_reader import read_spec
+from slurm_ones.slurm.model import Job, JobState, Snapshot
+
+LAST_TERMS = 3
+"""Terms whose reports are read at each look: an earlier one may have been short, or written its last ones late."""
+AT_ONCE = 16
+"""Terms by which a job goes on at one look at most; what is left is for the next looks."""
+BURST = 64
+PER_S = 0.1
+"""A job may be in term `BURST`, and `PER_S` further for each second since it was submitted."""
+POSITIONS = LAST_TERMS + AT_ONCE
+"""Runs of a job whose positions in report files are asked for."""
+
+
+def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
+    """The term that a job is in that was in `before` and says `said`, and what of it is not believed, in words."""
+    if said < before:
+        return before, f"spec.json: term {said} comes after {before}"
+    highest = BURST + int(PER_S * max(now - submit_time, 0.0))
+    if said > highest:
+        return before, f"spec.json: term {said} is more than it can have had ({highest})"
+    return min(said, before + AT_ONCE), ""
+
+
+class Terms:
+    """What is remembered of jobs of blocks while a companion runs. All of it follows from the database."""
+
+    def __init__(self, store: Store, own_uid: int | None) -> None:
+        self._store = store
+        self._own_uid = own_uid
+        self._known: dict[int, JobRecord | None] = {}
+        """Each as it was stored last, None of a new one."""
+        self._spans: dict[int, range] = {}
+        """The terms that were to be read last of each."""
+        self._ahead: set[int] = set()
+        """Those that this tick has followed already, and whose reports it has not read yet."""
+        self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
+        """The blocks of the last look, by job, task and restart."""
+        self._no_more: dict[int, bool] = {}
+        """Of arrays whose tasks opt in as jobs of their own: whether they were blocks of one before."""
+        self.problems: dict[int, str] = {}
+        """What is not believed of a job's term, for people."""
+
+    def jobs(self, snapshot: Snapshot) -> dict[int, BlockJob]:
+        """The jobs of blocks in a snapshot, each in its present term."""
+        found = arrays(snapshot.jobs.values())
+        self._remember(found)
+        self._spans = {array: span for array, span in self._spans.items() if array in found}
+        self.problems = {array: problem for array, problem in self.problems.items() if array in found}
+        jobs = {}
+        for array, records in found.items():
+            known = self._known[array]
+            one = block_job(array, records, known, self._term(array))
+            term = self._follow(one.job, snapshot.time)[-1]
+            jobs[array] = one if term == one.job.restart else block_job(array, records, known, term)
+        self._ahead = set(jobs)
+        return jobs
+
+    def _remember(self, found: Mapping[int, Sequence[Job]]) -> None:
+        """Look up those that are new to this companion, and forget those that are gone."""
+        new = [array for array in found if array not in self._known]
+        stored = self._store.jobs(new) if new else {}
+        self._known = {array: known for array, known in self._known.items() if array in found}
+        for array in new:
+            record = stored.get(array)
+            self._known[array] = record if record is not None and _same(record, found[array]) else None
+            if self._known[array] is None:
+                self._spans.pop(array, None)
+
+    def no_more(self, tasks: Mapping[int, Sequence[Job]]) -> set[int]:
+        """Of these arrays, whose tasks opt in and do not say that they are blocks, those that were a job of blocks.
+        They stay one: their scripts train as such, and what is known of the job is under the array's id."""
+        new = [array for array in tasks if array not in self._no_more]
+        stored = self._store.jobs(new) if new else {}
+        self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
+        for array in new:
+            record = stored.get(array)
+            self._no_more[array] = record is not None and says_blocks(record.comment) and _same(record, tasks[array])
+        return {array for array, was in self._no_more.items() if was}
+
+    def stored(self, records: Mapping[int, JobRecord]) -> None:
+        """Take note of what has been stored of jobs."""
+        for array, record in records.items():
+            if array in self._known:
+                self._known[array] = record
+
+    def _term(self, array: int) -> int:
+        if array in self._spans:
+            return self._spans[array][-1]
+        known = self._known.get(array)
+        return known.restart if known is not None else 0
+
+    def follow(self, job: Job, now: float) -> tuple[Job, range]:
+        """The job in its present term, and the terms whose reports are to be read now, that one the last of them.
+
+        Also of a job that no tick has shown yet, and whose submission is as one of its tasks has it.
+        """
+        known = self._known.get(job.job_id)
+        if job.job_id not in self._known:
+            known = self._store.jobs([job.job_id]).get(job.job_id)
+            if known is not None and job.job_id not in self._spans:
+                self._spans[job.job_id] = range(known.restart, known.restart + 1)
+        if known is not None:
+            # A task that was used again has a later one.
+            job = replace(job, submit_time=min(job.submit_time, known.submit_time))
+        span = self._spans[job.job_id] if job.job_id in self._ahead else self._follow(job, now)
+        self._ahead.discard(job.job_id)
+        return replace(job, restart=span[-1]), span
+
+    def _follow(self, job: Job, now: float) -> range:
+        before = term = max(self._term(job.job_id), 0)
+        if self._own_uid in (None, job.uid):
+            spec, _ = read_spec(job)
+            if spec is not None:
+                term, problem = next_term(before, spec.term, job.submit_time, now)
+                self.problems[job.job_id] = problem
+        span = range(max(0, before - LAST_TERMS + 1), term + 1)
+        self._spans[job.job_id] = span
+        return span
+
+    def store_blocks(self, seen: Mapping[int, Elastic], snapshot: Snapshot) -> None:
+        """Store the blocks that have started or ended since the last look."""
+        if self._blocks is None:
+            self._blocks = {_key(record): record for record in self._store.open_blocks()}
+        before = self._blocks
+        now = {
+            _key(record): record
+            for array, elastic in seen.items()
+            for job in elastic.blocks
+            if job.start_time and not job.pending
+            for record in [_block_record(array, elastic, job)]
+        }
+        for key, record in before.items():
+            if key not in now and record.end_time is None:
+                now[key] = _gone(record, snapshot)
+        if changed := [record for key, record in now.items() if before.get(key) != record]:
+            self._store.record_blocks(changed)
+        self._blocks = now
+
+    def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
+        """The membership with the nodes of its blocks as Slurm knows them: blocks that share a node do not know that.
+        As it was reported where Slurm tells of other blocks or GPUs. `ask` is for the tasks of an array, where a block
+        has started since the last look."""
+        keys = list(zip(report.blocks, report.restarts, strict=False))
+        blocks = self._blocks or {}
+        held = {key: blocks.get((job_id, *key)) for key in keys}
+        places = {key: (one.node_list, one.shape.gpus_per_node) for key, one in held.items() if one is not None}
+        if len(places) < len(keys):
+            asked = (job for job in ask(job_id) if len(job.array_tasks) == 1)
+            places |= {(job.array_tasks[0], job.restart): (job.node_list, job.gpus_per_node) for job in asked}
+        gpus: dict[str, int] = defaultdict(int)
+        for key in keys:
+            nodes, each = places.get(key, ((), 0))
+            for node in nodes:
+                gpus[node] += each
+        if sum(gpus.values()) != report.world:
+            return report
+        unequal = len(set(gpus.values())) > 1
+        return replace(report, nodes=len(gpus), gpus_per_node=0 if unequal else report.world // len(gpus))
+
+
+def _same(record: JobRecord, records: Sequence[Job]) -> bool:
+    """Whether the record is that of this array, and not of an earlier one with its id: one of which no task was ever
+    requeued has its own time of submission."""
+    submitted = min(job.submit_time for job in records)
+    return submitted <= record.submit_time or any(job.restart for job in records)
+
+
+def _key(record: BlockRecord) -> tuple[int, int, int]:
+    return record.job_id, record.task, record.restart
+
+
+def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
+    shape = elastic.shape_of(job)
+    return BlockRecord(
+        job_id=array,
+        task=job.array_tasks[0],
+        restart=job.restart,
+        slurm_id=job.job_id,
+        shape=shape,
+        node_list=job.node_list,
+        state=job.state.value,
+        start_time=job.start_time,
+        end_time=job.end_time if job.ended else None,
+    )
+
+
+def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
+    """A block of a job that is no longer looked at, or that Slurm has requeued or forgotten."""
+    job = snapshot.jobs.get(record.slurm_id)
+    if job is not None and job.restart == record.restart and not job.pending:
+        return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
+    return replace(record, state=JobState.UNKNOWN.value, end_time=snapshot.time)

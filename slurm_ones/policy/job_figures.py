@@ -1,0 +1,88 @@
+"""What several policies derive from a job's view, or remember of it: remaining time, GPUs explored, restarts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView
+from slurm_ones.policy.shapes import nodes_of, shape_of
+from slurm_ones.policy.tables import predict
+
+LONGEST = 1e12
+"""Seconds beyond which jobs count as equally long."""
+
+
+def to_come(job: JobView) -> float:
+    """Progress still to come, in samples of the base batch: positive and finite whatever the job reports."""
+    beta = job.progress.beta
+    return min(max(beta, 1e-3), 1e9) * max(job.dataset, 1) if math.isfinite(beta) else 1e9 * max(job.dataset, 1)
+
+
+def within(value: float, low: float, high: float) -> float:
+    """The value between the bounds; the lower one where it is no number."""
+    return min(max(value, low), high) if value == value else low
+
+
+def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
+    """Seconds that it still needs at what it asked for: the true ones where the job tells them, else predicted."""
+    if not math.isnan(job.true_remaining_s):
+        return min(max(job.true_remaining_s, 0.0), LONGEST)
+    gpus = np.array([asked.shape.gpus])
+    nodes = np.array([nodes_of(cluster, asked.shape.gpus)])
+    goodput = float(predict(job, nodes, gpus, np.array([[asked.batch]]))[1][0, 0])
+    return min(to_come(job) / goodput, LONGEST)
+
+
+class History:
+    """What policies that explore counts step by step keep from decision to decision: the most GPUs and the GPU-seconds
+    that each job has had, by job id."""
+
+    def __init__(self) -> None:
+        self._most: dict[int, int] = {}
+        self._service: dict[int, float] = {}
+        self._seen: dict[int, tuple[float, int]] = {}
+        """Running seconds and GPUs at the last look."""
+
+    def update(self, jobs: Sequence[JobView]) -> None:
+        """Note what the jobs hold; jobs that are gone are forgotten."""
+        self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
+        service, seen = {}, {}
+        for job in jobs:
+            running = job.running_s if math.isfinite(job.running_s) else 0.0
+            before, gpus = self._seen.get(job.job_id, (0.0, _gpus(job)))
+            service[job.job_id] = self._service.get(job.job_id, 0.0) + max(running - before, 0.0) * gpus
+            seen[job.job_id] = (running, _gpus(job))
+        self._service, self._seen = service, seen
+
+    def bound(self, job: JobView) -> int:
+        """Most GPUs it may have now: twice the most so far, one at first.
+
+        Pollux (OSDI 2021 §4.1, prior-driven exploration) and Sia (SOSP 2023 §3.4) grow jobs this way.
+        """
+        return max(2 * self._most.get(job.job_id, 0), 1)
+
+    def service(self, job: JobView) -> float:
+        """GPU-seconds used so far."""
+        return self._service.get(job.job_id, 0.0)
+
+
+def _gpus(job: JobView) -> int:
+    return job.shape.gpus if job.shape else 0
+
+
+def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
+    """Its sizes on this cluster up to the bound, the smallest at least."""
+    sizes = sorted(job.limits.gpus)
+    within = tuple(n for n in sizes if n <= bound and shape_of(cluster, n) is not None)
+    return within or tuple(n for n in sizes if shape_of(cluster, n) is not None)[:1]
+
+
+def restart_factor(job: JobView, now: float) -> float:
+    """(T - R·S) / (T + S): what a further re-allocation leaves of its speed, T its age, R its re-allocations so far, S
+    the seconds that one costs (Pollux §4.2.2, Sia §3.4)."""
+    age = max(now - job.submitted, 0.0) if math.isfinite(now - job.submitted) else 0.0
+    cost = max(job.resize_s, 0.0) if math.isfinite(job.resize_s) else 0.0
+    return max(age - job.resizes * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0

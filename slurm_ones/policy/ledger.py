@@ -1,0 +1,245 @@
+"""The ledger of free resources: what jobs leave on the nodes, and what finds room there.
+
+`count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once, as one array (K, P + 1)
+of how many nodes of P GPUs have how many free: nodes are alike for what is not placed yet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+
+from ones_db.shape import Shape
+from slurm_ones.policy.contract import Bools, ClusterView, Ints, JobView
+from slurm_ones.slurm.model import Snapshot, partition_gpus
+
+
+def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
+    """(N,) GPUs of each node that the `holders` leave; 0 where they hold more than there are."""
+    free = {node.name: node.gpus for node in cluster.nodes}
+    for job in holders:
+        for name, gpus in job.nodes.items():
+            if name in free:
+                free[name] -= gpus
+    return np.maximum(np.array(list(free.values()), dtype=np.int64), 0)
+
+
+def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
+    """The nodes for a shape, by their `free` GPUs (N,): where least is left over, and first where none of the GPUs that
+    others have `claimed` (N,) are needed. Empty where too few nodes have room."""
+    open_, gpus = free - claimed, shape.gpus_per_node
+    enough = np.flatnonzero(free >= gpus)
+    if len(enough) < shape.nodes:
+        return enough[:0]
+    needed = np.maximum(gpus - open_[enough], 0)
+    cost = needed * (int(free.max()) + 1) + np.where(needed == 0, open_[enough], 0)
+    chosen: Ints = enough[np.argsort(cost, kind="stable")[: shape.nodes]]
+    return chosen
+
+
+class Resources(NamedTuple):
+    """Amounts that a node has free, or that a job takes of each of its nodes."""
+
+    gpus: int
+    cpus: int = 0
+    memory_mb: int = 0
+
+    def cover(self, need: Resources) -> bool:
+        return self[0] >= need[0] and self[1] >= need[1] and self[2] >= need[2]
+
+    def without(self, need: Resources) -> Resources:
+        return Resources(self[0] - need[0], self[1] - need[1], self[2] - need[2])
+
+    def at_most(self, other: Resources) -> Resources:
+        return Resources(min(self[0], other[0]), min(self[1], other[1]), min(self[2], other[2]))
+
+
+class Ledger(Mapping[str, int]):
+    """Free resources of nodes; as a mapping, the GPUs that are free on each node.
+
+    A shape takes as much of each of its nodes, of the fullest that have room, as Slurm does, by name if several are as
+    full. If the cluster is not `uniform`, it takes any GPUs. Nodes that are as full are listed together, so a shape
+    costs as many steps as it has nodes, whatever the number of nodes.
+    """
+
+    def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
+        self._free = {name: one if isinstance(one, Resources) else Resources(one) for name, one in free.items()}
+        self._uniform = uniform
+        self._shared = False
+        self._by_free: dict[Resources, list[str]] | None = None
+        """Names by what is free there, ascending; None until they are needed."""
+        self.gpus = sum(one.gpus for one in self._free.values())
+        """Free GPUs in all."""
+
+    @classmethod
+    def of_cluster(cls, cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ledger:
+        """What the `holders` leave of a cluster."""
+        names = [node.name for node in cluster.nodes]
+        return cls(dict(zip(names, free_by_node(cluster, holders).tolist(), strict=True)), uniform=cluster.uniform)
+
+    @classmethod
+    def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
+        """What Slurm could hand out now on each node of a partition, nothing on those that it would not use."""
+        partition = snapshot.partitions.get(name)
+        if partition is None:
+            return cls({})
+        full, whole = partition_gpus(partition, snapshot, whole_node_gpus)
+        free: dict[str, int] = {}
+        for node in (snapshot.nodes[name] for name in partition.node_names if name in snapshot.nodes):
+            gpus = (full if node.idle else 0) if whole else node.gpus - node.gpus_used
+            free[node.name] = gpus if partition.up and node.usable else 0
+        return cls(free)
+
+    def __getitem__(self, name: str) -> int:
+        return self._free[name].gpus
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._free)
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def trial(self) -> Ledger:
+        """A second one to try things on; what both share is copied when either changes."""
+        other = copy(self)
+        other._by_free = None
+        self._shared = other._shared = True
+        return other
+
+    def only(self, nodes: Collection[str] | None) -> Ledger:
+        """A second one of these nodes, of all for None."""
+        if nodes is None:
+            return self.trial()
+        return Ledger({name: free for name, free in self._free.items() if name in nodes}, uniform=self._uniform)
+
+    def at_most(self, other: Mapping[str, int]) -> Ledger:
+        """A second one whose nodes have no more GPUs free than in the `other`."""
+        return Ledger({name: one._replace(gpus=min(one.gpus, other[name])) for name, one in self._free.items()})
+
+    def give(self, gpus: Mapping[str, int]) -> None:
+        """Add GPUs to those nodes that are here."""
+        for name in gpus.keys() & self._free.keys():
+            self._set(name, self._free[name]._replace(gpus=self[name] + gpus[name]))
+
+    def fits(self, shape: Shape) -> bool:
+        """`take` would find room."""
+        return shape.gpus <= self.gpus if not self._uniform else self.nodes_for(shape) is not None
+
+    def nodes_for(
+        self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None
+    ) -> list[str] | None:
+        """Nodes that `take` would choose; None if too few have room."""
+        need = Resources(shape.gpus_per_node)
+        found: list[str] = []
+        if own or only is not None:
+            own = own or {}
+            rooms = [(self._room(name, own), name) for name in {*self._free, *own} if only is None or name in only]
+            found = [name for room, name in sorted(rooms) if room.cover(need)]
+        else:
+            for free in sorted(free for free in self._levels() if free.cover(need)):
+                found += self._levels()[free][: shape.nodes - len(found)]
+        return found[: shape.nodes] if len(found) >= shape.nodes else None
+
+    def take(self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> bool:
+        """Take room for the shape; False, with nothing changed, if there is none.
+
+        A job's `own` GPUs count as room, and are not free for others before it has left them. `only` names the nodes
+        that it may have.
+        """
+        if not self._uniform:
+            enough = shape.gpus <= self.gpus
+            self.gpus -= shape.gpus * enough
+            return enough
+        nodes = self.nodes_for(shape, own, only)
+        need = Resources(shape.gpus_per_node)
+        for name in nodes or ():
+            left = self._room(name, own).without(need) if own else self._free[name].without(need)
+            self._set(name, left.at_most(self._free.get(name, _NOTHING)) if own else left)
+        return nodes is not None
+
+    def take_any(self, gpus: int) -> bool:
+        """Take GPUs wherever they are, the fullest nodes first; False, with nothing changed, if there are too few."""
+        if gpus > self.gpus:
+            return False
+        for free in sorted(free for free in self._levels() if free.gpus):
+            for name in self._levels()[free][: -(-gpus // free.gpus)]:
+                taken = min(gpus, free.gpus)
+                self._set(name, free.without(Resources(taken)))
+                gpus -= taken
+        return True
+
+    def _room(self, name: str, own: Mapping[str, int]) -> Resources:
+        free = self._free.get(name, _NOTHING)
+        return free._replace(gpus=free.gpus + own[name]) if name in own else free
+
+    def _levels(self) -> dict[Resources, list[str]]:
+        if self._by_free is None:
+            self._by_free = {}
+            for name in sorted(self._free):
+                self._by_free.setdefault(self._free[name], []).append(name)
+        return self._by_free
+
+    def _set(self, name: str, free: Resources) -> None:
+        if self._shared:
+            self._free, self._shared = {**self._free}, False
+        before = self._free.get(name)
+        self._free[name] = free
+        self.gpus += free.gpus - (before or _NOTHING).gpus
+        if self._by_free is not None:
+            if before is not None:
+                level = self._by_free[before]
+                del level[bisect_left(level, name)]
+            insort(self._by_free.setdefault(free, []), name)
+
+
+_NOTHING = Resources(0)
+
+
+def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
+    """(E, 3) job, node and GPUs of whatever these jobs hold, jobs and nodes by their places; their nodes must all be
+    there (see `fixed_jobs` for those whose are not)."""
+    index = {node.name: n for n, node in enumerate(cluster.nodes)}
+    held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
+    return np.array(held, dtype=np.int64).reshape(-1, 3)
+
+
+def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
+    """(K, P + 1) nodes with each number of free GPUs, in each of K candidates.
+
+    `free` (N,) GPUs are for all jobs; of what they hold, so many `gpus` (E,) of each `node` (E,), that remains theirs
+    which `stays` (K, E).
+    """
+    count, nodes = len(stays), len(free)
+    at = (np.arange(count)[:, None] * nodes + node).ravel()
+    used = np.bincount(at, weights=(stays * gpus).ravel(), minlength=count * nodes)
+    left = np.maximum(free - used.reshape(count, nodes).astype(np.int64), 0)
+    kinds = per_node + 1
+    found: Ints = np.bincount((np.arange(count)[:, None] * kinds + left).ravel(), minlength=count * kinds)
+    return found.reshape(count, kinds)
+
+
+def parts_that_fit(nodes: Ints, size: int) -> Ints:
+    """(K,) how many parts of `size` GPUs, each on one node, find room on the `nodes` (K, P + 1)."""
+    found: Ints = nodes @ (np.arange(nodes.shape[1]) // size)
+    return found
+
+
+def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:
+    """Take room for `parts` (K,) parts of `size` GPUs from the `nodes` (K, P + 1), where least is left over.
+
+    (K,) the parts that find none. As many jobs of one node of that size take the same from a `Ledger`, one by one.
+    """
+    every, left = np.arange(len(nodes)), parts
+    for free in range(size, nodes.shape[1]):
+        most = free // size
+        taken = np.minimum(left, nodes[:, free] * most)
+        full, rest = np.divmod(taken, most)
+        nodes[:, free] -= full + (rest > 0)
+        nodes[:, free - most * size] += full
+        nodes[every, free - rest * size] += rest > 0
+        left = left - taken
+    return left

@@ -1,0 +1,230 @@
+"""What each job could have, as arrays: its sizes, the batch at each, and the speed and goodput there.
+
+Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slurm_ones.policy.contract import (
+    Allocation,
+    Bools,
+    ClusterView,
+    EfficiencyModel,
+    Floats,
+    Ints,
+    JobView,
+    Limits,
+    ThroughputModel,
+)
+from slurm_ones.policy.shapes import bounds, least_and_most, nodes_of, quanta, scaled_batch, shape_of
+
+BatchRule = Literal["requested", "scaled", "best"]
+"""Global batch at a size: as its user submitted it; in proportion to the GPUs (ONES §3.3); of highest goodput."""
+
+BATCHES = 14
+"""Batches tried at each size for the best."""
+STEPS: Floats = np.linspace(0.0, 1.0, BATCHES)
+SLOWEST, FASTEST = 1e-6, 1e12
+"""Samples/s between which any prediction is taken."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Sizes and predictions of the jobs that may change or start."""
+
+    jobs: tuple[JobView, ...]
+    sizes: Ints
+    """(U,) every size of any job, ascending from 0."""
+    nodes: Ints
+    """(U,) nodes that each takes."""
+    current: Ints
+    """(J,) column of the size held now; 0 for a waiting job."""
+    allowed: Bools
+    """(J, U) sizes that the job may have, its current one included; 0 is not among them."""
+    batch: Ints
+    """(J, U) global batch there, else 0."""
+    speed: Floats
+    """(J, U) samples/s there, else 0."""
+    goodput: Floats
+    """(J, U) progress/s there in samples of the base batch, else 0."""
+    uncertainty: Floats
+    """(J, U) relative standard deviation of the speed."""
+
+
+def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
+    """Tables of the given jobs on this cluster. A running job's current size is allowed whatever its limits say."""
+    placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
+    # Jobs of one kind have the same choice.
+    kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
+    choice = {kind: _counts(placeable, *kind) for kind in set(kinds)}
+    counts = [choice[kind] for kind in kinds]
+    sizes = np.array(sorted({0, *(n for found in counts for n in found)}), dtype=np.int64)
+    column = {int(n): u for u, n in enumerate(sizes)}
+    shape = (len(jobs), len(sizes))
+    batch, speed, goodput = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape)
+    uncertainty = np.zeros(shape)
+    alike: dict[tuple[Limits, int, int, int, int], tuple[Ints, Ints, Ints]] = {}
+    asked: dict[tuple[type, int], list[tuple[int, Ints, Ints, Ints]]] = {}
+    for j, job in enumerate(jobs):
+        if not counts[j]:
+            continue
+        kind = (*kinds[j], job.batch, job.base_batch, job.requested_batch)
+        if kind not in alike:
+            gpus = np.array(counts[j], dtype=np.int64)
+            alike[kind] = gpus, np.array([column[n] for n in counts[j]]), batch_options(job, gpus, rule)
+        asked.setdefault((type(job.model), len(counts[j])), []).append((j, *alike[kind]))
+    for group in asked.values():
+        numbers, gpus, at, options = (np.stack(part) for part in zip(*group, strict=True))
+        nodes = np.stack([_nodes(cluster, jobs[j], mine) for j, mine in zip(numbers, gpus, strict=True)])
+        models = ask_together([jobs[j].model for j in numbers])
+        fast, good = _predictions(models, [jobs[j].efficiency for j in numbers], nodes, gpus, options)
+        best = good.argmax(axis=2)[..., None]
+        chosen, fast, good = (np.take_along_axis(of, best, axis=2)[..., 0] for of in (options, fast, good))
+        known = np.minimum(np.maximum(_finite(models.uncertainty(nodes, gpus, chosen), 1.0, 1.0), 0.0), 1.0)
+        here = (numbers[:, None], at)
+        batch[here], speed[here], goodput[here], uncertainty[here] = chosen, fast, good, known
+    current = np.array([column[job.shape.gpus] if job.shape else 0 for job in jobs], dtype=np.int64)
+    nodes_taken = np.array([nodes_of(cluster, int(n)) for n in sizes], dtype=np.int64)
+    return Tables(tuple(jobs), sizes, nodes_taken, current, batch > 0, batch, speed, goodput, uncertainty)
+
+
+def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
+    """Samples/s and goodput (S, B) at sizes (S,) and batches (S, B); finite and positive whatever the models say."""
+    fast, good = _predictions(_OneByOne([job.model]), [job.efficiency], nodes[None], gpus[None], batches[None])
+    return fast[0], good[0]
+
+
+def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
+    """Samples/s and goodput (J,) of each job at one size and batch of its own, all (J,)."""
+    speed, goodput = np.zeros(len(jobs)), np.zeros(len(jobs))
+    kinds: dict[type, list[int]] = {}
+    for j, job in enumerate(jobs):
+        kinds.setdefault(type(job.model), []).append(j)
+    for of in kinds.values():
+        models, efficiencies = ask_together([jobs[j].model for j in of]), [jobs[j].efficiency for j in of]
+        fast, good = _predictions(models, efficiencies, nodes[of, None], gpus[of, None], batches[of, None, None])
+        speed[of], goodput[of] = fast[:, 0, 0], good[:, 0, 0]
+    return speed, goodput
+
+
+def speeds_of_one(jobs: Sequence[JobView], batches: Ints) -> Floats:
+    """Samples/s (J, B) of one GPU at batches (J, B)."""
+    found = np.zeros(batches.shape)
+    kinds: dict[type, list[int]] = {}
+    for j, job in enumerate(jobs):
+        kinds.setdefault(type(job.model), []).append(j)
+    for of in kinds.values():
+        one = np.ones_like(batches[of])
+        said = ask_together([jobs[j].model for j in of]).throughput(one, one, batches[of])
+        found[of] = np.minimum(np.maximum(_finite(said, 0.0, 0.0), SLOWEST), FASTEST)
+    return found
+
+
+def _predictions(
+    models: ThroughputModel, efficiencies: Sequence[EfficiencyModel], nodes: Ints, gpus: Ints, batches: Ints
+) -> tuple[Floats, Floats]:
+    """Samples/s and goodput (J, S, B) of several jobs at sizes (J, S) and batches (J, S, B)."""
+    jobs, _, tried = wide = batches.shape
+    flat = batches.reshape(jobs, -1)
+    said = models.throughput(np.repeat(nodes, tried, axis=1), np.repeat(gpus, tried, axis=1), flat)
+    speed = np.minimum(np.maximum(_finite(said, 0.0, 0.0).reshape(wide), SLOWEST), FASTEST)
+    found = np.stack([efficiency.efficiency(row) for efficiency, row in zip(efficiencies, flat, strict=True)])
+    worth = np.minimum(np.maximum(_finite(found, 1.0, 1.0).reshape(wide), 1e-6), 1.0)
+    return speed, np.maximum(speed * worth, SLOWEST)
+
+
+class _OneByOne:
+    """Models that are asked one after the other, a row each."""
+
+    def __init__(self, models: Sequence[ThroughputModel]) -> None:
+        self._models = models
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return np.stack([m.throughput(*row) for m, *row in zip(self._models, nodes, gpus, batches, strict=True)])
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return np.stack([m.uncertainty(*row) for m, *row in zip(self._models, nodes, gpus, batches, strict=True)])
+
+
+def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
+    """Models of one class, asked at once where they can be."""
+    together = getattr(type(models[0]), "together", None)
+    found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
+    return found
+
+
+def _finite(said: Floats, nan: float, infinite: float) -> Floats:
+    """What a model said, with something in place of what is no number."""
+    values = np.asarray(said, dtype=np.float64)
+    if np.isfinite(values).all():
+        return values
+    return np.where(np.isfinite(values), values, np.where(np.isnan(values), nan, infinite))
+
+
+def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
+    """Sizes that a job can have here with some batch, ascending; what it holds among them."""
+    sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
+    least, most = bounds(limits, sizes)
+    found = set(sizes[least <= most].tolist())
+    return sorted(found | {held} if held else found)
+
+
+def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
+    """(S,) nodes that the job takes at sizes (S,)."""
+    nodes = -(-gpus // max(cluster.gpus_per_node, 1))
+    if job.nodes_at is not None:
+        known = [job.nodes_at.get(int(count), fewest) for count, fewest in zip(gpus, nodes, strict=True)]
+        return np.array(known, dtype=np.int64)
+    if job.shape is not None and cluster.uniform:
+        nodes[gpus == job.shape.gpus] = job.shape.nodes
+    return nodes
+
+
+def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
+    """(S, B) global batches to choose from at sizes (S,)."""
+    if rule == "requested":
+        return _clamped(job, job.requested_batch, gpus)[:, None]
+    if rule == "scaled":
+        smallest = min(job.limits.gpus, default=1)
+        scaled = [scaled_batch(job.limits, job.base_batch, smallest, int(n)) for n in gpus]
+        return np.array([[batch or max(job.batch, 1)] for batch in scaled], dtype=np.int64)
+    least, most = bounds(job.limits, gpus)
+    low = np.where(least <= most, least, max(job.batch, 1)).astype(np.float64)
+    high = np.where(least <= most, most, max(job.batch, 1)).astype(np.float64)
+    grid = low[:, None] * (high / low)[:, None] ** STEPS
+    # Multiples of the replicas, so that all have equally much to do.
+    unit = quanta(job.limits, gpus, even=True)[:, None]
+    even = np.maximum(np.round(grid / unit), 1) * unit
+    even = np.where(even > high[:, None], np.floor(high[:, None] / unit) * unit, even)
+    even = np.where(even < low[:, None], np.ceil(low[:, None] / unit) * unit, even)
+    fits = (even >= low[:, None]) & (even <= high[:, None])
+    result: Ints = np.where(fits, even, low[:, None]).astype(np.int64)
+    return result
+
+
+def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
+    """What its user asked for, as far as it can be had here: the nearest valid size below, or else the smallest.
+
+    None where the job can have no size on this cluster.
+    """
+    below = sorted((n for n in job.limits.gpus if n <= job.requested), reverse=True)
+    for gpus in [*below, *sorted(n for n in job.limits.gpus if n > job.requested)]:
+        shape = shape_of(cluster, gpus)
+        least, most = least_and_most(job.limits, gpus)
+        if shape is not None and least <= most:
+            return Allocation(shape, int(_clamped(job, job.requested_batch, np.array([gpus]))[0]))
+    return None
+
+
+def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
+    """(S,) the batch as near as the limits allow at sizes (S,); the job's own where they allow none."""
+    least, most = bounds(job.limits, gpus)
+    quantum = quanta(job.limits, gpus)
+    near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)
+    return np.where(least <= most, near, max(job.batch, 1))

@@ -1,0 +1,177 @@
+"""GPUs over time to come, and the fewest of them with which a job ends by its deadline: the minimum satisfactory share.
+
+Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023: jobs are
+taken in order of their deadlines, and each gets at every moment as many of the GPUs that are left as a level says, the
+lowest level at which its work is done in time ("progressive filling"). The paper's abstract and its authors' released
+code were read, and others' accounts of §4; not the paper itself. Our own here: stretches of time between
+the moments at which something changes, in place of equal slots, and pauses before a job trains at another size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_ones.policy.contract import Floats, Ints, Reserved
+
+MOST_EDGES = 64
+"""Moments at which a timeline is cut. Of more, the first and every n-th of the others are taken."""
+NEAR_S = 0.5
+"""Moments closer to each other are one."""
+
+
+@dataclass(frozen=True)
+class SpeedCurve:
+    """How fast a job trains, and what it has to do."""
+
+    sizes: Ints
+    """(A,) GPUs, ascending from above 0, each faster than the one before."""
+    rate: Floats
+    """(A,) progress/s there."""
+    work: float
+    """Progress to come."""
+    due_s: float
+    """Seconds to its deadline; infinite for none."""
+    pause_s: Floats
+    """(A,) seconds before it trains at each size."""
+    least: int = 0
+    """GPUs that it holds whatever becomes of it: a running job is not stopped."""
+
+    @classmethod
+    def of(
+        cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
+    ) -> SpeedCurve:
+        """Of sizes (U,) those at which it trains, faster than at any smaller one; `rate` is 0 where it cannot be."""
+        before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
+        faster = rate > before
+        pauses = np.broadcast_to(np.asarray(pause_s, dtype=np.float64), rate.shape)
+        return cls(sizes[faster], rate[faster], work, due_s, pauses[faster], least)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What progressive filling gives a job."""
+
+    gpus: Ints
+    """(T,) GPUs in each stretch of the timeline, 0 once it has ended."""
+    share: float
+    """Share of its work that is done by its deadline; 1 where it is met."""
+    gpu_s: float
+    """GPU-seconds that it takes, up to its deadline."""
+
+    @property
+    def met(self) -> bool:
+        return self.share >= 1.0
+
+
+@dataclass(frozen=True)
+class FreeTimeline:
+    """GPUs that are free in each stretch of time from now on."""
+
+    starts: Floats
+    """(T,) seconds from now, ascending from 0."""
+    ends: Floats
+    """(T,)"""
+    free: Ints
+    """(T,)"""
+
+    @classmethod
+    def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> FreeTimeline:
+        """So many GPUs now and later, but for what is reserved. Cut at the `moments`, in seconds from now, and where
+        something is reserved; it ends at the last finite moment."""
+        last = max((m for m in moments if np.isfinite(m)), default=NEAR_S)
+        edges = [m for m in moments if 0 < m < last]
+        edges += [at - now for one in reserved for at in (one.start, one.end) if 0 < at - now < last]
+        cuts = _thinned(sorted(edges))
+        starts = np.array([0.0, *cuts])
+        ends = np.array([*cuts, max(last, NEAR_S)])
+        free = np.full(len(starts), gpus, dtype=np.int64)
+        for one in reserved:
+            # A stretch that it touches is wholly its own: rather too few GPUs than too many.
+            free[(starts < one.end - now) & (ends > one.start - now)] -= one.gpus
+        return cls(starts, ends, np.maximum(free, 0))
+
+    def less(self, gpus: Ints) -> FreeTimeline:
+        """What is left when those (T,) are taken."""
+        return FreeTimeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
+
+    def held(self, gpus: int, until_s: float) -> Ints:
+        """(T,) so many GPUs up to then."""
+        return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
+
+    def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
+        """The least level at which the job's work is done by its deadline, or else the one that does the most of it.
+
+        With `first`, it has so many GPUs in the first stretch whatever the level.
+        """
+        levels = len(curve.sizes)
+        nothing = np.zeros(len(self.free), dtype=np.int64)
+        if not levels:
+            return Filled(nothing, 0.0, 0.0)
+        room = np.maximum(np.searchsorted(curve.sizes, self.free + curve.least, side="right") - 1, -1)
+        at = np.minimum(np.arange(levels)[:, None], room)
+        if first is not None:
+            at[:, 0] = int(np.searchsorted(curve.sizes, first, side="right")) - 1
+        rate, sizes = np.append(curve.rate, 0.0), np.append(curve.sizes, 0)
+        end = np.minimum(self.ends, curve.due_s)
+        usable = np.maximum(end - np.maximum(self.starts, np.append(curve.pause_s, 0.0)[at[:, :1]]), 0.0)
+        done = np.cumsum(rate[at] * usable, axis=1)
+        enough = np.flatnonzero(done[:, -1] >= curve.work)
+        level = int(enough[0]) if len(enough) else int(done[:, -1].argmax())
+        took = done[level]
+        goes_on = (np.append(0.0, took[:-1]) < curve.work) & (self.starts < curve.due_s)
+        gpus = np.where(goes_on, np.maximum(sizes[at[level]], min(curve.least, int(curve.sizes[-1]))), 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.where(took > curve.work, 1.0 - (took - curve.work) / np.diff(took, prepend=0.0), 1.0)
+        length = np.maximum(np.minimum(self.ends, curve.due_s) - self.starts, 0.0)
+        gpu_s = float((gpus * length * np.where(goes_on, part, 0.0)).sum())
+        share = min(float(took[-1]) / curve.work, 1.0) if curve.work > 0 else 1.0
+        return Filled(gpus.astype(np.int64), share, gpu_s)
+
+    def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
+        """What is left beside a job that has been filled in; the `least` of its GPUs were set aside before."""
+        return self.less(np.maximum(filled.gpus - least, 0))
+
+
+def _thinned(moments: Sequence[float]) -> list[float]:
+    """Moments, ascending, that are not close to each other, `MOST_EDGES` at most."""
+    found: list[float] = []
+    for moment in moments:
+        if not found or moment - found[-1] > NEAR_S:
+            found.append(moment)
+    if len(found) <= MOST_EDGES:
+        return found
+    kept = np.unique(np.linspace(0, len(found) - 1, MOST_EDGES).round().astype(int))
+    return [found[i] for i in kept]
+
+
+def admitted(
+    timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
+) -> tuple[Filled, int | None]:
+    """What a `new` job gets beside those `promised`, and which of these would miss the deadline that it meets without
+    (None for none). Jobs with the earlier deadline are served first. `before` are the promised jobs filled without it,
+    in the order of `promised`."""
+    before = filled(timeline, promised) if before is None else before
+    order = sorted(range(len(promised)), key=lambda i: promised[i].due_s)
+    left, found, broken = timeline, None, None
+    for i in order:
+        if found is None and promised[i].due_s > new.due_s:
+            found = left.fill(new)
+            left = left.taken(found, new.least)
+        # Those that come before the new one get what they get without it.
+        now = before[i] if found is None else left.fill(promised[i])
+        left = left.taken(now, promised[i].least)
+        if before[i].met and not now.met and broken is None:
+            broken = i
+    return (left.fill(new) if found is None else found), broken
+
+
+def filled(timeline: FreeTimeline, curves: Sequence[SpeedCurve]) -> list[Filled]:
+    """Each job filled in, those with the earlier deadline first; in the order given."""
+    found: dict[int, Filled] = {}
+    for i in sorted(range(len(curves)), key=lambda i: curves[i].due_s):
+        found[i] = timeline.fill(curves[i])
+        timeline = timeline.taken(found[i], curves[i].least)
+    return [found[i] for i in range(len(curves))]

@@ -1,0 +1,355 @@
+"""A tick's look: what is stored of the queue and of the jobs' reports, and what is left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from ones_db import Store, StoreError
+from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Spec, Throughput, encode, encode_report
+from slurm_ones.config import Settings
+from slurm_ones.jobs.observer import Observer
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from tests.slurm.make import PENDING
+
+ME = os.geteuid()
+SPEC = Spec(32, 256, 64, 1000, 5)
+HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
+
+
+def job(job_id: int = 1, **changes: object) -> Job:
+    """A running elastic job of ours on one GPU."""
+    plain = replace(
+        PENDING,
+        job_id=job_id,
+        user="me",
+        uid=ME,
+        state=JobState.RUNNING,
+        reason="None",
+        held=False,
+        restart=0,
+        max_nodes=0,
+        gpus_total=1,
+        node_list=("n1",),
+        submit_time=100.0,
+        start_time=110.0,
+        work_dir="/nowhere",
+        comment="ones: gpus=1-4",
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+class Queue:
+    """A client of which a tick asks one thing."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.now = 1000.0
+        self.nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        return {job_id: job for job_id, job in self.jobs.items() if job_id in job_ids}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.now, dict(self.jobs), self.nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
+
+
+@pytest.fixture
+def store(tmp_path: Path, empty_sqlite: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{shutil.copy(empty_sqlite, tmp_path / 'ones.sqlite')}", "here") as opened:
+        yield opened
+
+
+def write(directory: Path, job_id: int, *reports: Report, restart: int = 0, spec: Spec | None = SPEC) -> None:
+    """What a job's wrapper would have written."""
+    folder = directory / f"ones-{job_id}"
+    folder.mkdir(exist_ok=True)
+    if spec is not None:
+        (folder / "spec.json").write_bytes(encode(spec))
+    lines = [encode_report(i + 1, 900.0 + i, report) for i, report in enumerate(reports)]
+    (folder / f"reports-{restart}.jsonl").write_bytes(b"".join(lines))
+
+
+def test_reports_reach_the_database_once(store: Store, tmp_path: Path) -> None:
+    """A companion that starts anew reads on where the last one stopped, and stores nothing twice."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    done = (HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0), Epoch(0, 32, 1000, 1.5, 0.5))
+    write(tmp_path, 1, *done[:2])
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    write(tmp_path, 1, *done)
+    for _ in range(2):
+        Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    history = store.histories([1])[1]
+    assert history.samples == 1000
+    assert [(p.samples_per_s, p.batch) for p in history.throughput] == [(160.0, 32)]
+    assert [(e.epoch, e.accuracy) for e in history.epochs] == [(0, 0.5)]
+    assert history.spec is not None
+    assert history.spec.max_local_batch == 64
+
+
+def test_a_job_that_slurm_forgot_is_closed(store: Store) -> None:
+    """A job that ended while nobody looked does not run for ever in the database."""
+    queue = Queue()
+    queue.jobs[1] = job()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.observe()
+    queue.jobs.clear()
+    queue.now = 5000.0
+    assert not observer.observe().elastic
+    record = store.jobs([1])[1]
+    assert (record.state, record.end_time) == ("UNKNOWN", 5000.0)
+    assert "no longer knows how" in record.report_note
+
+
+def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:
+    """Without the comment it is nobody's, but the database still learns how it ended."""
+    queue = Queue()
+    queue.jobs[1] = job()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    assert 1 in observer.observe().elastic
+    queue.jobs[1] = job(comment="mine")
+    assert not observer.observe().elastic
+    assert "opts in" in str(store.jobs([1])[1].refusal)
+    queue.jobs[1] = job(comment="mine", state=JobState.COMPLETED, end_time=2000.0)
+    observer.observe()
+    assert (store.jobs([1])[1].state, store.jobs([1])[1].end_time) == ("COMPLETED", 2000.0)
+
+
+def test_a_job_whose_owner_opts_in_again_is_weighed_again(store: Store) -> None:
+    """What the database holds is what was seen last, also where that is what was seen before."""
+    queue = Queue()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for comment, elastic in (("ones: gpus=1-4", True), ("mine", False), ("ones: gpus=1-4", True)):
+        queue.jobs[1] = job(comment=comment)
+        observer.observe()
+        assert store.jobs([1])[1].elastic is elastic
+
+
+def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> None:
+    """Another's job is named with the reason why it is left alone; its reports are not opened."""
+    queue = Queue()
+    queue.jobs[1] = job(uid=ME + 1, user="she", work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO)
+    observer = Observer(queue, store, Settings(scope="own"))  # type: ignore[arg-type]
+    seen = observer.observe()
+    assert "belongs to she" in str(seen.elastic[1].refusal)
+    assert store.report_positions([1]) == {}
+    assert not store.jobs([1])[1].report_note
+
+
+def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) -> None:
+    """A bad line costs itself alone, and its owner still finds why after the next look."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO)
+    path = tmp_path / "ones-1/reports-0.jsonl"
+    path.write_bytes(b"{nonsense\n" + path.read_bytes())
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for _ in range(3):
+        observer.observe()
+    assert "1 unreadable line" in store.jobs([1])[1].report_note
+    assert store.runs(1)[0].batch == 32
+
+
+def test_a_complaint_goes_once_its_cause_is_gone(store: Store, tmp_path: Path) -> None:
+    """Protects owners from looking for what they have put right: it says since when it is so, then when it last was,
+    and an hour later nothing."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO)
+    spec = tmp_path / "ones-1/spec.json"
+    good = spec.read_bytes() if spec.exists() else None
+    spec.write_bytes(b"{nonsense")
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+
+    def note(at: float) -> str:
+        queue.now = at
+        observer.observe()
+        observer.observe()
+        return store.jobs([1])[1].report_note
+
+    began = queue.now
+    held = note(began)
+    assert "spec.json: " in held and "(since " in held
+    assert note(began + 7200.0) == held
+    spec.unlink() if good is None else spec.write_bytes(good)
+    assert "(last seen " in note(began + 7260.0)
+    assert note(began + 7200.0 + 3700.0) == ""
+
+
+def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> None:
+    """What a job says of its gradient is stored; progress beyond what its samples can be worth is not believed."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0, noise=64.0, progress=300.0)
+    liar = replace(stretch, cursor=640, progress=9999.0)
+    write(tmp_path, 1, HELLO, stretch, liar)
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    history = store.histories([1])[1]
+    assert [point.noise for point in history.noise] == [64.0, 64.0]
+    assert (history.samples, history.progress) == (640.0, 640.0)
+
+
+def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Path) -> None:
+    """Samples add up over the epochs that ended, each of its own length; progress up to that is believed."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    hello = replace(HELLO, dataset=0)
+    done = [
+        Throughput(0, 15, 480, 480, 2.0, 32, 1.0, 2.0, progress=470.0),
+        Epoch(0, 16, 500, 1.5),
+        Throughput(1, 30, 440, 460, 2.0, 32, 1.0, 2.0, progress=900.0),
+        Epoch(1, 32, 520, 1.2),
+        Throughput(2, 34, 64, 144, 2.0, 32, 1.0, 2.0, progress=1050.0),
+    ]
+    spec = replace(SPEC, dataset=0)
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    expected = [(480.0, None), (500.0, 500.0), (940.0, 500.0), (1020.0, 510.0), (1084.0, 510.0)]
+    for number, (samples, length) in enumerate(expected, 1):
+        write(tmp_path, 1, hello, *done[:number], spec=spec)
+        observer.observe()
+        history = store.histories([1])[1]
+        assert (history.samples, history.epoch_samples) == (samples, length)
+        assert history.progress is not None and history.progress <= samples
+    assert history.progress == 1050.0
+
+
+def test_what_a_job_says_of_its_starts_reaches_the_database(store: Store, tmp_path: Path) -> None:
+    """How the start went, how often the ranks were started again, passes, and losses that are no numbers."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    hello = replace(HELLO, queue_s=9.0, launch_s=5.0, import_s=4.0, group_s=0.5, load_s=0.25, resizes=2, note="slow")
+    again = replace(hello, attempt=1, launch_s=3.0, import_s=2.0, note="a rank died")
+    odd = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, None, nonfinite=10)
+    changed = Batch(11, 128, 4.0, passes=2, ramp=50)
+    write(tmp_path, 1, hello, First(1, 0.5), again, First(1, 0.75), odd, changed, spec=replace(SPEC, max_passes=3))
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    (run,) = store.runs(1)
+    assert (run.queue_s, run.launch_s, run.import_s, run.first_step_s) == (9.0, 3.0, 2.0, 0.75)
+    assert (run.resizes, run.attempts, run.note, run.hello_time) == (2, 1, "slow; a rank died", 900.0)
+    assert (run.nonfinite, run.nonfinite_step) == (10, 10)
+    spec = store.histories([1])[1].spec
+    assert spec is not None and spec.max_passes == 3
+    (summary,) = store.job_summaries()
+    assert (summary.batch, summary.passes, summary.local_batch) == (128, 2, 64)
+    assert (summary.attempts, summary.nonfinite, summary.nonfinite_step) == (1, 10, 10)
+
+
+def test_a_tick_writes_all_reports_at_once(store: Store, tmp_path: Path) -> None:
+    """Protects a busy cluster's tick: as many transactions with fifty jobs as with one."""
+    commits: list[object] = []
+    event.listen(store._engine, "commit", commits.append)
+    counts, queue = [], Queue()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.observe()  # which stores the nodes, once
+    for number in (1, 50):
+        queue.jobs |= {n: job(n, work_dir=str(tmp_path)) for n in range(100 * number, 100 * number + number)}
+        for job_id in queue.jobs:
+            write(tmp_path, job_id, HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0))
+        commits.clear()
+        observer.observe()
+        counts.append(len(commits))
+        assert all(store.histories(list(queue.jobs)).values())
+    assert counts[0] == counts[1]
+
+
+def test_nodes_are_stored_when_they_change(store: Store) -> None:
+    """A node that goes down leaves a trace; jobs that come and go on it, and a companion that starts again, none."""
+    queue = Queue()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.observe()
+    before = store.node_changes()
+    name = before[0].node.name
+    assert {change.node.state for change in before} == {"UP"}
+    queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="ALLOCATED", gpus_used=1, idle=False)}
+    observer.observe()
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    assert store.node_changes() == before
+    queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="DOWN*", usable=False)}
+    queue.now += 60.0
+    observer.observe()
+    queue.nodes = {name: replace(queue.nodes[name], state="IDLE")}
+    queue.now += 60.0
+    observer.observe()
+    assert store.node_changes(name)[-1].node.state == "RESERVED"
+    change = store.node_changes(name)[-2]
+    assert (change.time, change.node.state, change.node.usable) == (1060.0, "DOWN*", False)
+
+
+def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> None:
+    """A script may learn its dataset late; what it says last counts, also after a requeue."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for spec in (SPEC, replace(SPEC, dataset=5000)):
+        write(tmp_path, 1, HELLO, spec=spec)
+        observer.observe()
+        told = store.histories([1])[1].spec
+        assert told is not None
+        assert told.dataset == spec.dataset
+
+
+def test_replayed_reports_change_nothing(store: Store, tmp_path: Path) -> None:
+    """A file that is written anew as it was, and what a companion that starts anew finds in it, is neither stored nor
+    checked again; more seconds of training than the run has lasted stay out, and its owner reads so once."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+    lie = replace(stretch, step=20, cursor=640, seconds=3200.0)
+    told = (HELLO, stretch, lie, replace(stretch, step=30, cursor=960))
+    write(tmp_path, 1, *told)
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.observe()
+    before = store.histories([1])[1]
+    assert [point.samples_per_s for point in before.throughput] == [160.0, 160.0]
+    write(tmp_path, 1, *told)
+    for again in (observer, observer, Observer(queue, store, Settings())):  # type: ignore[arg-type]
+        if again is observer:
+            again.observe()
+            assert "1 of its reports not believed" in store.jobs([1])[1].report_note
+        again.observe()
+        assert store.histories([1])[1].throughput == before.throughput
+        assert store.runs(1)[0].report_number == 4
+
+
+def test_what_could_not_be_stored_is_judged_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that fails once costs an honest job nothing: its reports are believed at the next look."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0))
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "add_reports", lambda told: (_ for _ in ()).throw(StoreError("away")))
+        with pytest.raises(StoreError):
+            observer.observe()
+    observer.observe()
+    observer.observe()
+    assert len(store.histories([1])[1].throughput) == 1
+    assert not store.jobs([1])[1].report_note
+
+
+def test_task_counts_that_a_snapshot_does_not_show(tmp_path: Path, store: Store) -> None:
+    """Such a job would be drained and requeued in vain, so it is looked at closely, and once."""
+    queue = Queue()
+    queue.jobs = {1: job(work_dir=str(tmp_path)), 2: job(2, comment="", work_dir=str(tmp_path))}
+    asked = []
+
+    def details(job_ids: Collection[int]) -> dict[int, Job]:
+        asked.append(set(job_ids))
+        return {job_id: replace(queue.jobs[job_id], task_counts=True) for job_id in job_ids}
+
+    queue.details = details  # type: ignore[method-assign]
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for _ in range(2):
+        (elastic,) = observer.observe().elastic.values()
+        assert "task counts" in str(elastic.refusal)
+    assert asked == [{1}]

@@ -1,0 +1,305 @@
+"""Reading what jobs report: a bad line costs itself alone, and nothing a job writes stops a tick."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ones_db.shape import Shape
+from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Report, Spec, Throughput, encode, encode_report
+from slurm_ones.jobs.report_reader import LENGTHS, MAX_BYTES, SKEW_S, NewReports, read_reports
+from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.untrusted_files import job_directory
+from tests.slurm.make import job_of
+
+NOW = 2000.0
+SPEC = Spec(32, 256, 64, 1000, 5)
+
+
+def line(number: int, *, at: float = NOW, **changes: object) -> bytes:
+    """A good report line, or one with other fields."""
+    text = encode_report(number, at, Epoch(number, number, 1000, 0.5, 0.9))
+    return json.dumps({**json.loads(text), **changes}).encode() + b"\n" if changes else text
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(tmp_path), restart=0, submit_time=NOW - 10_000)
+
+
+@pytest.fixture
+def write(job: Job) -> Write:
+    """Append to the job's reports."""
+    directory = job_directory(job)
+    directory.mkdir()
+
+    def append(*lines: bytes) -> Path:
+        path = directory / "reports-0.jsonl"
+        with path.open("ab") as file:
+            file.write(b"".join(lines))
+        return path
+
+    return append
+
+
+def read(job: Job, offset: int = 0, after: int = 0) -> NewReports:
+    return read_reports(job, 0, offset, after, now=NOW)
+
+
+def numbers(piece: NewReports) -> list[int]:
+    return [x.number for x in piece.lines]
+
+
+def test_no_directory_yet(job: Job) -> None:
+    """A job that has not started its wrapper is no news."""
+    assert read(job) == NewReports((), 0, None, "")
+
+
+def test_lines_and_spec(job: Job, write: Write) -> None:
+    """All that a well-behaved job says."""
+    path = write(line(1), line(2))
+    (job_directory(job) / "spec.json").write_bytes(encode(SPEC))
+    piece = read(job)
+    assert (numbers(piece), piece.spec, piece.problem) == ([1, 2], SPEC, "")
+    assert piece.offset == path.stat().st_size
+    write(line(3))
+    assert numbers(read(job, piece.offset, 2)) == [3]
+
+
+def test_a_line_that_is_being_written_waits(job: Job, write: Write) -> None:
+    """It is read when its newline is there, and not before, and not twice."""
+    text = line(2)
+    write(line(1), text[:20])
+    piece = read(job)
+    assert (numbers(piece), piece.problem) == ([1], "")
+    write(text[20:])
+    assert numbers(read(job, piece.offset, 1)) == [2]
+
+
+def test_a_line_cut_short_costs_itself_alone(job: Job, write: Write) -> None:
+    """As a crashed rank or a full disk leaves it, with good lines after it."""
+    write(line(1), line(2)[:25] + b"\n", line(3))
+    piece = read(job)
+    assert numbers(piece) == [1, 3]
+    assert "1 unreadable line, the first: not JSON" in piece.problem
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (line(2, kind="secret"), "kind: 'secret'"),
+        (line(2, kind=["epoch"]), "kind:"),
+        (line(2, n="2"), "n: '2' is not a number"),
+        (line(2, n=2.5), "n: 2.5 is not an integer"),
+        (line(2, n=True), "n: True"),
+        (line(2, n=-1), "n: -1 is negative"),
+        (line(2, samples=-5), "samples: -5 is negative"),
+        (line(2, samples=10**30), "samples: 1000000"),
+        (line(2, loss=float("nan")), "loss: nan is not finite"),
+        (line(2, loss=float("inf")), "loss: inf is not finite"),
+        (b'{"n":2,"t":1e999,"kind":"epoch"}\n', "t: inf"),
+        (b'{"n":2,"t":' + b"9" * 5000 + b',"kind":"epoch"}\n', "not JSON"),
+        (line(2, epoch=None), "epoch: None"),
+        (b'{"n":2,"t":1,"kind":"epoch"}\n', "epoch: missing"),
+        (line(2, at=NOW + 301), "is in the future"),
+        (b"[1, 2]\n", "not a JSON object"),
+        (b"\n", "not JSON"),
+        (b"\xff\xfe\x00\n", "not JSON"),
+        (b"[" * 10_000 + b"\n", "not JSON"),
+        (line(2, kind="bye", reason="x" * 2000), "reason: not a text"),
+        (b'{"n":2,"x":"' + b"a" * MAX_LINE + b'"}\n', f"longer than {MAX_LINE} bytes"),
+        (line(1), "n: 1 comes after 1"),
+    ],
+)
+def test_a_bad_line_is_named(job: Job, write: Write, bad: bytes, words: str) -> None:
+    """Wrong kinds, numbers that are none, not finite, out of order, far too large: dropped, with the reason."""
+    write(line(1), bad, line(3))
+    piece = read(job)
+    assert numbers(piece) == [1, 3]
+    assert words in piece.problem
+
+
+def test_a_report_from_the_future_was_made(job: Job, write: Write) -> None:
+    """It is not believed, and counts as said: a job that talks is not waiting. A number that no job can have come to
+    does not count."""
+    write(line(1), line(2, at=NOW + 7200))
+    piece = read(job)
+    assert (numbers(piece), piece.last) == ([1], 2)
+    write(line(10**9, at=NOW + 7200), line(3))
+    piece = read(job, piece.offset, piece.last)
+    assert (numbers(piece), piece.last) == ([3], 3)
+
+
+def test_numbers_out_of_order(job: Job, write: Write) -> None:
+    """What was believed once is not told again, in one look or over two."""
+    write(line(1), line(5), line(3), line(5), line(6))
+    piece = read(job)
+    assert numbers(piece) == [1, 5, 6]
+    assert "2 unreadable lines, the first: n: 3 comes after 5" in piece.problem
+    write(line(6), line(7))
+    assert numbers(read(job, piece.offset, 6)) == [7]
+
+
+def test_text_that_could_steer_a_terminal(job: Job, write: Write) -> None:
+    """It is made harmless where it comes in."""
+    write(encode_report(1, NOW, Bye("error", 3, 1, "\x1b]0;owned\x07\nnext")))
+    (found,) = read(job).lines
+    assert isinstance(found.report, Bye)
+    assert found.report.note == "?]0;owned??next"
+
+
+def test_a_huge_line_is_stepped_over(job: Job, write: Write) -> None:
+    """It is neither waited for nor read into memory whole."""
+    write(b"x" * (MAX_BYTES + 10), b"\n", line(1))
+    piece = read(job)
+    assert (piece.lines, piece.offset) == ((), MAX_BYTES)
+    piece = read(job, piece.offset)
+    assert numbers(piece) == [1]
+
+
+def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
+    """A long file takes several looks, each bounded, and no line is lost between them."""
+    path = write(*(line(n) for n in range(1, 15_001)))
+    offset, after, looks = 0, 0, 0
+    found: list[int] = []
+    while offset < path.stat().st_size:
+        piece = read(job, offset, after)
+        assert 0 < piece.offset - offset <= MAX_BYTES
+        found += numbers(piece)
+        offset, after, looks = piece.offset, found[-1], looks + 1
+    assert found == list(range(1, 15_001))
+    assert looks > 1
+
+
+def test_a_file_that_shrank(job: Job, write: Write) -> None:
+    """Somebody cut or replaced it: it is said, and nothing is read from its middle."""
+    path = write(line(1), line(2))
+    offset = read(job).offset
+    path.write_bytes(line(9))
+    piece = read(job, offset, 2)
+    assert (piece.lines, piece.offset) == ((), offset)
+    assert "shorter than before" in piece.problem
+
+
+@pytest.mark.parametrize("what", ["link", "fifo", "directory"])
+def test_reports_that_are_no_file(job: Job, write: Write, tmp_path: Path, what: str) -> None:
+    """Not followed, not waited for, and said."""
+    path = write(line(1))
+    path.unlink()
+    if what == "link":
+        (tmp_path / "elsewhere").write_bytes(line(1))
+        path.symlink_to(tmp_path / "elsewhere")
+    elif what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    piece = read(job)
+    assert piece.lines == ()
+    assert "reports-0.jsonl" in piece.problem
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to somebody else takes root")
+def test_reports_of_another_owner(job: Job, write: Write) -> None:
+    """A stranger who plants a directory says nothing about the job."""
+    path = write(line(1))
+    os.chown(path, 12345, 12345)
+    assert "belongs to uid 12345" in read(job).problem
+    os.chown(job_directory(job), 12345, 12345)
+    piece = read(job)
+    assert piece.lines == ()
+    assert "belongs to uid 12345" in piece.problem
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"base_batch":-1}', b"{}" * MAX_LINE])
+def test_a_bad_spec_costs_the_spec(job: Job, write: Write, text: bytes) -> None:
+    """The reports beside it are read all the same."""
+    write(line(1))
+    (job_directory(job) / "spec.json").write_bytes(text)
+    piece = read(job)
+    assert (numbers(piece), piece.spec) == ([1], None)
+    assert piece.problem.startswith("spec.json: ")
+
+
+@given(data=st.binary(max_size=400), cut=st.integers(0, 400))
+def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
+    """Whatever lies in the file, in whatever pieces it arrived: no exception, and good lines around it count."""
+    where = tmp_path_factory.mktemp("job")
+    job = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(where))
+    job_directory(job).mkdir()
+    whole = line(1) + data + b"\n" + line(1000)
+    path = job_directory(job) / "reports-0.jsonl"
+    found: list[int] = []
+    offset = 0
+    for size in (min(cut, len(whole)), len(whole)):
+        path.write_bytes(whole[:size])
+        piece = read(job, offset, found[-1] if found else 0)
+        found += numbers(piece)
+        offset = piece.offset
+    assert offset == len(whole)
+    assert found[0] == 1
+    assert found[-1] == 1000
+    assert found == sorted(set(found))
+
+
+TRAINED = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+
+
+def of_run(job: Job, write: Write, *reports: tuple[float, Report]) -> NewReports:
+    """What is read of a run that began at 1000 and ended at 1900, by Slurm's clock."""
+    write(*(encode_report(number, at, report) for number, (at, report) in enumerate(reports, 1)))
+    return read(replace(job, state=JobState.FAILED, start_time=1000.0, end_time=1900.0))
+
+
+@given(st.lists(st.tuples(st.integers(700, 2200), st.sampled_from([0.0, 0.5, 1.0])), max_size=30))
+def test_an_honest_run_is_accepted_whatever_its_clock(reports: list[tuple[int, float]]) -> None:
+    """Times within the run, by clocks that differ as they may, and lengths as long as they were measured in."""
+    with TemporaryDirectory() as directory:
+        mine = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=directory, restart=0, submit_time=NOW - 10_000)
+        job_directory(mine).mkdir()
+        path = job_directory(mine) / "reports-0.jsonl"
+
+        def write(*lines: bytes) -> Path:
+            path.write_bytes(b"".join(lines))
+            return path
+
+        said = [(float(at), replace(TRAINED, seconds=share * LENGTHS * max(at - 1000, 0))) for at, share in reports]
+        found = of_run(mine, write, *said)
+    assert found.problem == ""
+    assert [(x.time, x.report) for x in found.lines] == said
+
+
+@pytest.mark.parametrize(
+    ("at", "report", "words"),
+    [
+        (600.0, TRAINED, "100 s before its run"),
+        (2210.0, TRAINED, "10 s after its run"),
+        (600.0, Epoch(0, 10, 1000), "100 s before its run"),
+        (1100.0, replace(TRAINED, seconds=500.0), "500 s of training"),
+    ],
+)
+def test_a_measurement_outside_its_run_is_dropped(
+    job: Job, write: Write, at: float, report: Report, words: str
+) -> None:
+    """From before the run, from after its end, or of more seconds than it had lasted: it teaches nothing, and its owner
+    reads why. The reports around it stay."""
+    found = of_run(job, write, (1100.0, TRAINED), (at, report), (1200.0, TRAINED))
+    assert numbers(found) == [1, 3]
+    assert (found.last, words in found.problem) == (3, True)
+    assert found.problem.startswith("1 of its reports not believed")
+
+
+def test_last_words_count_at_the_end_of_the_run(job: Job, write: Write) -> None:
+    """A farewell that comes late by its node's clock is stored with the last time that the run can have."""
+    found = of_run(job, write, (2250.0, Bye("drained", 0)))
+    assert [x.time for x in found.lines] == [1900.0 + SKEW_S]
