@@ -21,9 +21,8 @@ from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
 from tests.cluster.sites import GRES_TYPED
 from tests.db.server import NoServer, Server
+from tests.marks import NIGHTLY
 
-NIGHTLY = "ONES_NIGHTLY" in os.environ
-"""`make nightly` sets it: more examples and faults, and other ones each night."""
 SEED = "ONES_SEED"
 """In the environment: the seed of faults and hostile inputs."""
 # How long examples take to draw says something of the machine, and nothing of what is tested.

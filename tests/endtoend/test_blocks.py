@@ -98,6 +98,7 @@ class Training:
         return runs
 
 
+@pytest.mark.nightly
 def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1 GPUs, and a batch that changes with them."""
     training = Training(site, 200)

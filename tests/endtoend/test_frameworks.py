@@ -152,14 +152,10 @@ def test_lightning_and_accelerate_are_resized(
     logged(folder, words)
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("name", "batch", "epochs"),
-    [
-        ("transformers", 16, 8),
-        nightly("lightning", 32, 3),
-        nightly("accelerate", 32, 3),
-    ],
+    ("name", "batch", "epochs"), [("transformers", 16, 8), ("lightning", 32, 3), ("accelerate", 32, 3)]
 )
 def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batch: int, epochs: int) -> None:
     """Their examples as jobs of blocks, 1 → 2 → 1 GPUs with another batch: no run is requeued, and each sample is used

@@ -38,7 +38,7 @@ def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
         place.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_installed_by_the_guide_and_killed(reader: Reader) -> None:
     """Every command of the installation works as written, the service runs unprivileged and confined, and one that is

@@ -47,6 +47,7 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None
         time.sleep(0.3)
 
 
+@pytest.mark.nightly
 def test_a_site_moves_while_its_companion_runs(harness: Harness, server: Server) -> None:
     """Protects every row on the way, those included that came during the first copy; the companion is stopped for the
     switch alone, then goes on with the same job: its samples, and with the resize of another."""

@@ -16,9 +16,8 @@ from ones_wrapper.protocol import Bye
 from ones_wrapper.schedule import base_steps
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import BLOCKS, HERE
-from tests.marks import nightly
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 LR = 0.003
 
 
@@ -44,13 +43,7 @@ TEN = Story(16, 8, 128, STARTS, 500)
 """As `benchmarks/real_scripts.py` has it without a Slurm."""
 
 
-@pytest.mark.parametrize(
-    "story",
-    [
-        pytest.param(THREE, id="three"),
-        nightly(TEN, id="ten"),
-    ],
-)
+@pytest.mark.parametrize("story", [pytest.param(THREE, id="three"), pytest.param(TEN, id="ten")])
 def test_a_gpt_grows_and_shrinks(request: pytest.FixtureRequest, tmp_path: Path, story: Story) -> None:
     """`examples/gpt.py` in blocks through three resizes, or ten, each with another batch: the CSV file that it holds
     open has each step once, each at the rate that the undisturbed run has at that sample, and the last rate is the

@@ -20,7 +20,7 @@ from tests.wrapper.forked import Team
 from tests.wrapper.strategies.rows import Row, rows
 from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 ROWS = rows()
 
 
@@ -32,13 +32,7 @@ def alone() -> Iterator[Team]:
     team.close()
 
 
-TELLING = "optimus2d"
-"""A strategy that cannot use every number of GPUs; the others are for the night."""
-
-
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=() if row.name == TELLING else pytest.mark.nightly) for row in ROWS]
-)
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
 def test_its_owner_resizes_it_twice(row: Row, harness: Harness, alone: Team) -> None:
     """By `slurm-ones resize`, under a companion that knows its limits."""
     folder = harness.folder(row.name.replace(" ", "-"))

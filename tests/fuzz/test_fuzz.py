@@ -13,9 +13,10 @@ import pytest
 
 from benchmarks.fuzz import input_of, replay, tried
 from tests.fuzz.parsers import PARSERS, clean
+from tests.marks import NIGHTLY
 
 SAVED = sorted((Path(__file__).parent / "saved").glob("*.json"))
-INPUTS = 20_000
+INPUTS = 100_000 if NIGHTLY else 5_000
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/fuzz.py"
 
 
