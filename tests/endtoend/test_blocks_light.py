@@ -21,11 +21,11 @@ ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
 """For a job whose newcomers are to join together, however long after the others one of them starts."""
 
 
-TWO = pytest.mark.parametrize("site", ["gres owner", "old operator"], indirect=True)
+TWO = pytest.mark.parametrize("site", ["gres owner", nightly("old operator")], indirect=True)
 
 
 @pytest.fixture(
-    params=["gres owner", nightly("gres operator"), "gres owner whole", nightly("old owner"), "old operator"]
+    params=["gres owner", *map(nightly, ("gres operator", "gres owner whole", "old owner", "old operator"))]
 )
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site.of(request, request.param, gpus=4)

@@ -37,6 +37,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 @pytest.mark.skipif(CASES["transformers"].missing, reason="transformers is not installed")
 def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> None:

@@ -163,6 +163,7 @@ def test_advice_changes_nothing_and_works_by_hand(harness: Harness) -> None:
     assert isinstance(hello, Hello) and hello.checkpoint and hello.batch > 16
 
 
+@pytest.mark.nightly
 def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
     """A job that waits is held, reshaped and released; a begin time of its own stays."""
     job_id = harness.light("--begin=now+1hour")
@@ -180,6 +181,7 @@ def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
     assert harness.job(job_id).pending
 
 
+@pytest.mark.nightly
 def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     """Others take the GPUs while the job is drained: after max_wait_s it trains on at its old shape and batch."""
     job_id = harness.light()
@@ -208,6 +210,7 @@ def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     assert harness.job(rigid).running
 
 
+@pytest.mark.nightly
 def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
     """A partition without GRES: nodes are the unit, and their GPUs come from the settings."""
     options = ("--partition=whole", "--gres=none", "--comment=ones: nodes=1-4 batch=16-64")

@@ -21,7 +21,6 @@ from tests.endtoend.harness import TICK_S, WAIT_S, Harness
 from tests.endtoend.test_move import shown
 from tests.endtoend.test_people import resized
 from tests.endtoend.unit import WATCHDOG_S, Unit
-from tests.marks import nightly
 
 pytestmark = pytest.mark.cluster
 TICKED = "elastic jobs run on"
@@ -196,11 +195,12 @@ def command_lines() -> list[bytes]:
 @pytest.mark.parametrize(
     "way",
     [
-        nightly("PGPASSWORD"),
+        "PGPASSWORD",
         "pgpass",
-        nightly("config"),
+        "config",
     ],
 )
+@pytest.mark.nightly
 def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server, way: str) -> None:
     """Whichever way it is given: not in a list of processes, the log, what the commands say, or the database."""
     name = server.fresh()

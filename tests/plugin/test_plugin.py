@@ -236,6 +236,7 @@ def test_a_user_alone(cluster: Cluster) -> None:
         cluster.run(["rm", "-rf", "own"])
 
 
+@pytest.mark.nightly
 def test_such_a_job_is_resized(gres: Cluster) -> None:
     """From an option of sbatch to a companion's resize: the option's range holds, beside the script's batch."""
     harness = Harness(gres)

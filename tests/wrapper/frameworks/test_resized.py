@@ -71,6 +71,7 @@ def test_trainer_with_a_larger_batch(tmp_path: Path) -> None:
     assert log[-2]["learning_rate"] == pytest.approx(used) and log[-1]["eval_loss"] < log[2]["eval_loss"]
 
 
+@pytest.mark.nightly
 def test_accelerate_through_resizes(tmp_path: Path) -> None:
     """Protects an Accelerate job: at most five changed lines, and the model of an undisturbed run."""
     assert lines_changed(CASES["accelerate"]) <= 5
@@ -82,6 +83,7 @@ def test_accelerate_through_resizes(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_lightning_through_resizes(tmp_path: Path) -> None:
     """Protects a Lightning job: at most three changed lines, no sample lost or repeated, the model of an undisturbed
     run, its schedule at its end, and each epoch evaluated once.
