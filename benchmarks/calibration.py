@@ -30,12 +30,12 @@ from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import ClusterView, JobView, Policy, Schedule
 from slurm_ones.policy.tables import build_tables
-from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.run import WarningLog, companion_settings, over, run_companion
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.generate import generate
+from slurm_ones.simulate.world import World
 
 PER_NODE, TICK_S = 4, 60.0
 BEYOND = 1.2816

@@ -33,7 +33,7 @@ from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, Policy, Progress, Schedule
 from slurm_ones.policy.shapes import shape_of, valid_counts
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.generate import generate
 

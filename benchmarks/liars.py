@@ -31,16 +31,16 @@ from benchmarks.bounds_off import Off, without
 from benchmarks.generated import parser_of
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
 from slurm_ones.learn import hierarchy, histories, learner, progress, throughput
-from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
-from slurm_ones.simulate.engines.measure import RunFigures
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.outcome import RunFigures
+from slurm_ones.simulate.run import WarningLog, companion_settings, over, run_companion
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.job_reports import JobFiles
+from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World
 
 PER_NODE, TICK_S = 4, 60.0
 LIAR = "liar"

@@ -48,13 +48,13 @@ from ones_db.tables import METADATA
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_ones.companion import Companion
-from slurm_ones.simulate.engines.companion_engine import companion_settings, fast_directory
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.run import companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World
 
 TOKEN = "benchmark"
 CLUSTER = "bench"

@@ -28,12 +28,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_ones.companion import Tick
-from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, fast_directory, run_companion
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.run import WarningLog, companion_settings, fast_directory, run_companion
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.workloads.generate import generate, offered
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World
 
 MIB = float(1 << 20)
 NOT_OURS = ("*/benchmarks/memory.py", "*/tracemalloc.py", "<frozen*")

@@ -23,11 +23,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 
 @dataclass(frozen=True)

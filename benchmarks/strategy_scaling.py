@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import Links, StrategySpeed
-from slurm_ones.simulate.workloads.catalogue import Kind, build
-from slurm_ones.simulate.workloads.strategies import PLAIN, STRATEGY_KINDS
+from slurm_ones.simulate.workloads.catalogue import PLAIN, STRATEGY_KINDS, Kind, build
 
 PER_NODE = 4
 SIZES = (1, 4, 8, 16, 32)

@@ -16,17 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.rivals.drl import ASKED_LEFT, CONTEXT, FEATURES, SHAPES, SIZE, Drl, Game, GrowthSteps, Perceptron
-from slurm_ones.simulate.engines.idealized import run_idealized
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 ROLLOUTS = 4
 """Of one workload in each update."""
@@ -326,10 +327,16 @@ def kept_task(purpose: str, number: int) -> Task:
     return Task(generate("philly", jobs=60, seed=seed, gpus=32), ClusterSpec(8, 4, any_shape=False), 60.0)
 
 
+def simulated(policy: Policy, task: Task, **options: Any) -> Outcome:
+    """The task under the policy, by an oracle."""
+    return run(policy.name, {}, task.workload, task.cluster, oracle="pack", interval_s=task.interval_s,
+               make=lambda: policy, **options)  # fmt: skip
+
+
 def mean_jct(policy: Policy, task: Task) -> float:
     """Of all jobs; those that have not ended when it is given up count as if they had then."""
     end = task.workload.submissions[-1].time + 2000 * task.interval_s
-    outcome = run_idealized(policy, task.workload, task.cluster, interval_s=task.interval_s, most_s=end)
+    outcome = simulated(policy, task, most_s=end)
     return float(np.mean([(end if job.ended is None else job.ended) - job.submitted for job in outcome.jobs]))
 
 
@@ -365,7 +372,7 @@ def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = T
         for _ in range(ROLLOUTS):
             policy, luck = Sampling(network, task.interval_s), int(rng.integers(2**31))
             with suppress(Enough):
-                run_idealized(policy, task.workload, task.cluster, interval_s=task.interval_s, seed=luck)
+                simulated(policy, task, seed=luck)
             rollouts.append(policy.rounds)
         part = min(spent / (60.0 * minutes), 1.0)
         slope = gradient(network, rollouts, ENTROPY[0] * (ENTROPY[1] / ENTROPY[0]) ** part)

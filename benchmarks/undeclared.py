@@ -22,11 +22,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.generated import parser_of
-from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 PER_NODE, TICK_S = 4, 60.0
 Change = Callable[[Submission, np.random.Generator], Submission]

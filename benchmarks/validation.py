@@ -21,12 +21,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from slurm_ones.policies import make_policy
-from slurm_ones.simulate.engines.idealized import run_idealized
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.training.mechanism import Requeue
-from slurm_ones.simulate.workloads.profiles import BadInput, read_profiles
-from slurm_ones.simulate.workloads.workload import Workload, read_workload
+from slurm_ones.simulate.oracle import Placement
+from slurm_ones.simulate.run import run as simulate
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Requeue
+from slurm_ones.simulate.workloads.profiles import BadInput, Workload, read_profiles, read_workload
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "adaptdl"
 WORKLOADS = ("workload-1", "workload-6")
@@ -42,8 +41,7 @@ class Case:
     """Mean JCT."""
     options: Mapping[str, Any] = field(default_factory=dict)
     makespan_s: tuple[float, float] = (float("nan"), float("nan"))
-    spread: bool = True
-    """Jobs are placed on the emptiest nodes; else the policy's own placement keeps them packed."""
+    placement: Placement = "spread"
 
 
 CASES = (
@@ -53,7 +51,7 @@ CASES = (
     Case("srsf", "srsf", (2323.3, 2819.7)),
     Case("tiresias", "tiresias", (2473.7, 3469.7), {}, (83644, 78556)),
     Case("optimus", "optimus", (4087.1, 5301.9), {"interval_s": 0.0, "told": True}, (72315, 66246)),
-    Case("pollux", "pollux", (2088.8, 2446.1), {}, (64923, 58798), spread=False),
+    Case("pollux", "pollux", (2088.8, 2446.1), {}, (64923, 58798), placement="pack"),
 )
 
 
@@ -75,9 +73,8 @@ class Figure:
 def run(case: Case, workload: Workload, number: int) -> Figure:
     """The study's run of it."""
     began = time.perf_counter()
-    policy = make_policy(case.policy, **case.options)
-    outcome = run_idealized(
-        policy, workload, ClusterSpec(16, 4), interval_s=60.0, mechanism=Requeue(30.0), spread=case.spread
+    outcome = simulate(
+        case.policy, case.options, workload, ClusterSpec(16, 4), oracle=case.placement, mechanism=Requeue(30.0)
     )
     mean = float(np.mean([job.jct_s for job in outcome.jobs]))
     known = case.makespan_s[number]

@@ -35,9 +35,9 @@ from slurm_ones.bound.curves import KindWork, Work, pools_of, work_of
 from slurm_ones.bound.dual import Dual, improved
 from slurm_ones.bound.fluid import fluid_mean_jct_s
 from slurm_ones.policy.contract import Floats
-from slurm_ones.simulate.study.bounds import Bound
+from slurm_ones.simulate.study.figures import Bound
 from slurm_ones.simulate.study.plan import StudyPlan
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 PARTS, MOMENTS = 32, 4
 """Parts of a training, and moments in an interval, while prices are sought."""

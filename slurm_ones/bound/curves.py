@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from slurm_ones.policy.contract import Bools, Floats, Ints
-from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.gpu_kinds import POWER, on_kind
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.training.application import POWER, Application, Submission, on_kind
+from slurm_ones.simulate.workloads.profiles import Workload
 
 Key = tuple[str, float, int, int]
 """Application, share of its epochs, and of a rigid job its GPUs and its batch (0 and 0 of an elastic one)."""

@@ -23,11 +23,10 @@ from slurm_ones.text import plain
 
 # The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.engines.spec import Part
+    from slurm_ones.simulate.spec import Network, Part
     from slurm_ones.simulate.study.plan import Contender, StudyPlan
     from slurm_ones.simulate.study.runs import ContenderSummary, StudyRun
-    from slurm_ones.simulate.training.mechanism import Mechanism
-    from slurm_ones.simulate.training.network import Network
+    from slurm_ones.simulate.training.application import Mechanism
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
@@ -44,8 +43,8 @@ _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 def parse_cluster(text: str) -> tuple[Part, ...]:
     """Equal nodes with their number and GPUs, from `16x4`; or several parts of one kind of GPU each, from
     `8x4:a100+8x4:v100`. Raises `BadInput`."""
-    from slurm_ones.simulate.engines.spec import Part
-    from slurm_ones.simulate.training.gpu_kinds import POWER
+    from slurm_ones.simulate.spec import Part
+    from slurm_ones.simulate.training.application import POWER
 
     found = [_CLUSTER.fullmatch(one) for one in text.split("+")]
     parts = tuple(Part(int(one[1]), int(one[2]), one[3] or "") for one in found if one is not None)
@@ -60,7 +59,7 @@ def parse_cluster(text: str) -> tuple[Part, ...]:
 
 def parse_network(text: str) -> Network:
     """Leaf switches × nodes below each : taper, from `4x4:3`. Raises `BadInput`."""
-    from slurm_ones.simulate.training.network import Network
+    from slurm_ones.simulate.spec import Network
 
     cluster, _, taper = text.partition(":")
     found, value = _CLUSTER.fullmatch(cluster), parse_value(taper or "1")
@@ -127,7 +126,7 @@ def parse_resize_cost(text: str) -> float | None:
 
 def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
     """How jobs are resized, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
-    from slurm_ones.simulate.training.mechanism import Hot, Requeue
+    from slurm_ones.simulate.training.application import Hot, Requeue
 
     name, _, costs = text.partition(":")
     if name == "requeue" and not costs:
@@ -318,7 +317,7 @@ def simulate(options: SimulateOptions) -> None:
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
     """All runs, as jobs of the site's Slurm."""
     from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue, parse_sbatch
-    from slurm_ones.simulate.study.parts import StudyFolder
+    from slurm_ones.simulate.study.kept import StudyFolder
 
     folder = StudyFolder(directory.absolute())
     jobs = StudyJobs(folder.jobs, parse_sbatch(sbatch))

@@ -21,8 +21,8 @@ from slurm_ones.text import plain, seconds
 
 # The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.study.curves import Curves
-    from slurm_ones.simulate.traces.trace import Trace
+    from slurm_ones.simulate.study.stretch import Curves
+    from slurm_ones.simulate.workloads.trace import Trace
 
 PAGE = Path("elasticity.html")
 SINCE = "30d"
@@ -68,9 +68,8 @@ def study(
     Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
     """
     from slurm_ones.show.page import write_study
-    from slurm_ones.simulate.study.elasticity import ElasticityStudy
-    from slurm_ones.simulate.study.parts import StudyFolder, run_kept
-    from slurm_ones.simulate.study.present import pictures, rows
+    from slurm_ones.simulate.study.kept import StudyFolder, run_kept
+    from slurm_ones.simulate.study.present import ElasticityStudy, pictures, rows
     from slurm_ones.simulate.study.runs import summarize
     from slurm_ones.simulate.study.stretch import plan_of, recorded, stretch_of
 
@@ -122,7 +121,7 @@ def study(
 
 
 def _curves(profiles: Path | None) -> Curves:
-    from slurm_ones.simulate.study.curves import catalogue, measured
+    from slurm_ones.simulate.study.stretch import catalogue, measured
     from slurm_ones.simulate.workloads.profiles import read_profiles
 
     return catalogue() if profiles is None else measured(read_profiles(profiles))
@@ -130,8 +129,7 @@ def _curves(profiles: Path | None) -> Curves:
 
 def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
     """The trace of a file, or what `sacct` says."""
-    from slurm_ones.simulate.traces.accounting import read_sacct
-    from slurm_ones.simulate.traces.formats import read_trace
+    from slurm_ones.simulate.workloads.formats import read_sacct, read_trace
     from slurm_ones.slurm.sacct import Sacct
 
     if path is not None:

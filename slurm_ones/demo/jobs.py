@@ -8,7 +8,7 @@ from pathlib import Path
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 CLUSTER = "demo"
 HERE, SIMULATED = "this-machine", "simulated"

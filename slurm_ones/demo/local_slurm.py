@@ -27,14 +27,13 @@ from slurm_ones.demo.jobs import (
     simulated_workload,
 )
 from slurm_ones.demo.processes import Processes, ProcessProgram, cancelled, clean_environment, make_shims
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import Timeline
-from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.mechanism import Hot
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Application, Hot, Submission
+from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey, Task
 
 GROWN_S = 60.0

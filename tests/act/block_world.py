@@ -22,13 +22,12 @@ from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World as Simulated
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.mechanism import Hot
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Hot, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World as Simulated
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Job, Task
 from tests.act.world import Crash, ResizeStore

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-import slurm_ones.simulate.engines.companion_engine as engine
+import slurm_ones.simulate.run as engine
 from ones_db import ResizeRecord, Store
 from slurm_ones.rules.blocks import BLOCKS
-from slurm_ones.simulate.engines.world import World as Simulated
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.mechanism import Hot
+from slurm_ones.simulate.training.application import Hot
+from slurm_ones.simulate.world import World as Simulated
 from tests.simulate.test_engine import with_changing_policy, workload
 
 

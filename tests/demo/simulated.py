@@ -13,13 +13,12 @@ import numpy as np
 
 from slurm_ones.demo.jobs import BASE_BATCH, STEP_MS
 from slurm_ones.policy.contract import Floats
-from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.run import run
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.mechanism import Hot
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Application, Hot, Submission
+from slurm_ones.simulate.workloads.profiles import Workload
 from tests.demo.jobs import JOBS, MOST_GPUS, PACE_MS, DemoJob
 
 DATASET = 1437

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.traces.accounting import COMMAND
-from slurm_ones.simulate.traces.formats import read_trace
-from slurm_ones.simulate.traces.trace import TraceJob
+from slurm_ones.simulate.workloads.formats import COMMAND, read_trace
+from slurm_ones.simulate.workloads.trace import TraceJob
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.test_accounting import recorded
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_ones.simulate.engines.spec import asked_shape
-from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
-from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.mechanism import Requeue
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.spec import asked_shape
+from slurm_ones.simulate.training.application import Application, Requeue, Submission
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey, JobState, Task
 from tests.faults.block_faults import BlockFaults
 from tests.faults.files import FaultyFiles

@@ -30,7 +30,7 @@ from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.jobs import report_reader as reports
 from slurm_ones.simulate.slurm.timeline import Timeline
-from slurm_ones.simulate.training.job_reports import JobFiles
+from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, read_from
 from tests.faults.block_safety import BlockSafety

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ones_db import Store
-from slurm_ones.simulate.engines.invariants import busy_nodes, misplaced, order_of_samples, record_differs
+from slurm_ones.simulate.invariants import busy_nodes, misplaced, order_of_samples, record_differs
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import JobState
 from tests.faults.faulty_world import FaultyWorld

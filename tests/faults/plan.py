@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, onebit, ring
 from slurm_ones.simulate.workloads.catalogue import KINDS, build

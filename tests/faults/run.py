@@ -23,9 +23,9 @@ from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import Round
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import AT_ONCE, companion_settings, fast_directory
-from slurm_ones.simulate.engines.world import USER
+from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import EPOCH
+from slurm_ones.simulate.world import USER
 from tests.faults import invariants
 from tests.faults.block_safety import BlockSafety
 from tests.faults.client import Controller, FaultyClient

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
 
 from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
 from ones_db.reasons import Reason
-from slurm_ones.simulate.engines.companion_engine import fast_directory
+from slurm_ones.simulate.run import fast_directory
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.safety import SafetyChecker

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.spec import ClusterSpec
 from tests.faults.kinds import BY_OTHERS, FaultKind
 from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan
@@ -89,7 +89,7 @@ def test_fresh_seeds_with_strategies(seed: int) -> None:
 def test_a_companion_that_knows_no_strategies_is_found() -> None:
     """The invariant sees a job that runs at a size outside its limits, which its owner's range does not exclude."""
     with (
-        mock.patch("slurm_ones.simulate.engines.world.least_gpus", lambda app: 1),
+        mock.patch("slurm_ones.simulate.world.least_gpus", lambda app: 1),
         mock.patch("slurm_ones.rules.views.size_rules", lambda *known: ()),
         mock.patch("slurm_ones.rules.plan.breaks", lambda *given: None),
         mock.patch("slurm_ones.act.machine.breaks", lambda *given: None),

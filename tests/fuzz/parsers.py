@@ -474,7 +474,7 @@ WORKLOADS = [
 
 def workload(data: bytes) -> None:
     from slurm_ones.simulate import BadInput
-    from slurm_ones.simulate.workloads.workload import read_workload
+    from slurm_ones.simulate.workloads.profiles import read_workload
 
     path = scratch() / "jobs.csv"
     path.write_bytes(data)

@@ -18,14 +18,13 @@ from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.metrics import Metrics
 from slurm_ones.service.metrics_server import serve
 from slurm_ones.service.systemd import Notifier
-from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, run_companion
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.run import WarningLog, companion_settings, run_companion
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World
 
 CLUSTER = ClusterSpec(2, 4)
 CALLED_OFF = 8

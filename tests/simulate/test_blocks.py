@@ -22,14 +22,13 @@ from ones_wrapper.protocol import (
     encode,
     reports_name,
 )
-from slurm_ones.simulate.engines.invariants import order_of_samples
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import BLOCKS, World
+from slurm_ones.simulate.invariants import order_of_samples
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.mechanism import Hot
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Hot, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import BLOCKS, World
 from slurm_ones.slurm.model import JobState, Task
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})

@@ -19,16 +19,14 @@ from slurm_ones.bound.curves import Curve, KindCurve, KindWork, Pool, Work, curv
 from slurm_ones.bound.dual import Dual, improved
 from slurm_ones.bound.fluid import fluid_mean_jct_s
 from slurm_ones.cli import app as command_line
-from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Floats
-from slurm_ones.simulate.engines.idealized import run_idealized
-from slurm_ones.simulate.engines.outcome import alone_seconds
-from slurm_ones.simulate.engines.spec import ClusterSpec, Part, asked_shape
-from slurm_ones.simulate.study.bounds import Bound
-from slurm_ones.simulate.training.gpu_kinds import on_kind
-from slurm_ones.simulate.training.mechanism import Hot, Requeue
+from slurm_ones.simulate.outcome import alone_seconds
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec, Part, asked_shape
+from slurm_ones.simulate.study.figures import Bound
+from slurm_ones.simulate.training.application import Hot, Requeue, on_kind
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 PARTS = 32
 
@@ -242,8 +240,8 @@ def test_no_policy_beats_it(kind: str) -> None:
     assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
     for policy, mechanism in (("ones", Requeue(0.0)), ("srtf", Requeue(0.0)), ("ones", Hot(launch_s=0.0))):
         cluster = ClusterSpec(2, 4)
-        run = run_idealized(make_policy(policy), workload, cluster, mechanism=mechanism, interval_s=60.0)
-        assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
+        outcome = run(policy, {}, workload, cluster, oracle="pack", mechanism=mechanism)
+        assert found.mean_jct_s <= np.mean([job.jct_s for job in outcome.jobs])
 
 
 def test_no_policy_beats_it_on_several_kinds() -> None:
@@ -256,9 +254,9 @@ def test_no_policy_beats_it_on_several_kinds() -> None:
     assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
     for policy, options in (("ones", {"kinds": False}), ("pollux", {})):
         cluster = ClusterSpec(parts=parts)
-        run = run_idealized(make_policy(policy, **options), workload, cluster, mechanism=Requeue(0.0), interval_s=60.0)
-        assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
-        assert max(segment.gpus for segment in run.segments) > 4
+        outcome = run(policy, options, workload, cluster, oracle="pack", mechanism=Requeue(0.0))
+        assert found.mean_jct_s <= np.mean([job.jct_s for job in outcome.jobs])
+        assert max(segment.gpus for segment in outcome.segments) > 4
 
 
 def test_a_curve_is_never_slower_than_the_truth_on_several_kinds() -> None:

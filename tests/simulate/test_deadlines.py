@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.training.mechanism import Requeue
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Requeue
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 
 

@@ -15,28 +15,32 @@ from typer.testing import CliRunner
 
 from slurm_ones.cli import app
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
-from slurm_ones.simulate.study.curves import KINDS, LEAST_S, catalogue, fitted, measured, rigid
-from slurm_ones.simulate.study.elasticity import ElasticityStudy
-from slurm_ones.simulate.study.parts import parts_of
-from slurm_ones.simulate.study.present import rows
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.study.kept import parts_of
+from slurm_ones.simulate.study.present import ElasticityStudy, rows
 from slurm_ones.simulate.study.runs import StudyRun, run_all, summarize
 from slurm_ones.simulate.study.stretch import (
     INTERVAL_S,
+    KINDS,
+    LEAST_S,
     Stretch,
     _there,
+    catalogue,
+    fitted,
     interval_of,
+    measured,
     node_gpus,
     picked,
     plan_of,
     recorded,
+    rigid,
     stretch_of,
 )
-from slurm_ones.simulate.traces.trace import Trace, TraceJob
-from slurm_ones.simulate.training.mechanism import Requeue
+from slurm_ones.simulate.training.application import Requeue
+from slurm_ones.simulate.workloads.trace import Trace, TraceJob
+from slurm_ones.simulate.world import World
 
 CURVES = catalogue()
 

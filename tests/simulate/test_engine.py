@@ -13,15 +13,13 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.rivals.ordered import Fifo
-from slurm_ones.simulate.engines.companion_engine import AT_ONCE, SimulationFailed, run
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.spec import ClusterSpec, asked_shape
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.run import AT_ONCE, SimulationFailed, run
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.spec import ClusterSpec, asked_shape
+from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.profiles import BadInput
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import BadInput, Workload
 from tests.simulate.changing_policy import ChangingPolicy
 
 APPLICATIONS = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.engines.companion_engine import AT_ONCE, run
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.run import AT_ONCE, run
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue
 from tests.simulate.changing_policy import ChangingPolicy
 from tests.simulate.test_engine import SMALL, workload
 

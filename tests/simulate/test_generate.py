@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.training_progress import EarlyStopping
-from slurm_ones.simulate.workloads.catalogue import KINDS, ParametricSpeed, build
+from slurm_ones.simulate.training.progress import Position, TrainingCurve
+from slurm_ones.simulate.workloads.catalogue import KINDS, SC21_KINDS, ParametricSpeed, build
 from slurm_ones.simulate.workloads.generate import (
     MIXES,
     OFFERED,
@@ -26,8 +26,7 @@ from slurm_ones.simulate.workloads.generate import (
     submission_times,
     undisturbed_s,
 )
-from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 
 def test_deadlines_change_nothing_else() -> None:
@@ -140,14 +139,10 @@ def test_sc21_jobs_last_minutes(kind) -> None:  # type: ignore[no-untyped-def]
 
 def trained(app: Application, batch: int) -> tuple[int, float]:
     """Passes over the data until the training ends at one batch, and its metric then."""
-    patience, done, passes, ends = EarlyStopping(app), 0.0, 0, False
-    while done < app.total * (1 - 1e-9) and not ends:
-        for _ in range(20):
-            samples = min(app.dataset / 20, patience.room)
-            done = min(done + samples * float(app.efficiency(done, [batch])[0]), app.total)
-            ends = patience.use(samples, done)
-        passes += 1
-    return passes, app.metric_at(done, batch)
+    curve, at, ends = TrainingCurve(app, 1.0), Position(), False
+    while not (ends or curve.finished(at)):
+        at, ends = curve.next_pass(curve.use(at, app.dataset, batch, 1))
+    return at.epoch, app.metric_at(at.progress, batch)
 
 
 def test_patience_ends_where_the_last_epoch_does_at_the_base_batch() -> None:

@@ -1,4 +1,4 @@
-"""The plain engine: no time, GPU or sample is lost or made up."""
+"""An oracle in the companion's place: no time, GPU or sample is lost or made up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,14 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Schedule
-from slurm_ones.simulate.engines.idealized import run_idealized
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.placement import GpuChange, plan_changes
-from slurm_ones.simulate.engines.spec import ClusterSpec, Part
-from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.oracle import Placement
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.placement import GpuChange, plan_changes
+from slurm_ones.simulate.run import run as run_any
+from slurm_ones.simulate.spec import ClusterSpec, Part
+from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.profiles import read_profile
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload, read_profile, read_profiles, read_workload
 from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile
 
 SAMPLES = 64 * ITERATIONS * EPOCHS
@@ -56,9 +56,9 @@ class Flutter:
         return Schedule({job.job_id: Allocation(Shape(1, gpus), 64) for job in jobs})
 
 
-def run(policy: Policy | str, workload: Workload, **options: object) -> Outcome:
+def run(policy: Policy | str, workload: Workload, *, oracle: Placement = "pack", **options: Any) -> Outcome:
     made = make_policy(policy) if isinstance(policy, str) else policy
-    return run_idealized(made, workload, ClusterSpec(2, 4), **options)  # type: ignore[arg-type]
+    return run_any(made.name, {}, workload, ClusterSpec(2, 4), oracle=oracle, make=lambda: made, **options)
 
 
 def test_a_job_alone_takes_what_its_profile_says(made: Workload) -> None:
@@ -175,7 +175,7 @@ def test_hot_gpu_seconds_are_conserved(made: Workload, policy: str, launch_s: fl
 def test_spread_and_packed_placement(made: Workload) -> None:
     """Packed, two jobs of two GPUs share a node; spread, as in Pollux's study, each takes the emptiest."""
     jobs = [Submission(name, 0.0, "net", 2, 64) for name in "ab"] + [Submission("c", 0.0, "net", 4, 64)]
-    packed, spread = (run("fifo", only(made, *jobs), spread=spread) for spread in (False, True))
+    packed, spread = (run("fifo", only(made, *jobs), oracle="pack"), run("fifo", only(made, *jobs), oracle="spread"))
     assert {s.job: s.nodes for s in packed.segments} == {"a": 1, "b": 1, "c": 1}
     assert {s.job: s.nodes for s in spread.segments} == {"a": 1, "b": 1, "c": 2}
 
@@ -295,7 +295,7 @@ def test_a_rigid_job_keeps_what_it_asked_for(mechanism: Mechanism) -> None:
     """Nobody may change the size or batch of a job that did not opt in; the bound counts on it."""
     workload = generate("philly", jobs=12, seed=1, gpus=16, gpus_per_node=4, rigid=0.5, load=3.0)
     asked = {one.name: one for one in workload.submissions if not one.elastic}
-    found = run_idealized(make_policy("ones"), workload, ClusterSpec(4, 4), mechanism=mechanism)
+    found = run_any("ones", {}, workload, ClusterSpec(4, 4), oracle="pack", mechanism=mechanism)
     held = {(one.job, one.gpus, one.batch) for one in found.segments if one.job in asked}
     assert held == {(name, one.gpus, one.batch) for name, one in asked.items()}
     assert len({one.batch for one in found.segments if one.job not in asked}) > len(asked), "others change"
@@ -307,3 +307,15 @@ def test_a_cluster_is_what_it_is_said_to_be() -> None:
     assert (spec.gpus, spec.view.gpus_per_node, [part.gpus_per_node for part in spec.partitions()]) == (8, 4, [4])
     kinds = ClusterSpec(parts=(Part(1, 4, "a100"), Part(2, 2, "t4")))
     assert (kinds.nodes, kinds.gpus, kinds.gpus_per_node, kinds.view.kinds) == (3, 8, 4, ("a100", "t4"))
+
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "adaptdl"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no data of Pollux's study in {DATA}")
+@pytest.mark.parametrize(("policy", "known"), [("fifo", 5020.7), ("tiresias", 2473.7)])
+def test_within_a_tenth_of_the_study(policy: str, known: float) -> None:
+    """Mean JCT of workload-1; `benchmarks/validation.py` does all policies and both workloads."""
+    work = read_workload(DATA / "workloads" / "workload-1.csv", read_profiles(DATA / "profiles"))
+    outcome = run_any(policy, {}, work, ClusterSpec(16, 4), oracle="spread")
+    assert np.mean([job.jct_s for job in outcome.jobs]) == pytest.approx(known, rel=0.1)

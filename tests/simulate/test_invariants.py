@@ -9,13 +9,13 @@ import pytest
 
 from ones_db import Store
 from ones_wrapper.protocol import reports_name
-from slurm_ones.simulate.engines.invariants import violations
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.invariants import violations
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
+from slurm_ones.simulate.world import World
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 

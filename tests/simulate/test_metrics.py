@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment
+from slurm_ones.simulate.outcome import JobOutcome, Outcome, Segment
 from slurm_ones.simulate.study.figures import Estimate, compare, completion_times, estimate, figures, metrics_of
 from slurm_ones.simulate.study.present import estimated, probability
 

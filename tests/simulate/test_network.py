@@ -11,16 +11,13 @@ from ones_db.shape import Shape
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
 from slurm_ones.ones.ones import Ones
 from slurm_ones.ones.sizes import Leaves, exchange_shares
-from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import run_idealized
-from slurm_ones.simulate.engines.placement import place
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.placement import place
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec, Network, Slowdown, slowdowns
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns
-from slurm_ones.simulate.workloads.profiles import read_profile
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload, read_profile
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import job
 from tests.simulate.profiles import write_profile
@@ -56,7 +53,7 @@ def test_a_job_across_leaf_switches_trains_as_slowly_as_the_network_says(made: W
     """The third finds two GPUs below each; without a taper it trains as fast as its placement does."""
     app = made.applications["net"]
     for taper in (3.0, 1.0):
-        found = run_idealized(make_policy("fifo"), made, ClusterSpec(4, 4, network=Network(2, 2, taper)))
+        found = run("fifo", {}, made, ClusterSpec(4, 4, network=Network(2, 2, taper)), oracle="pack")
         speed = app.placed_speed((2, 2), 64.0, Slowdown(1.0, taper))
         assert found.jobs[2].running_s == pytest.approx(30.0 + app.total / speed, rel=1e-3)
 

@@ -7,8 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_ones.simulate.workloads.profiles import BadInput, read_profile, read_profiles, smallest_rotation
-from slurm_ones.simulate.workloads.workload import read_workload
+from slurm_ones.simulate.workloads.profiles import (
+    BadInput,
+    read_profile,
+    read_profiles,
+    read_workload,
+    smallest_rotation,
+)
 from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile, write_workload
 
 

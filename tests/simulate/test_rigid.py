@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.engines.companion_engine import AT_ONCE, run
-from slurm_ones.simulate.engines.outcome import JobOutcome
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.outcome import JobOutcome
+from slurm_ones.simulate.run import AT_ONCE, run
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 LONG = build(KINDS["bert-glue"], name="long")
 BRIEF = build(replace(KINDS["resnet18-cifar10"], epochs=8), name="brief")

@@ -9,14 +9,13 @@ import pytest
 
 from ones_wrapper.limits import SizeLimits
 from slurm_ones.learn.step_time import layout_of
-from slurm_ones.simulate.engines.companion_engine import run
-from slurm_ones.simulate.engines.spec import ClusterSpec
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.training.strategies import MEMORY, Links, leader, mesh, onebit, ring
-from slurm_ones.simulate.workloads.catalogue import build
+from slurm_ones.simulate.workloads.catalogue import MESH, RING, STRATEGY_KINDS, build
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.strategies import MESH, RING, STRATEGY_KINDS
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 
 
 def row(limits: tuple[SizeLimits, ...], gpus: int) -> SizeLimits:

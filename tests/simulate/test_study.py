@@ -14,11 +14,10 @@ from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.show.page import write_study
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.spec import Part
+from slurm_ones.simulate.spec import Network, Part
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.study.present import TableRow, as_json, page, pictures, rows
 from slurm_ones.simulate.study.runs import StudyRun, run_all, summarize
-from slurm_ones.simulate.training.network import Network
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.traces import trace as limits
-from slurm_ones.simulate.traces.accounting import read_sacct
-from slurm_ones.simulate.traces.formats import read_trace
-from slurm_ones.simulate.traces.trace import Trace
+from slurm_ones.simulate.workloads import trace as limits
+from slurm_ones.simulate.workloads.formats import read_sacct, read_trace
+from slurm_ones.simulate.workloads.trace import Trace
 from slurm_ones.slurm.sacct import FIELDS, AccountingRow, Rejected, Sacct, parse_row
 
 SWF = """; UnixStartTime: 1700000000
@@ -148,7 +147,7 @@ def test_philly(read: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch) -> 
     """All attempts are one job. Read in small pieces too, in which a job never ends with one."""
     expected = [("app_1", 0, 30, 660, 4, 2, 0)]
     for indent, chunk in ((None, 1 << 16), (4, 7), (1, 1)):
-        monkeypatch.setattr("slurm_ones.simulate.traces.philly.CHUNK", chunk)
+        monkeypatch.setattr("slurm_ones.simulate.workloads.formats.CHUNK", chunk)
         found = read(json.dumps(PHILLY, indent=indent))
         assert rows(found) == expected
         assert dict(found.left_out) == {"never ran, or ended at once": 2}
@@ -253,7 +252,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_memory_is_bounded(read: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch) -> None:
     """One job too many is an error, in each reader."""
     monkeypatch.setattr(limits, "MOST_JOBS", 1)
-    monkeypatch.setattr("slurm_ones.simulate.traces.accounting.MOST_JOBS", 1)
+    monkeypatch.setattr("slurm_ones.simulate.workloads.formats.MOST_JOBS", 1)
     for text in (SWF, CUT, SACCT):
         with pytest.raises(BadInput, match="shorter span"):
             read(text)

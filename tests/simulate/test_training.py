@@ -32,9 +32,9 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.job_reports import JobFiles
+from slurm_ones.simulate.training.progress import Position, TrainingCurve
+from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.simulate.training.training import Training
-from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 
 RESIZE_S = 40.0

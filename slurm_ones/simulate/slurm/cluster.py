@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from ones_db.shape import Shape
-from slurm_ones.simulate.slurm.job_records import JobRecords
 from slurm_ones.simulate.slurm.scheduler import (
     UNLIMITED_S,
     Nodes,
@@ -22,7 +21,7 @@ from slurm_ones.simulate.slurm.scheduler import (
     backfill,
     starts,
 )
-from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob, TaskArray
+from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobKey, JobState, Snapshot, Task

@@ -1,4 +1,4 @@
-"""A study whose parts are jobs of a site's Slurm: submitit sends them as arrays, one squeue asks for all of them.
+"""A study whose parts are jobs of a site's Slurm: submitit sends them as one array, one squeue asks for all of them.
 
 Files and the queue are the only state. A command that was killed is started again as it was: it takes the results that
 are there, finds the jobs that wait or run by their names, and sends the rest.
@@ -16,13 +16,13 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.study.parts import BadResult, StudyFolder, StudyPart, parts_of, run_part
+from slurm_ones.simulate.study.kept import StudyFolder, StudyPart, parts_of, run_part
 from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.study.runs import THREADS, OnProgress, RunProgress, StudyRun
 from slurm_ones.slurm.client import SlurmError, SlurmMissing, Unreachable
@@ -52,8 +52,8 @@ OWN = (
 )  # fmt: skip
 """Options that a study's jobs need as they are. A comment, of which our Slurm plugin's options make one, would have a
 companion take them for elastic ones."""
-KEPT = ("SLURM_CONF", "SLURM_JWT")
-"""Slurm's variables that lead to it; all others belong to the job in which a study may be started."""
+LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
+"""All other variables of Slurm's belong to the job in which a study may be started."""
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
@@ -91,8 +91,7 @@ def parse_sbatch(text: str) -> dict[str, str | bool]:
     return found
 
 
-@dataclass(frozen=True)
-class SeenJob:
+class SeenJob(NamedTuple):
     """A part's job as squeue lists it."""
 
     state: JobState
@@ -142,8 +141,7 @@ class StudyJobs:
 
     def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
         """Jobs of those names that Slurm still knows."""
-        command = ["squeue", "--noheader", "--array", "--states=all", f"--user={_user()}"]
-        command += [f"--name={','.join(sorted(names))}", "-o", "%F|%K|%T|%j"]
+        command = ["squeue", "--noheader", "--array", "--states=all", *_mine(names), "-o", "%F|%K|%T|%j"]
         found = {}
         for line in with_retries(lambda: self._client.run(command)).splitlines():
             job, index, state, name = line.strip().split("|", 3)
@@ -154,18 +152,20 @@ class StudyJobs:
 
     def cancelling(self, names: Collection[str]) -> str:
         """The command with which their owner cancels them."""
-        return f"scancel --user={_user()} --name={','.join(sorted(names))}"
+        return " ".join(["scancel", *_mine(names)])
 
 
-def _user() -> str:
-    """Owner of the jobs. LOGNAME may name another: then none would be found, and all be sent again."""
-    return pwd.getpwuid(os.geteuid()).pw_name
+def _mine(names: Collection[str]) -> list[str]:
+    """Options for the jobs of those names. LOGNAME may name another user: then none would be found, and all be sent
+    again."""
+    return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
     """Hide the variables of a job that this process may be in, and of sbatch, which would override the options."""
-    hidden = {k: v for k, v in os.environ.items() if k.startswith(("SLURM_", "SBATCH_")) and k not in KEPT}
+    words = ("SLURM_", "SBATCH_")
+    hidden = {k: v for k, v in os.environ.items() if k.startswith(words) and k not in LEADS_TO_SLURM}
     for name in hidden:
         del os.environ[name]
     try:
@@ -199,45 +199,33 @@ class _Open:
     tries: int = 0
 
 
-@dataclass
 class StudyQueue:
-    """One command's work on a study, within `folder.locked()`."""
+    """One command's work on a study, within `folder.locked()`. `say` takes sentences for people."""
 
-    plan: StudyPlan
-    folder: StudyFolder
-    site: StudyJobs
-    say: Callable[[str], None]
-    """Takes sentences for people."""
-    waits: Waits = Waits()
-    _runs: dict[str, StudyRun] = field(default_factory=dict, init=False)
-    _open: dict[str, _Open] = field(default_factory=dict, init=False)
-    _at_once: int = field(default=MOST_TASKS, init=False)
-    _not_before: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, plan: StudyPlan, folder: StudyFolder, site: StudyJobs, say: Callable[[str], None], waits: Waits = Waits()
+    ) -> None:
         """Read the results that are there, and find the jobs that wait or run. Raises `SlurmError`."""
-        self._all = parts_of(self.plan)
-        again = set()
-        for part in self._all:
-            run = self._result(part)
-            if run is not None and run.outcome is not None:
-                self._runs[part.key] = run
-                continue
-            if run is not None:  # the cause of its failure may be mended
-                self.folder.drop_result(part)
-                again.add(part.key)
-            self._open[part.key] = _Open(part)
-        sent = {task: key for task, key in self.folder.sent().items() if key in self._open}
-        for task, seen in self.site.states({name for name, _ in sent}).items() if sent else ():
+        self._plan, self._folder, self._site, self._say, self._waits = plan, folder, site, say, waits
+        self._all = parts_of(plan)
+        self._at_once, self._not_before = MOST_TASKS, 0.0
+        before = {part.key: folder.result(part) for part in self._all}
+        self._runs = {key: run for key, run in before.items() if run is not None and run.outcome is not None}
+        self._open = {part.key: _Open(part) for part in self._all if part.key not in self._runs}
+        again = {key for key, run in before.items() if run is not None} - self._runs.keys()
+        for key in again:  # the cause of its failure may be mended
+            folder.drop_result(self._open[key].part)
+        sent = {task: key for task, key in folder.sent().items() if key in self._open}
+        for task, seen in site.states({name for name, _ in sent}).items() if sent else ():
             key = sent.get(task, "")
             result_is_due = seen.state is JobState.COMPLETED and key not in again
             if key and (seen.state not in ENDED or result_is_due):
                 self._open[key].sent, self._open[key].seen = task, seen
-        waiting = sum(one.sent is not None for one in self._open.values())
+        waiting = len(self._sent)
         if self._runs or waiting:
-            self.say(
+            say(
                 f"{len(self._runs)} of {len(self._all)} runs were done before, {waiting} wait or run as jobs, "
-                f"{len(self._open) - waiting} are sent now ({self.folder.root})"
+                f"{len(self._open) - waiting} are sent now ({folder.root})"
             )
 
     @property
@@ -245,31 +233,35 @@ class StudyQueue:
         """Runs without a result."""
         return len(self._open)
 
+    @property
+    def _sent(self) -> list[_Open]:
+        return [one for one in self._open.values() if one.sent is not None]
+
+    def _names(self) -> set[str]:
+        return {one.sent[0] for one in self._sent if one.sent is not None}
+
     def run(self, on_progress: OnProgress) -> list[StudyRun]:
         """All runs, once each has a result or has failed too often. Raises `SlurmError` if the site takes none."""
-        pause_s, ask_at = self.waits.first_s, 0.0
+        pause_s, ask_at = self._waits.first_s, 0.0
         try:
             while self._open:
                 if self._send():
-                    pause_s, ask_at = self.waits.first_s, time.monotonic() + self.waits.first_s
+                    pause_s, ask_at = self._waits.first_s, time.monotonic() + self._waits.first_s
                 self._collect(on_progress)
                 if self._names() and time.monotonic() >= ask_at:
                     changed = self._ask(on_progress) or any(one.ended_at is not None for one in self._open.values())
-                    pause_s = self.waits.first_s if changed else min(1.5 * pause_s, self.waits.most_s)
+                    pause_s = self._waits.first_s if changed else min(1.5 * pause_s, self._waits.most_s)
                     ask_at = time.monotonic() + pause_s
                 if self._open:
-                    time.sleep(self.waits.files_s)
+                    time.sleep(self._waits.files_s)
         except (KeyboardInterrupt, SlurmError):
             if names := self._names():
-                self.say(
-                    f"{sum(one.sent is not None for one in self._open.values())} parts still wait or run; the same "
-                    f"command goes on with them. To cancel them: {self.site.cancelling(names)}"
+                self._say(
+                    f"{len(self._sent)} parts still wait or run; the same command goes on with them. To cancel them: "
+                    f"{self._site.cancelling(names)}"
                 )
             raise
         return [self._runs[part.key] for part in self._all]
-
-    def _names(self) -> set[str]:
-        return {one.sent[0] for one in self._open.values() if one.sent is not None}
 
     def _send(self) -> bool:
         """Send what is to be sent, fewer at a time if Slurm refuses; return whether anything was sent."""
@@ -279,75 +271,63 @@ class StudyQueue:
         while todo:
             some = todo[: self._at_once]
             name = f"ones-study-{secrets.token_hex(4)}"
-            self.folder.put_sent(name, [one.part for one in some])
+            self._folder.put_sent(name, [one.part for one in some])
+            calls = [partial(run_part, self._plan, one.part.key, self._folder.root) for one in some]
             try:
-                jobs = self.site.submit(
-                    name, [partial(run_part, self.plan, o.part.key, self.folder.root) for o in some]
-                )
-                self.say(f"{len(some)} parts sent as {jobs}, named {name}")
+                self._say(f"{len(some)} parts sent as {self._site.submit(name, calls)}, named {name}")
             except Unreachable as error:
                 # They may be there: the next question finds them by their name, or they count as failed once.
-                self.say(f"{error}; looking whether the jobs named {name} are there")
+                self._say(f"{error}; looking whether the jobs named {name} are there")
             except SlurmError as error:
-                self.folder.drop_sent(name)
+                self._folder.drop_sent(name)
                 if len(some) > 1:
                     self._at_once = len(some) // 2
                     continue
                 if not self._names():
                     raise
-                self.say(f"{error}; {len(todo)} parts are sent later")
-                self._not_before = time.monotonic() + self.waits.most_s
+                self._say(f"{error}; {len(todo)} parts are sent later")
+                self._not_before = time.monotonic() + self._waits.most_s
                 break
             for index, one in enumerate(some):
                 one.sent, one.seen = (name, index), None
             del todo[: len(some)]
         return True
 
-    def _result(self, part: StudyPart) -> StudyRun | None:
-        try:
-            return self.folder.result(part)
-        except BadResult as error:
-            self.say(f"{error}: run again")
-            self.folder.drop_result(part)
-            return None
-
     def _collect(self, on_progress: OnProgress) -> None:
         """Take the results that have come, and report the others' progress."""
         for one in list(self._open.values()):
-            run = self._result(one.part)
+            run = self._folder.result(one.part)
             if run is not None:
                 if run.error and one.seen is not None:
-                    self.say(f"{one.part.label}: {run.error}; log: {one.seen.log}")
+                    self._say(f"{one.part.label}: {run.error}; log: {one.seen.log}")
                 self._finish(one, run, on_progress)
-            elif one.sent is not None and (progress := self.folder.progress(one.part)) is not None:
+            elif one.sent is not None and (progress := self._folder.progress(one.part)) is not None:
                 on_progress(progress)
 
     def _ask(self, on_progress: OnProgress) -> bool:
         """Ask Slurm for the jobs; return whether a job's state has changed."""
         try:
-            found = self.site.states(self._names())
+            found = self._site.states(self._names())
         except SlurmError as error:
-            self.say(f"{error}; asking again")
+            self._say(f"{error}; asking again")
             return False
         now, changed = time.monotonic(), False
-        for one in list(self._open.values()):
-            if one.sent is None:
-                continue
-            before, seen = one.seen, found.get(one.sent)
-            changed |= seen is not None and seen != before
-            one.seen = seen or before
+        for one in self._sent:
+            seen = found.get(one.sent) if one.sent is not None else None
+            changed |= seen is not None and seen != one.seen
+            one.seen = seen or one.seen
             if seen is not None and seen.state not in ENDED:
                 one.ended_at = None
                 continue
             one.ended_at = now if one.ended_at is None else one.ended_at
             # A job that ended well, or that Slurm forgot, may have left a result that is not visible yet.
             due = seen is None or seen.state is JobState.COMPLETED
-            if now - one.ended_at >= (self.waits.late_s if due else self.waits.first_s):
+            if now - one.ended_at >= (self._waits.late_s if due else self._waits.first_s):
                 self._fail(one, seen, on_progress)
-        states = [one.seen.state for one in self._open.values() if one.sent is not None and one.seen is not None]
+        states = [one.seen.state for one in self._sent if one.seen is not None]
         if changed and JobState.PENDING in states:
             running = states.count(JobState.RUNNING)
-            self.say(f"in the queue: {states.count(JobState.PENDING)} parts wait, {running} run")
+            self._say(f"in the queue: {states.count(JobState.PENDING)} parts wait, {running} run")
         return changed
 
     def _fail(self, one: _Open, seen: SeenJob | None, on_progress: OnProgress) -> None:
@@ -355,7 +335,7 @@ class StudyQueue:
         same_again = SAME_AGAIN.get(seen.state, "") if seen is not None else ""
         if seen is None:
             job = f"job {one.seen.job}" if one.seen is not None else f"its job, named {one.sent and one.sent[0]},"
-            why = f"Slurm knows {job} no more; logs: {self.folder.jobs}"
+            why = f"Slurm knows {job} no more; logs: {self._folder.jobs}"
             # Slurm remembers a job that ran for some minutes, and an array's waiting tasks not at all.
             if one.seen is not None and one.seen.state is JobState.PENDING:
                 same_again = SAME_AGAIN[JobState.CANCELLED]
@@ -365,7 +345,7 @@ class StudyQueue:
                 why += " is not there: do the nodes see this directory (--directory)?"
         one.sent, one.ended_at, one.tries = None, None, one.tries + 1
         if one.tries < TRIES and not same_again:
-            self.say(f"{one.part.label}: {why}; sent again, try {one.tries + 1} of {TRIES}")
+            self._say(f"{one.part.label}: {why}; sent again, try {one.tries + 1} of {TRIES}")
             return
         why = f"{same_again}; {why}" if same_again else why
         self._finish(one, StudyRun(one.part.contender.label, one.part.seed, error=why), on_progress)
@@ -374,6 +354,6 @@ class StudyQueue:
         part = one.part
         self._runs[part.key] = run
         del self._open[part.key]
-        if (progress := self.folder.progress(part)) is not None:
+        if (progress := self._folder.progress(part)) is not None:
             on_progress(progress)
         on_progress(RunProgress(part.contender.label, part.seed, finished=True))

@@ -13,14 +13,13 @@ from pydantic import ValidationError
 
 from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
-from slurm_ones.simulate.engines.spec import ClusterSpec, Part
+from slurm_ones.simulate.outcome import JobOutcome, Outcome
+from slurm_ones.simulate.run import companion_settings
+from slurm_ones.simulate.spec import ClusterSpec, Network, Part
 from slurm_ones.simulate.study.figures import figures
-from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.training.network import Network
+from slurm_ones.simulate.training.application import Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
-from slurm_ones.simulate.workloads.profiles import read_profiles
-from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
+from slurm_ones.simulate.workloads.profiles import Workload, check_fits, read_profiles, read_workload
 from slurm_ones.text import seconds
 
 VARIANT = re.compile(r"-[a-h]$")
@@ -201,8 +200,6 @@ class StudyPlan:
         if self.parts and not self.idealized:
             raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
         if self.settings:
-            from slurm_ones.simulate.engines.companion_engine import companion_settings
-
             try:
                 companion_settings(self.cluster(), Path(), self.settings)
             except ValidationError as error:

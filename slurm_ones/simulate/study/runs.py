@@ -13,12 +13,19 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import run_idealized
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.study.bounds import Bound, against_bound
-from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, end_of, estimate
+from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.run import run
+from slurm_ones.simulate.study.figures import (
+    Bound,
+    Comparison,
+    Estimate,
+    against_bound,
+    compare,
+    completion_times,
+    end_of,
+    estimate,
+)
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 
@@ -73,24 +80,12 @@ def simulate(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPr
     def on_time(simulated_s: float, ended: int) -> None:
         on_progress(RunProgress(contender.label, seed, simulated_s, ended, jobs))
 
-    if plan.idealized:
-        return run_idealized(
-            make_policy(contender.policy, **contender.options),
-            workload,
-            plan.cluster(),
-            interval_s=plan.interval_s,
-            mechanism=plan.mechanism,
-            seed=seed,
-            on_time=on_time,
-        )
-    # The companion and its database are needed for this one alone.
-    from slurm_ones.simulate.engines.companion_engine import run
-
     return run(
         contender.policy,
         contender.options,
         workload,
         plan.cluster(),
+        oracle="pack" if plan.idealized else None,
         interval_s=plan.interval_s,
         mechanism=plan.mechanism,
         seed=seed,

@@ -1,21 +1,28 @@
 """What a simulated training job truly is: its speed at each size, and what a sample is worth at each batch.
 
 Only the simulator knows this. The companion sees what the job's reports say, with noise.
+
+Of several kinds of GPU a faster one speeds compute up, and not the exchange of gradients. By how much differs between
+applications (Gavel, OSDI 2020; Sia, SOSP 2023): large matrices use all that a newer GPU has, small recurrent or
+embedding models little of it. The figures are round ones of our own between 1.0 and 3.5, not measured. A GPU of kind k
+makes an application's compute `POWER[k] ** use` times as fast as the reference, on which profiles and catalogue were
+made.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import zlib
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ones_wrapper.limits import Limits
 from slurm_ones.policy.contract import Floats, Ints
-from slurm_ones.simulate.training.network import NONE, Slowdown
+from slurm_ones.simulate.spec import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
@@ -71,7 +78,7 @@ class Application:
     target: float = math.nan
     """Metric at which its user is content; NaN where every job that trained its epochs is."""
     patience: int = 0
-    """Epochs over the data without improvement after which its training gives up (`patience.EarlyStopping`); 0 where it
+    """Epochs over the data without improvement after which its training gives up (`progress.TrainingCurve`); 0 where it
     trains to its last epoch. Its last epoch is where that happens at efficiency 1: never later at any other."""
     least_gain: float = 0.0
     """Rise of the metric that counts as an improvement over `patience` epochs."""
@@ -95,6 +102,11 @@ class Application:
     def dataset(self) -> int:
         """Samples in an epoch, as near as the profile says."""
         return max(1, round(self.total / len(self.ends)))
+
+    def altered(self, **values: Any) -> Application:
+        """The same but for these fields, with nothing worked out yet."""
+        known = {field.name: getattr(self, field.name) for field in fields(self) if not field.name.startswith("_")}
+        return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
         """The application as it trains from that progress on."""
@@ -269,3 +281,157 @@ class Submission:
     """Seconds after its submission by which its user wants it to have ended."""
     limit_s: float = 0.0
     """Its time limit; 0 for that of the cluster."""
+
+
+POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}
+"""Speed of each kind where an application can use all of it, over that of the reference."""
+USE = {
+    "recommender": 0.1,
+    "lstm-wikitext2": 0.3,
+    "speech-rnn": 0.4,
+    "unet-cells": 0.6,
+    "detector-voc": 0.6,
+    "resnet18-cifar10": 0.5,
+    "wideresnet-cifar100": 0.8,
+    "resnet50-tiny": 0.8,
+    "detector-coco": 0.8,
+    "resnet50-imagenet": 0.9,
+    "transformer-iwslt": 0.9,
+    "bert-glue": 1.0,
+    "bert-squad": 1.0,
+    "vit-imagenet": 1.0,
+    "gpt2-finetune": 1.0,
+}
+"""How much of it each kind of job uses: the exponent."""
+LEAST_USE = 0.2
+"""Of an application that is none of these at least; how much follows from its name."""
+
+
+def use_of(application: str) -> float:
+    """How much of a faster GPU the application uses, by its name: one of `USE`, maybe with a variant's letter."""
+    for name, use in USE.items():
+        if application == name or application.startswith(f"{name}-"):
+            return use
+    return LEAST_USE + (1.0 - LEAST_USE) * (zlib.crc32(application.encode()) % 1000) / 999.0
+
+
+def factor(application: str, kind: str) -> float:
+    """How many times as fast its compute is on that kind of GPU; 1 where the kind has no name."""
+    return 1.0 if not kind else float(POWER[kind] ** use_of(application))
+
+
+@dataclass(frozen=True)
+class FasterCompute:
+    """A speed whose compute is `factor` times as fast, its exchange as it was."""
+
+    of: Speed
+    factor: float
+
+    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
+        """See `application.Speed`."""
+        return _faster(*self.of.step(nodes, gpus, local), self.factor)
+
+
+@dataclass(frozen=True)
+class FasterPlaced(FasterCompute):
+    """The same of a speed that knows placements."""
+
+    def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
+        """See `application.PlacedSpeed`."""
+        assert isinstance(self.of, PlacedSpeed)
+        return _faster(*self.of.placed(placement, local), self.factor)
+
+
+def _faster(step: Floats, sync: Floats, factor: float) -> tuple[Floats, Floats]:
+    return np.maximum(step - sync, 0.0) / factor + sync, sync
+
+
+def on_kind(app: Application, kind: str) -> Application:
+    """The application as it is on that kind of GPU; itself on the reference."""
+    times = factor(app.name, kind)
+    if times == 1.0:
+        return app
+    wrapped = FasterPlaced if isinstance(app.speed, PlacedSpeed) else FasterCompute
+    later = None if app.later is None else on_kind(replace(app.later, name=app.name), kind)
+    return app.altered(speed=wrapped(app.speed, times), later=later)
+
+
+STATE_BYTES = 12.0
+"""Of each parameter: its value and two moments of the optimizer, in single precision."""
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """The job stops with a checkpoint and starts anew; its GPUs are given back meanwhile or held, and do not train."""
+
+    seconds: float | None = 30.0
+    """That each start interrupts training, the first included; None for what was measured of each application."""
+
+    def start_s(self, app: Application) -> float:
+        """Seconds that a start from nothing holds GPUs before they train."""
+        return app.resize_s if self.seconds is None else self.seconds
+
+    def grow_s(self, app: Application) -> float:
+        """Seconds that training stands still when the job gains GPUs."""
+        return self.start_s(app)
+
+    def shrink_s(self, app: Application) -> float:
+        """Seconds that training stands still when the job gives up GPUs."""
+        return self.start_s(app)
+
+    def prepare_s(self, app: Application) -> float:
+        """Seconds that GPUs which the job gains are held before training pauses for them."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Hot:
+    """New blocks start and prepare while the job trains on; it pauses to send them its state. Blocks that leave cost a
+    boundary between two steps.
+
+    The defaults were measured of real jobs on a real Slurm, with gloo and without GPUs (docs/benchmarks.md).
+    """
+
+    pause_s: float = 0.3
+    """That training stands still for a growth, besides what sending the state takes."""
+    shrink_pause_s: float = 0.03
+    """That training stands still when blocks leave."""
+    bytes_per_s: float = 650e6
+    """At which the state of a job reaches new blocks."""
+    launch_s: float = 7.0
+    """From the start of a block until it is ready: imports, model, first pass. As long, a job that starts from nothing
+    holds its GPUs before they train."""
+    recover_s: float = 5.0
+    """From the loss of a block to the next step of those that are left."""
+
+    def __post_init__(self) -> None:
+        for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):
+            if not 0 <= getattr(self, name) < 86400:
+                raise ValueError(f"{name}: {getattr(self, name)!r} must be seconds, 0 at least and less than a day")
+        if not 0 < self.bytes_per_s <= 1e15:
+            raise ValueError(f"bytes_per_s: {self.bytes_per_s!r} must be above 0 and at most 1e15")
+
+    def start_s(self, app: Application) -> float:
+        """See `Requeue.start_s`."""
+        return self.launch_s
+
+    def grow_s(self, app: Application) -> float:
+        """See `Requeue.grow_s`."""
+        return self.pause_s + self.sent_bytes(app) / self.bytes_per_s
+
+    @staticmethod
+    def sent_bytes(app: Application) -> int:
+        """Bytes of the state that each new block is sent."""
+        return round(STATE_BYTES * app.parameters)
+
+    def shrink_s(self, app: Application) -> float:
+        """See `Requeue.shrink_s`."""
+        return self.shrink_pause_s
+
+    def prepare_s(self, app: Application) -> float:
+        """See `Requeue.prepare_s`."""
+        return self.launch_s
+
+
+Mechanism = Requeue | Hot
+"""How jobs of a simulation are resized."""

@@ -1,20 +1,21 @@
-"""Kinds of training jobs of our own writing, so that workloads can be generated with no measurements at hand.
+"""Kinds of training jobs, so that workloads can be generated with no measurements at hand.
 
 The figures are round ones, for V100- and T4-like GPUs, four to a node: each names its model. None was
-measured by us. A workload perturbs them by its seed, so that no policy can be tuned to them.
+measured by us. A workload perturbs them by its seed, so that no policy can be tuned to them. Of jobs with a training
+strategy, on GPUs of 16 GB that do some 40 TFLOP/s, memory and bytes follow from the formulas of `training.strategies`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy
+from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy, fused, leader, mesh, onebit, ring
 
 Size = Literal["small", "medium", "large", "extra-large"]
 """GPU-hours on one GPU: up to 1.5, up to 12, up to 60, beyond."""
@@ -142,13 +143,7 @@ def build(
         least_gain=float(gain),
         by=kind.by,
     )
-    return replace(made, later=_afresh(made, truth.later())) if isinstance(truth, StrategySpeed) else made
-
-
-def _afresh(app: Application, truth: StrategySpeed) -> Application:
-    """The same application of another speed, which has worked out nothing yet."""
-    known = {field.name: getattr(app, field.name) for field in fields(app) if not field.name.startswith("_")}
-    return Application(**{**known, "speed": truth})
+    return replace(made, later=made.altered(speed=truth.later())) if isinstance(truth, StrategySpeed) else made
 
 
 def _noise(kind: Kind, at: Floats) -> Floats:
@@ -255,3 +250,134 @@ KINDS: dict[str, Kind] = {
     )
 }  # fmt: skip
 """Kinds of mixed clusters, by name."""
+
+
+RING = ring(length=16_384, hidden=1024, layers=24, degree=4)
+MESH = mesh(length=1024, hidden=4096, layers=12, side=2)
+ONEBIT = onebit(parameters=340e6, warm_up=0.2)
+PLAIN = TrainedBy("data parallel", 340e6, fixed_bytes=4 * 4 * 340e6, element=2.0)
+"""The same model as 1-bit LAMB trains, with all of its gradients exchanged."""
+LEADER = leader(parameters=26e6, period=16)
+FUSED = fused(parameters=1.5e6, members=8)
+
+STRATEGY_KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        # A language model of 0.3 billion parameters on sequences that no one GPU's memory holds.
+        Kind(
+            "ring-longtext", "medium", 2_500, 3, 16, 256, 2,
+            StrategySpeed(RING, 0.05, 2.7), (60, 500), 0.6, pace=0.35, resize_s=60, parameters=302e6, by=RING,
+        ),
+        # A wide model of 2.4 billion parameters, which no one GPU's memory holds.
+        Kind(
+            "optimus-wide", "medium", 16_000, 3, 32, 512, 8,
+            StrategySpeed(MESH, 0.05, 0.37), (120, 900), 0.6, pace=0.35, resize_s=120, parameters=2.4e9, by=MESH,
+        ),
+        # BERT large, pre-trained further with 1-bit LAMB.
+        Kind(
+            "onebit-bert", "medium", 200_000, 3, 128, 2048, 32,
+            StrategySpeed(ONEBIT, 0.03, 0.026), (600, 6000), 0.7, pace=0.35, resize_s=90, parameters=340e6, by=ONEBIT,
+        ),
+        # A residual network by leaders.
+        Kind(
+            "lsgd-resnet", "medium", 100_000, 30, 256, 8192, 128,
+            StrategySpeed(LEADER, 0.02, 1 / 400), (500, 6000), 0.7, resize_s=40, parameters=26e6, by=LEADER,
+        ),
+        # Eight small models of a sweep as one job; a sample is one of each.
+        Kind(
+            "fused-sweep", "small", 50_000, 20, 64, 2048, 512,
+            StrategySpeed(FUSED, 0.03, 1 / 900), (150, 2500), 0.9, resize_s=20, parameters=12e6, by=FUSED,
+        ),
+    )
+}  # fmt: skip
+"""By name."""
+
+_PLAIN_KINDS = ("resnet18-cifar10", "bert-glue", "unet-cells", "transformer-iwslt", "resnet50-tiny")
+MIXED: dict[Kind, float] = {
+    **dict.fromkeys((KINDS[name] for name in _PLAIN_KINDS), 0.1),
+    **dict.fromkeys(STRATEGY_KINDS.values(), 0.1),
+}
+"""Kinds and how frequent each is: half of the jobs have a strategy."""
+
+
+MARGIN = 1.05
+"""A job's metric at its base batch, over its target."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of the table of ONES' evaluation (SC21, §4.1), and what we add to it: models on subsets of public data.
+
+    Model, data set and its size, patience, local batch, range of the learning rate, target accuracy and GPUs asked for
+    are the paper's. The speeds (of V100s in mixed precision), the noise scales and the numbers of epochs are ours, such
+    that a job runs for some 150 to 500 s at the size it asks for. The largest batch follows from the largest learning
+    rate, since the rate grows with the batch (§3.3).
+    """
+
+    model: str
+    data: str
+    samples: tuple[int, ...]
+    patience: int
+    local_batch: int
+    growth: int
+    """Largest over smallest learning rate."""
+    target: float
+    gpus: int
+    epochs: int
+    noise: tuple[float, float]
+    speed: ParametricSpeed
+    parameters: float
+    resize_s: float = 8.0
+
+    def kinds(self) -> list[Kind]:
+        """One for each size of the data set."""
+        return [
+            Kind(
+                name=f"{self.model}-{self.data}{samples / 1000:g}k{'-bis' if samples in self.samples[:i] else ''}",
+                size="small",
+                dataset=samples,
+                epochs=self.epochs,
+                base_batch=self.local_batch,
+                max_batch=self.local_batch * self.growth,
+                max_local_batch=self.local_batch * 2,
+                speed=self.speed,
+                noise=self.noise,
+                top=self.target * MARGIN,
+                target=self.target,
+                patience=self.patience,
+                gap=0.04,
+                resize_s=self.resize_s,
+                parameters=self.parameters,
+                gpus=self.gpus,
+            )
+            for i, samples in enumerate(self.samples)
+        ]
+
+
+_BERT = speed(22, 220, (5, 0.4), (65, 0.8))
+"""110 million parameters in mixed precision, sequences of 128 tokens."""
+_ROWS = (
+    _Row("bert", "cola", (5000, 8000), 5, 16, 4, 0.80, 2, 18, (100, 500),
+         _BERT, 110e6, 12),
+    _Row("bert", "mrpc", (3600, 3600), 5, 16, 4, 0.80, 2, 22, (100, 500),
+         _BERT, 110e6, 12),
+    _Row("bert", "sst2-", (10_000, 20_000), 5, 32, 8, 0.90, 8, 17, (150, 800),
+         _BERT, 110e6, 12),
+    _Row("resnet18", "cifar", (20_000, 40_000), 10, 256, 16, 0.70, 4, 60, (400, 4000),
+         speed(9, 3200, (1, 0.2), (7, 0.2)), 11e6),
+    _Row("googlenet", "cifar", (20_000, 40_000), 10, 256, 16, 0.70, 4, 50, (400, 4000),
+         speed(22, 1600, (1, 0.2), (6, 0.2)), 7e6),
+    _Row("vgg16", "cifar", (20_000, 40_000), 10, 128, 16, 0.70, 4, 62, (250, 2500),
+         speed(6, 3200, (1.2, 0.2), (9, 0.2)), 15e6),
+    _Row("alexnet", "imagenet", (10_000, 20_000), 20, 64, 16, 0.25, 16, 115, (250, 2500),
+         speed(9, 1200, (3, 0.2), (35, 0.4)), 61e6),
+    _Row("resnet50", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
+         speed(15, 680, (1.5, 0.2), (16, 0.3)), 26e6),
+    _Row("vgg16", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 60, (250, 2500),
+         speed(11, 430, (6, 0.4), (75, 0.7)), 138e6),
+    _Row("inception3", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
+         speed(22, 480, (1.5, 0.2), (16, 0.3)), 24e6),
+)  # fmt: skip
+
+SC21_KINDS: tuple[Kind, ...] = tuple(kind for row in _ROWS for kind in row.kinds())
+"""All twenty, each as frequent."""

@@ -13,10 +13,8 @@ from ones_wrapper.limits import SizeLimits
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.workloads.catalogue import KINDS, Kind, build
-from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
-from slurm_ones.simulate.workloads.strategies import MIXED
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.catalogue import KINDS, MIXED, SC21_KINDS, Kind, build
+from slurm_ones.simulate.workloads.profiles import Workload
 
 Arrivals = Literal["poisson", "uniform", "diurnal"]
 """Independent of each other; with gaps that are uniform from none to twice their mean; more by day than by night."""

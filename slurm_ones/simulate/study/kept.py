@@ -26,17 +26,13 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.study.runs import OnProgress, RunProgress, StudyRun, attempt, run_all
 
-FORMAT = 2
+FORMAT = 3
 """Version of the files; it is part of every digest."""
 REPORT_S = 1.0
 """Seconds between two reports of a part's progress."""
 OURS = ("slurm_ones", "ones_db", "ones_wrapper")
 LIBRARIES = ("numpy", "scipy")
 """Packages on which the last digits of a result depend."""
-
-
-class BadResult(Exception):
-    """A result that cannot be believed; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -121,18 +117,18 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other commands from sending parts from here. Raises `BadInput` if one does already, if others may write
-        here, and if the directory cannot be made."""
+        """Keep other commands from working here. Raises `BadInput` if one does already, if others may write here, and
+        if the directory cannot be made."""
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
                 (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
                 _check_ours(self.root / folder)
-            handle = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = (self.root / ".lock").open("a")
         except OSError as error:
             raise BadInput(f"--directory: {self.root} cannot be written: {error.strerror}") from None
-        try:
+        with file:
             try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise BadInput(
                     f"--directory: another study works in {self.root}: wait for it, or name another"
@@ -140,27 +136,18 @@ class StudyFolder:
             except OSError:
                 pass  # a file system without locks
             yield
-        finally:
-            os.close(handle)
 
     def result(self, part: StudyPart) -> StudyRun | None:
-        """A part's run; None if there is none yet. Raises `BadResult`."""
+        """A part's run; None if there is none, or none that can be read."""
         try:
-            data = self._result(part).read_bytes()
-        except OSError:  # there is none, or it cannot be read now; a good one is not to be thrown away for that
+            key, run = pickle.loads(self._result(part).read_bytes())
+        except Exception:  # whatever a damaged pickle raises
             return None
-        digest, body = data[:32], data[32:]
-        if digest != hashlib.sha256(body).digest():
-            raise BadResult(f"{self._result(part)}: its checksum does not hold")
-        key, run = pickle.loads(body)
-        if key != part.key:
-            raise BadResult(f"{self._result(part)}: it is another part's")
-        return run if isinstance(run, StudyRun) else None
+        return run if key == part.key and isinstance(run, StudyRun) else None
 
     def put_result(self, part: StudyPart, run: StudyRun) -> None:
-        """Store it durably, all of it or nothing."""
-        body = pickle.dumps((part.key, run))
-        _write(self._result(part), hashlib.sha256(body).digest() + body, durable=True)
+        """Store it, all of it or nothing."""
+        _write(self._result(part), pickle.dumps((part.key, run)))
 
     def drop_result(self, part: StudyPart) -> None:
         """Have it run again."""
@@ -168,13 +155,8 @@ class StudyFolder:
 
     def done(self, plan: StudyPlan) -> dict[tuple[str, int], StudyRun]:
         """Runs that ended well, by label and seed."""
-        found = {}
-        for part in parts_of(plan):
-            with contextlib.suppress(BadResult):
-                run = self.result(part)
-                if run is not None and run.outcome is not None:
-                    found[run.label, run.seed] = run
-        return found
+        runs = [self.result(part) for part in parts_of(plan)]
+        return {(run.label, run.seed): run for run in runs if run is not None and run.outcome is not None}
 
     def progress(self, part: StudyPart) -> RunProgress | None:
         """A part's last report of its progress."""
@@ -201,8 +183,7 @@ class StudyFolder:
 
     def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
         """Note, before they are sent, the name by which the next command finds these parts in Slurm."""
-        keys = json.dumps([part.key for part in parts])
-        _write(self.root / "sent" / f"{name}.json", keys.encode(), durable=True)
+        _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
 
     def drop_sent(self, name: str) -> None:
         """Forget parts that were not sent."""
@@ -234,9 +215,8 @@ def run_part(plan: StudyPlan, key: str, root: Path) -> None:
             "or the workload's files or the code have changed since: start the study again"
         )
     folder = StudyFolder(root)
-    with contextlib.suppress(BadResult):
-        if folder.result(part) is not None:
-            return  # a job that Slurm started again after its end
+    if folder.result(part) is not None:
+        return  # a job that Slurm started again after its end
     sent, latest = 0.0, RunProgress(part.contender.label, part.seed)
 
     def on_progress(progress: RunProgress) -> None:
@@ -265,15 +245,14 @@ def _check_ours(folder: Path) -> None:
         )
 
 
-def _write(path: Path, data: bytes, *, durable: bool = False) -> None:
+def _write(path: Path, data: bytes) -> None:
     """Replace the whole file or nothing; concurrent readers find the old one."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -18,36 +18,6 @@ from slurm_ones.simulate.training.application import Application
 EPSILON = 1e-6
 
 
-@dataclass
-class EarlyStopping:
-    """The epochs of one job over its data."""
-
-    application: Application
-    used: float = 0.0
-    """Samples used since the end of the last epoch."""
-    reached: tuple[float, ...] = (0.0,)
-    """Progress at the ends of the last epochs, as many as patience looks back."""
-
-    @property
-    def room(self) -> float:
-        """Samples to the end of the epoch; infinite for an application without patience."""
-        return self.application.dataset - self.used if self.application.patience else math.inf
-
-    def use(self, samples: float, progress: float) -> bool:
-        """Count samples, `room` of them at most, that led to this progress; whether the training now gives up."""
-        app = self.application
-        if not app.patience:
-            return False
-        self.used += samples
-        if self.used < app.dataset * (1.0 - EPSILON):
-            return False
-        self.used = 0.0
-        full = len(self.reached) >= app.patience
-        before = self.reached[-app.patience] if full else 0.0
-        self.reached = (*self.reached, progress)[-app.patience :]
-        return full and app.gained(before, progress) <= app.least_gain * (1.0 + EPSILON)
-
-
 @dataclass(frozen=True)
 class Position:
     """A point of the training: what a checkpoint holds."""
@@ -109,9 +79,12 @@ class TrainingCurve:
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
         """The position at the beginning of the next pass, and whether the training gives up instead."""
-        patience = EarlyStopping(self.application, 0.0, at.reached)
-        ended = patience.use(float(self.dataset), at.progress)
-        return replace(at, epoch=at.epoch + 1, cursor=0, reached=patience.reached), ended
+        app, reached, gives_up = self.application, at.reached, False
+        if app.patience:
+            full = len(reached) >= app.patience
+            gives_up = full and app.gained(reached[-app.patience], at.progress) <= app.least_gain * (1.0 + EPSILON)
+            reached = (*reached, at.progress)[-app.patience :]
+        return replace(at, epoch=at.epoch + 1, cursor=0, reached=reached), gives_up
 
     def accuracy(self, at: Position, batch: int) -> float | None:
         """Validation metric there, None where it is none that grows from 0."""

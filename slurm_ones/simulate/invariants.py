@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from ones_db import JobRecord, Store
 from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
-from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.training.training import Training
+from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobState
 
 

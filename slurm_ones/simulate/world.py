@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from slurm_ones.simulate.engines.spec import ClusterSpec, asked_shape
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.job_reports import JobFiles
-from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.spec import ClusterSpec, asked_shape
+from slurm_ones.simulate.training.application import Application, Hot, Mechanism, Requeue, Submission
+from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.simulate.training.training import Training
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.slurm.model import JobKey, Task
 
 USER = "researcher"
@@ -100,9 +99,10 @@ class World:
             if training.files is not None:
                 training.files.flush()
 
-    def next_submission_s(self) -> float:
-        """Seconds until the next job is submitted; 0 if there is none."""
-        return max(self._upcoming[-1] - self.seconds, 0.0) if self._upcoming else 0.0
+    def skip_idle(self, interval_s: float) -> None:
+        """Let whole intervals pass until shortly before the next job is submitted; none if there is none."""
+        left_s = max(self._upcoming[-1] - self.seconds, 0.0) if self._upcoming else 0.0
+        self.pass_time(math.floor(left_s / interval_s) * interval_s)
 
     def _submit(self, submission: Submission) -> None:
         self._upcoming.pop()
@@ -166,53 +166,7 @@ class World:
         )
 
     def _of_blocks(self, submission: Submission) -> bool:
-        """Whether an elastic job is one of blocks."""
         return isinstance(self.mechanism, Hot) and not self._oracle
 
     def _files(self, submission: Submission, job_id: int) -> JobFiles:
-        """Its directory."""
         return JobFiles(self.directory, job_id)
-
-
-class VirtualStop:
-    """How the companion waits in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
-
-    Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
-    things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given
-    up waiting for it finds out at the next tick.
-    """
-
-    def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
-        """`check` is called before time passes, and may raise."""
-        self._world = world
-        self._interval_s = interval_s
-        self._advance_s = advance_s
-        self._check = check
-        self._next_tick = 0.0
-        self._set = False
-
-    def set(self) -> None:
-        """Let the companion stop."""
-        self._set = True
-
-    def ticked(self) -> None:
-        """A tick has ended: the next one is an interval away."""
-        self._next_tick = self._world.timeline.now + self._interval_s
-
-    def is_set(self) -> bool:
-        return self._set
-
-    def wait(self, timeout: float) -> bool:
-        self._check()
-        world, begun = self._world, self._world.timeline.now
-        left = self._next_tick - begun
-        if timeout <= self._advance_s < left:
-            world.pass_time(left, until_change=True)
-            looks = math.ceil((world.timeline.now - begun) / self._advance_s - 1e-9)
-            rest = begun + min(max(looks, 1) * self._advance_s, left) - world.timeline.now
-            world.pass_time(max(rest, 0.0))
-        else:
-            world.pass_time(timeout)
-            if world.cluster.empty:
-                world.pass_time(math.floor(world.next_submission_s() / self._interval_s) * self._interval_s)
-        return self._set

@@ -33,8 +33,8 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.simulate.training.progress import Position, TrainingCurve
 from slurm_ones.simulate.training.strategies import FP32
-from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 
 KEPT = 2
 """Checkpoints that stay: the newest, and the one before."""

@@ -6,76 +6,44 @@ is learned, and a checkpoint costs nothing but the start that follows.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Progress, Schedule
-from slurm_ones.simulate.engines.measure import RunFigures
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.placement import GpuChange, GpuPlan, plan_changes
-from slurm_ones.simulate.engines.spec import ClusterSpec
-from slurm_ones.simulate.engines.world import World
+from slurm_ones.policy.contract import (
+    Allocation,
+    ClusterView,
+    Floats,
+    Ints,
+    JobView,
+    Limits,
+    Policy,
+    Progress,
+    Schedule,
+    SizeRule,
+)
+from slurm_ones.policy.shapes import nodes_of, strategy_counts, takes, valid_counts
+from slurm_ones.simulate.placement import GpuChange, GpuPlan, plan_changes
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
-from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.gpu_kinds import on_kind
-from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
-from slurm_ones.simulate.training.network import slowdowns
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.spec import slowdowns
+from slurm_ones.simulate.training.application import Application, Hot, Mechanism, on_kind
 from slurm_ones.simulate.training.training import Phase, Training
-from slurm_ones.simulate.training.truth import TrueModel, limits_of, remaining_s
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.simulate.world import World
 
-AT_ONCE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
+Placement = Literal["pack", "spread"]
+"""Packed: the largest job first, each on the nodes that it leaves with the fewest free GPUs. Spread: each on the
+emptiest nodes, in the order of the schedule, as Pollux's study places the jobs of its rivals."""
+IMMEDIATE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
 """Nothing takes time but a start."""
 SETTLED_S = 120.0
 """A hot job moves to fewer nodes this long after it was last given any."""
-
-
-def run_idealized(
-    policy: Policy,
-    workload: Workload,
-    spec: ClusterSpec,
-    *,
-    interval_s: float = 60.0,
-    mechanism: Mechanism = Requeue(),
-    spread: bool = False,
-    seed: int = 0,
-    most_s: float = 30 * 86400.0,
-    on_time: Callable[[float, int], None] | None = None,
-) -> Outcome:
-    """The workload to its end under a policy that sees the truth.
-
-    Jobs are packed, the largest first, each on the nodes that it leaves with the fewest free GPUs. With `spread` each
-    goes to the emptiest nodes, in the order of the schedule, which is how Pollux's study places the jobs of its rivals.
-    A job whose GPU count stays does not move. A hot job trains on while the GPUs that it gains prepare; it holds them
-    from the decision on. Jobs that have not ended after `most_s` are given up.
-    """
-    rng = np.random.default_rng(seed)
-    world = World(workload, spec, Path(), AT_ONCE, mechanism=mechanism, seed=seed, timeline=Timeline(0.0), oracle=True)
-    oracle, figures = _Oracle(world, spread), RunFigures(world, on_time)
-    while not world.done and world.seconds < most_s:
-        figures.tick()
-        live = oracle.live()
-        if live:
-            views = [job.view(world) for job in live]
-            started = time.perf_counter()
-            schedule = policy.decide(spec.view, views, world.seconds, rng)
-            figures.decisions.append(time.perf_counter() - started)
-            oracle.apply(schedule, live)
-        world.pass_time(interval_s)
-        if not world.cluster.live:
-            world.pass_time(math.floor(world.next_submission_s() / interval_s) * interval_s)
-    return figures.outcome(
-        policy.name, seed, {i: job.promised for i, job in oracle.jobs.items() if job.promised is not None}
-    )
 
 
 @dataclass
@@ -174,35 +142,55 @@ class _OracleJob:
         return self.target is not None or self.training.phase is Phase.LAUNCHING
 
 
-class _Oracle:
-    """Places the jobs of a world as schedules say."""
+class Oracle:
+    """Places the jobs of a world as the schedules of a policy say that is given their true curves.
 
-    def __init__(self, world: World, spread: bool) -> None:
+    A job whose GPU count stays does not move. A hot job trains on while the GPUs that it gains prepare; it holds them
+    from the decision on.
+    """
+
+    def __init__(self, world: World, policy: Policy, placement: Placement, seed: int) -> None:
         self._world = world
+        self._policy = policy
         self._cluster = world.spec.view
-        self._spread = spread
-        self._kinds = {node.name: node.kind for node in self._cluster.nodes}
+        self._spread = placement == "spread"
+        self._rng = np.random.default_rng(seed)
         self._on: dict[str, dict[str, Application]] = {}
-        self.jobs: dict[int, _OracleJob] = {}
+        self._jobs: dict[int, _OracleJob] = {}
 
-    def live(self) -> list[_OracleJob]:
+    @property
+    def promises(self) -> dict[int, bool]:
+        """Whether the deadline of a job was promised, if anything was said of it."""
+        return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
+
+    def tick(self) -> list[float]:
+        """Let the policy decide, and put its schedule in force; returns the real seconds of the decision, if one was
+        made."""
+        live = self._live()
+        if not live:
+            return []
+        views, began = [job.view(self._world) for job in live], time.perf_counter()
+        schedule = self._policy.decide(self._cluster, views, self._world.seconds, self._rng)
+        seconds = time.perf_counter() - began
+        self._apply(schedule, live)
+        return [seconds]
+
+    def _live(self) -> list[_OracleJob]:
         """Jobs that have been submitted and have not ended."""
-        found = []
-        for job_id in self._world.cluster.live_ids():
-            if job_id not in self.jobs:
-                self.jobs[job_id] = self._known(job_id)
-            found.append(self.jobs[job_id])
-        return found
+        ids = [*self._world.cluster.live_ids()]
+        self._jobs.update({job_id: self._known(job_id) for job_id in ids if job_id not in self._jobs})
+        return [self._jobs[job_id] for job_id in ids]
 
     def _known(self, job_id: int) -> _OracleJob:
         training = self._world.trainings[job_id]
         app = training.application
         if app.name not in self._on:
             self._on[app.name] = {kind: on_kind(app, kind) for kind in self._cluster.kinds}
-        training.kinds, training.on = self._kinds, self._on[app.name]
+        training.kinds = {node.name: node.kind for node in self._cluster.nodes}
+        training.on = self._on[app.name]
         return _OracleJob(self._world.cluster.jobs[job_id], training, self._cluster, self._world.mechanism)
 
-    def apply(self, schedule: Schedule, live: Sequence[_OracleJob]) -> None:
+    def _apply(self, schedule: Schedule, live: Sequence[_OracleJob]) -> None:
         """Put the schedule in force, as far as nothing else is under way."""
         hot = isinstance(self._world.mechanism, Hot)
         changing, settled = set[int](), list[_OracleJob]()
@@ -239,7 +227,7 @@ class _Oracle:
         world = self._world
         world.timeline.run(world.timeline.now)
         asked = [
-            GpuChange(i, got.shape, self.jobs[i].own, got.kind, optional=i in optional) for i, got in changes.items()
+            GpuChange(i, got.shape, self._jobs[i].own, got.kind, optional=i in optional) for i, got in changes.items()
         ]
         free = {
             name: gpus
@@ -250,10 +238,10 @@ class _Oracle:
         if not isinstance(world.mechanism, Hot) and len(plans) < len(changes):
             raise ValueError(f"the schedule cannot be placed: {changes.keys() - plans.keys()} find no room")
         for job_id, plan in plans.items():
-            self._leave(self.jobs[job_id], plan, changes[job_id])
+            self._leave(self._jobs[job_id], plan, changes[job_id])
         world.timeline.run(world.timeline.now)
         for job_id, plan in plans.items():
-            self._take(self.jobs[job_id], plan, changes[job_id])
+            self._take(self._jobs[job_id], plan, changes[job_id])
 
     def _stop(self, job: _OracleJob) -> None:
         job.training.save_at_once(job.batch)
@@ -291,3 +279,49 @@ class _Oracle:
             job.target = None
             self._world.cluster.place(job.job_id, nodes)
             job.training.go_on(nodes, job.batch, self._world.mechanism.grow_s(job.training.application))
+
+
+@dataclass(frozen=True)
+class TrueModel:
+    """What a job truly does from here on, as both of a policy's models."""
+
+    application: Application
+    done: float
+    """Progress in samples of the base batch."""
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """See `policy.contract.ThroughputModel`."""
+        return self.application.throughput(nodes, gpus, batches)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """None."""
+        return np.zeros(np.shape(gpus))
+
+    def efficiency(self, batches: Ints) -> Floats:
+        """See `policy.contract.EfficiencyModel`."""
+        return self.application.efficiency(self.done, batches)
+
+
+def remaining_s(training: Training, cluster: ClusterView) -> float:
+    """Seconds that a job still needs at the size and batch that its user asked for."""
+    app, asked = training.application, training.submission
+    gpus = min(asked.gpus, cluster.gpus)
+    nodes, batch = nodes_of(cluster, gpus), float(training.requested_batch)
+    return app.seconds(nodes, min(gpus, app.max_gpus), batch, training.position.progress, app.total * asked.epochs)
+
+
+def limits_of(training: Training, cluster: ClusterView) -> Limits:
+    """Sizes and batches that a job can have; of one that did not opt in what it asked for alone."""
+    app, asked = training.application, training.submission
+    most = min(app.max_gpus, cluster.gpus)
+    counts = valid_counts(cluster, 1, most) if asked.elastic else ()
+    low = (app.min_batch or app.base_batch) if asked.elastic else training.requested_batch
+    high = app.max_batch if asked.elastic else low
+    limits = Limits(tuple(sorted({*counts, min(asked.gpus, cluster.gpus)})), low, high, app.max_batch)
+    if app.by is None:
+        return limits
+    rows = app.by.limits(most, app.max_local_batch).sizes
+    rules = tuple(SizeRule(row.gpus, row.replicas, app.max_batch, row.quantum, row.together) for row in rows)
+    limits = replace(limits, rules=rules, strategy=app.by.name)
+    possible = [n for n in strategy_counts(cluster, rules, 1, most) if takes(limits, n)]
+    return replace(limits, gpus=tuple(n for n in possible if asked.elastic or n == asked.gpus))

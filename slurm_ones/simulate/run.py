@@ -1,8 +1,9 @@
-"""The companion that drives the real Slurm, unchanged, on a simulated cluster in virtual time."""
+"""A workload to its end in virtual time: under the companion that drives the real Slurm, unchanged, or an oracle."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -20,17 +21,16 @@ from slurm_ones.config import Settings
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.invariants import InvariantViolated, violations
-from slurm_ones.simulate.engines.measure import RunFigures
-from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.engines.spec import PARTITION, ClusterSpec
-from slurm_ones.simulate.engines.world import VirtualStop, World
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.training.truth import remaining_s
-from slurm_ones.simulate.workloads.workload import Workload, check_fits
+from slurm_ones.simulate.invariants import InvariantViolated, violations
+from slurm_ones.simulate.oracle import IMMEDIATE, Oracle, Placement, remaining_s
+from slurm_ones.simulate.outcome import Outcome, RunFigures
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.simulate.spec import PARTITION, ClusterSpec
+from slurm_ones.simulate.training.application import Mechanism, Requeue
+from slurm_ones.simulate.workloads.profiles import Workload, check_fits
+from slurm_ones.simulate.world import World
 
-ORACLES = frozenset({"srtf", "srsf"})
+TOLD_THE_TRUTH = frozenset({"srtf", "srsf"})
 """Policies that know how long jobs truly still need."""
 
 MOST_S = 60 * 86400.0
@@ -88,7 +88,7 @@ class WarningLog(logging.Handler):
             logger.propagate = before
 
 
-class Oracle:
+class Clairvoyant:
     """A policy whose jobs come with the seconds that they truly still need."""
 
     def __init__(self, policy: Policy, world: World) -> None:
@@ -98,10 +98,8 @@ class Oracle:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `policy.contract.Policy`."""
-        trainings = self._world.trainings
-        known = [
-            replace(job, true_remaining_s=remaining_s(trainings[job.job_id], self._world.spec.view)) for job in jobs
-        ]
+        trainings, view = self._world.trainings, self._world.spec.view
+        known = [replace(job, true_remaining_s=remaining_s(trainings[job.job_id], view)) for job in jobs]
         return self._policy.decide(cluster, known, now, rng)
 
 
@@ -122,6 +120,50 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
         else:
             values[name] = value
     return Settings.model_validate(values)
+
+
+class VirtualStop:
+    """How the companion waits in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
+
+    Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
+    things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given
+    up waiting for it finds out at the next tick.
+    """
+
+    def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
+        """`check` is called before time passes, and may raise."""
+        self._world = world
+        self._interval_s = interval_s
+        self._advance_s = advance_s
+        self._check = check
+        self._next_tick = 0.0
+        self._set = False
+
+    def set(self) -> None:
+        """Let the companion stop."""
+        self._set = True
+
+    def ticked(self) -> None:
+        """A tick has ended: the next one is an interval away."""
+        self._next_tick = self._world.timeline.now + self._interval_s
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float) -> bool:
+        self._check()
+        world, begun = self._world, self._world.timeline.now
+        left = self._next_tick - begun
+        if timeout <= self._advance_s < left:
+            world.pass_time(left, until_change=True)
+            looks = math.ceil((world.timeline.now - begun) / self._advance_s - 1e-9)
+            rest = begun + min(max(looks, 1) * self._advance_s, left) - world.timeline.now
+            world.pass_time(max(rest, 0.0))
+        else:
+            world.pass_time(timeout)
+            if world.cluster.empty:
+                world.skip_idle(self._interval_s)
+        return self._set
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
@@ -163,6 +205,7 @@ def run(
     workload: Workload,
     cluster: ClusterSpec,
     *,
+    oracle: Placement | None = None,
     interval_s: float = 60.0,
     mechanism: Mechanism = Requeue(),
     seed: int = 0,
@@ -174,13 +217,28 @@ def run(
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
-    If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. `on_time` is called at each tick, with the simulated
-    seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size, ValueError for a
-    policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a job was lost or
-    left held, or the database disagrees with the cluster.
+    The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
+    stands in the companion's place (see `Oracle`), and nothing but starts takes time: the `settings` of companion and
+    cluster are not used. `on_time` is called at each tick, with the simulated seconds and how many jobs have ended.
+    Raises `BadInput` for a job that fits the cluster at no size, ValueError for a policy, option or setting that does
+    not exist, `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees
+    with the cluster.
     """
     check_fits(workload, cluster.gpus)
     made = make or (lambda: make_policy(policy, **options))
+    if oracle is not None:
+        world = World(
+            workload, cluster, Path(), IMMEDIATE, mechanism=mechanism, seed=seed, timeline=Timeline(0.0), oracle=True
+        )
+        figures = RunFigures(world, on_time)
+        seer = Oracle(world, made(), oracle, seed)
+        while not world.done and world.seconds < most_s:
+            figures.tick()
+            figures.decisions.extend(seer.tick())
+            world.pass_time(interval_s)
+            if not world.cluster.live:
+                world.skip_idle(interval_s)
+        return figures.outcome(policy, seed, seer.promises)
     made()
     with (
         tempfile.TemporaryDirectory(prefix="slurm-ones-", dir=fast_directory()) as name,
@@ -196,8 +254,8 @@ def run(
             figures.tick()
             return over(world, tick, most_s)
 
-        oracle = (lambda: Oracle(made(), world)) if policy in ORACLES else made
-        with run_companion(world, merged, log, on_tick, oracle) as store:
+        makes = (lambda: Clairvoyant(made(), world)) if policy in TOLD_THE_TRUTH else made
+        with run_companion(world, merged, log, on_tick, makes) as store:
             world.pass_time(cluster_settings.ending_s)
             faults = violations(world, store) if world.done else []
             promises = {job_id: one.given for job_id, one in store.promises([*world.job_ids.values()]).items()}

@@ -1,1 +1,0 @@
-"""Records of real clusters' jobs, each format read into one form."""

@@ -1,0 +1,409 @@
+"""Formats of traces: SWF, tables of clusters, Philly's JSON and sacct's; the beginning of a file tells its format.
+
+SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014): 18 numbers
+a line, `;` before header and comments. Tables: Helios (Hu et al., SC 2021), Acme (Hu et al., NSDI 2024), Alibaba's GPU
+pods (Weng et al., ATC 2023), and the common cut of Philly and Helios by Gen-Parallel-Workloads. Philly's own
+`cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC 2019), read job by job.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from ones_db.accounting import SAME_JOB_S
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.workloads.trace import (
+    MOST_JOBS,
+    NEVER_RAN,
+    NOTHING,
+    Collector,
+    Trace,
+    TraceJob,
+    bad,
+    instant,
+    lines,
+    number,
+    opened,
+)
+from slurm_ones.slurm.fields import seconds
+from slurm_ones.slurm.sacct import ENDS, FIELDS, AccountingRow, BadRow, Rejected, Sacct, parse_row
+
+KNOWN = (
+    "sacct --parsable2 with its header line, SWF, Philly's cluster_job_log, Helios' cluster_log.csv, Acme's "
+    "trace_*.csv, Alibaba's openb_pod_list_*.csv, and cuts of Philly and Helios"
+)
+SWF_FIELDS = (
+    "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory",
+    "requested processors", "requested time", "requested memory", "status", "user", "group", "executable", "queue",
+    "partition", "preceding job", "think time",
+)  # fmt: skip
+SWF_PARTIAL = (2, 3, 4)
+"""Status of a line that is a part of a job with a line of its own."""
+_SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs)\s*:\s*(\d{1,9})")
+
+
+def read_trace(path: Path, partition: str = "") -> Trace:
+    """The trace of a file. `partition` is for `sacct` alone. Raises `BadInput`."""
+    if path.is_dir() or not path.exists():
+        raise BadInput(f"{path}: no such file; give a trace, or none to ask this site's sacct")
+    if not path.is_file():
+        raise BadInput(f"{path}: is no regular file; write the trace to a file first")
+    read = _reader_of(path)
+    if read is None:
+        return read_sacct_file(path, partition)
+    trace = read(path)
+    if partition:
+        raise BadInput(f"--partition: {trace.name} is of the format {trace.format}, which names none that Slurm has")
+    return trace
+
+
+def _reader_of(path: Path) -> Callable[[Path], Trace] | None:
+    """None for sacct's format."""
+    with opened(path) as file:
+        if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{"):
+            return read_philly
+    first = next((text for _, text in lines(path) if text.strip()), "")
+    names = {name.strip() for name in first.split(",")}
+    for columns, read in TABLES.items():
+        if names.issuperset(columns):
+            return read
+    words = first.split()
+    if first.lstrip().startswith(";") or (len(words) == len(SWF_FIELDS) and words[0].lstrip("-").isdigit()):
+        return read_swf
+    if "|" not in first:
+        raise BadInput(f"{path}: line 1: {first!r:.100} begins no trace that is known; there are {KNOWN}")
+    return None
+
+
+def read_swf(path: Path) -> Trace:
+    """An SWF file; raises `BadInput`. A processor is read as a GPU."""
+    found, header = Collector(path.name, "SWF"), dict[str, int]()
+    for line, text in lines(path):
+        if not text.strip() or text.lstrip().startswith(";"):
+            if match := _SWF_HEADER.match(text.lstrip()):
+                header[match[1]] = int(match[2])
+            continue
+        words = text.split()
+        if len(words) != len(SWF_FIELDS):
+            bad(path, line, f"has {len(words)} fields, not {len(SWF_FIELDS)}", "a line of SWF has 18 numbers")
+        values = [number(path, line, SWF_FIELDS[i], word) for i, word in enumerate(words)]
+        job, submitted, wait, run, allocated, _, _, requested, limit, _, status = values[:11]
+        if int(status) in SWF_PARTIAL:
+            found.leave_out("part of a job that has a line of its own")
+            continue
+        gpus = int(allocated if allocated > 0 else requested)
+        started = submitted + wait if wait >= 0 else None
+        found.add(TraceJob(f"{job:.0f}", submitted, started, run, gpus, 0, max(limit, 0.0)), line)
+    nodes, most = header.get("MaxNodes", 0), header.get("MaxProcs", 0)
+    each = most // nodes if nodes and most and most % nodes == 0 else 0
+    return found.trace("each processor is read as a GPU: SWF knows no GPUs", gpus_per_node=each)
+
+
+def _table(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Each row of a CSV file with its line. Raises `BadInput`."""
+    texts, line = lines(path), 1
+    try:
+        _, head = next(texts)
+        names = [name.strip() for name in next(csv.reader([head]))]
+        for line, text in texts:
+            if not text.strip():
+                continue
+            # One line at a time: none of these traces has a line break in a field.
+            values = next(csv.reader([text], strict=True))
+            if len(values) != len(names):
+                bad(path, line, f"has {len(values)} fields, its header {len(names)}", "correct or remove that line")
+            yield line, dict(zip(names, values, strict=True))
+    except StopIteration:
+        raise BadInput(f"{path}: is empty; give a trace with a header line") from None
+    except csv.Error as error:
+        bad(path, line, f"is no CSV: {error}", "correct or remove that line")
+
+
+def _count(path: Path, line: int, row: Mapping[str, str], column: str) -> int:
+    return int(number(path, line, column, row[column] or "0"))
+
+
+def read_scheduler(path: Path) -> Trace:
+    """Helios' `cluster_log.csv`, or Acme's `trace_seren.csv` and `trace_kalos.csv`; raises `BadInput`."""
+    found, zones = Collector(path.name, "Helios"), False
+    for line, row in _table(path):
+        if "type" in row:
+            found.format = "Acme"
+        if row["start_time"] in NOTHING or row["end_time"] in NOTHING:
+            found.leave_out(NEVER_RAN)
+            continue
+        zones = zones or "+" in row["submit_time"]
+        times = [instant(path, line, name, row[name]) for name in ("submit_time", "start_time", "end_time")]
+        gpus, nodes = _count(path, line, row, "gpu_num"), _count(path, line, row, "node_num")
+        found.add_ended(row["job_id"], times, gpus, nodes, line)
+    return found.trace("" if zones else "times have no zone: where clocks changed, a job is an hour longer or shorter")
+
+
+def read_cut(path: Path) -> Trace:
+    """A cut of Philly or Helios, seconds since the job before and run times; raises `BadInput`."""
+    found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
+    for line, row in _table(path):
+        gap, run = (number(path, line, name, row[name]) for name in ("interval", "run_time"))
+        if gap < 0:
+            bad(path, line, f"interval: {gap:g} is negative", "it is seconds since the job before")
+        now += gap
+        gpus, nodes = _count(path, line, row, "gpu_num"), _count(path, line, row, "node_num")
+        found.add(TraceJob(row["u_id"][:80], now, None, run, gpus, max(nodes, 0), 0.0), line)
+    return found.trace("it records no starts: no wait of it is known")
+
+
+def read_pods(path: Path) -> Trace:
+    """Alibaba's `openb_pod_list_*.csv`; raises `BadInput`."""
+    found, shared = Collector(path.name, "Alibaba GPU v2023"), 0
+    for line, row in _table(path):
+        gpus = _count(path, line, row, "num_gpu")
+        if row["scheduled_time"] in NOTHING or row["deletion_time"] in NOTHING:
+            found.leave_out(NEVER_RAN)
+            continue
+        times = [number(path, line, name, row[name]) for name in ("creation_time", "scheduled_time", "deletion_time")]
+        shared += gpus == 1 and number(path, line, "gpu_milli", row["gpu_milli"] or "0") < 1000
+        found.add_ended(row["name"], times, gpus, 1, line)
+    return found.trace(
+        f"{shared} pods used a part of a GPU, and are read as one each" if shared else "",
+        "pods that still ran are read as ended when the record ends",
+    )
+
+
+TABLES: Mapping[tuple[str, ...], Callable[[Path], Trace]] = {
+    ("job_id", "gpu_num", "node_num", "state", "submit_time", "start_time", "end_time"): read_scheduler,
+    ("u_id", "gpu_num", "node_num", "interval", "run_time", "new_status"): read_cut,
+    ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time"): read_pods,
+}
+"""Reader of a table, by columns that tell it."""
+
+
+CHUNK = 1 << 16
+LONGEST_JOB = 4 << 20
+"""Characters of one job: one that was tried a thousand times on a hundred nodes takes less."""
+
+
+def read_philly(path: Path) -> Trace:
+    """The trace of a file; raises `BadInput`."""
+    found = Collector(path.name, "Philly")
+    for line, job in _jobs(path):
+        if not isinstance(job, dict) or not isinstance(job.get("attempts"), list) or "submitted_time" not in job:
+            bad(path, line, "is no job of Philly", "each has submitted_time and attempts")
+        submitted = instant(path, line, "submitted_time", str(job["submitted_time"]))
+        tried = [one for one in job["attempts"] if isinstance(one, dict)]
+        runs = [one for one in tried if _said(one.get("start_time")) and _said(one.get("end_time"))]
+        if not runs:
+            found.leave_out(NEVER_RAN)
+            continue
+        times = [
+            (instant(path, line, "start_time", one["start_time"]), instant(path, line, "end_time", one["end_time"]))
+            for one in runs
+        ]
+        if any(end < start for start, end in times):
+            found.leave_out("ended before it started", line)
+            continue
+        detail = runs[-1].get("detail")
+        on = [one for one in detail if isinstance(one, dict)] if isinstance(detail, list) else []
+        gpus = sum(len(one["gpus"]) for one in on if isinstance(one.get("gpus"), list))
+        ran_s = sum(end - start for start, end in times)
+        name = str(job.get("jobid", line))[:80]
+        found.add(TraceJob(name, submitted, min(times)[0], ran_s, gpus, len(on), 0.0), line)
+    return found.trace("a job that was tried again is one job, as long as all its attempts, on its last GPUs")
+
+
+def _said(value: object) -> bool:
+    return isinstance(value, str) and value not in NOTHING
+
+
+def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each element of the file's list with the line on which it begins; no more of it is in memory than one job."""
+    decoder, line, text, begun = json.JSONDecoder(), 1, "", False
+    with opened(path) as raw:
+        file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
+        more = True
+        while True:
+            stripped = text.lstrip(" \t\r\n," if begun else " \t\r\n\ufeff")
+            line += text.count("\n", 0, len(text) - len(stripped))
+            text = stripped
+            if text and not begun:
+                if text[0] != "[":
+                    bad(path, line, "does not begin with [", "Philly's cluster_job_log is one JSON list")
+                begun, text = True, text[1:]
+                continue
+            if text.startswith("]"):
+                return
+            job = None
+            # An incomplete object is read to its end first.
+            if text:
+                try:
+                    job, end = decoder.raw_decode(text)
+                except RecursionError:
+                    bad(path, line, "is nested too deeply", "this is no job of Philly")
+                except ValueError as error:
+                    if not more or len(text) > LONGEST_JOB:
+                        bad(path, line, f"is no JSON: {error}", "is the file whole?")
+                else:
+                    yield line, job
+                    line += text.count("\n", 0, end)
+                    text = text[end:]
+                    continue
+            if not more:
+                bad(path, line, "the list has no end", "is the file whole?")
+            piece = file.read(CHUNK)
+            more = bool(piece)
+            text += piece
+
+
+PIECE_S = 86400.0
+"""Accounting is asked for so much time at once."""
+COMMAND = (
+    "SLURM_TIME_FORMAT=%s sacct --parsable2 --duplicates --allocations --allusers "
+    f"--state={ENDS} --starttime=now-30days --endtime=now "
+    "--format=JobIDRaw,JobID,Submit,Start,End,State,NNodes,AllocTRES,ReqTRES,TimelimitRaw,User,Partition"
+)
+"""Command that writes a file with all that is used."""
+NEEDED = ("Submit", "Start", "End", "State")
+TIMES = ("Submit", "Start", "End")
+NEVER = {"", "Unknown", "None", "NONE"}
+
+
+class _Runs:
+    """Jobs from their runs: a requeued one is one job, as long as all its runs, on the GPUs of its last."""
+
+    def __init__(self, name: str) -> None:
+        self.found = Collector(name, "sacct")
+        self._last: dict[tuple[int, str], tuple[TraceJob, float]] = {}
+        """The latest job of each id and user, and when its last run ended."""
+        self._merged = 0
+
+    def add(self, row: AccountingRow) -> None:
+        """Take one run."""
+        if row.start is None or row.end is None:
+            self.found.leave_out(NEVER_RAN if row.end is not None else "had not ended")
+            return
+        key = row.job_id, row.user
+        job = TraceJob(
+            str(row.job_id), row.submit, row.start, row.end - row.start, row.gpus or row.requested_gpus, row.nodes,
+            row.time_limit_s or 0.0,
+        )  # fmt: skip
+        before, ended = self._last.get(key, (None, 0.0))
+        if before is not None and -SAME_JOB_S < row.submit - ended <= SAME_JOB_S:
+            self._merged += 1
+            job = job._replace(
+                submitted=min(before.submitted, job.submitted),
+                started=min(before.began, job.began),
+                run_s=before.run_s + job.run_s,
+            )
+        elif before is not None:
+            self.found.add(before, f"job {before.name}")
+        if before is None and len(self._last) >= MOST_JOBS:
+            raise BadInput(f"{self.found.name}: more than {MOST_JOBS:,} jobs; choose a shorter span")
+        self._last[key] = job, max(row.end, ended)
+
+    def trace(self, note: str = "") -> Trace:
+        """All jobs."""
+        for job, _ in self._last.values():
+            self.found.add(job, f"job {job.name}")
+        again = f"{self._merged} runs followed a requeue, and count to the job's first" if self._merged else ""
+        return self.found.trace(note, again)
+
+
+def read_sacct(
+    sacct: Sacct,
+    since: float,
+    until: float,
+    partition: str = "",
+    on_rows: Callable[[float, int], None] = lambda share, rows: None,
+) -> Trace:
+    """The jobs that ended in a span of accounting (Unix seconds). `on_rows` hears of the share that is read, and of
+    rows so far. Raises `BadInput`, and what `Sacct` raises."""
+    # sacct is asked for whole seconds: what ends between two pieces would count with both.
+    runs, rows, start = _Runs("sacct"), 0, float(int(since))
+    while start < until:
+        end = min(start + PIECE_S, until)
+        for row in sacct.rows(start, end):
+            rows += 1
+            if isinstance(row, Rejected):
+                runs.found.leave_out("a row that cannot be believed", f"row {row.row} ({row.text[:80]}): {row.why}")
+            # Both ends of a piece belong to it: what ended in its last second comes again with the next.
+            elif _counts(row, partition) and (row.end is None or row.end < end or end >= until):
+                runs.add(row)
+        start = end
+        on_rows((end - since) / (until - since), rows)
+    return runs.trace()
+
+
+def _counts(row: AccountingRow, partition: str) -> bool:
+    return not partition or row.partition == partition
+
+
+def read_sacct_file(path: Path, partition: str = "") -> Trace:
+    """The trace of a file that `sacct --parsable2` wrote with a header; raises `BadInput`."""
+    runs = _Runs(path.name)
+    zoned = True
+    for line, named in _named_rows(path):
+        shown = named.get("JobIDRaw") or named["JobID"]
+        if "." in shown:
+            runs.found.leave_out("a step, not a job")
+            continue
+        where = f"{path.name}: line {line}"
+        try:
+            values = dict.fromkeys(FIELDS, "") | {name: text for name, text in named.items() if name in FIELDS}
+            for name in TIMES:
+                if named[name] not in NEVER:
+                    zoned = zoned and named[name].isdigit()
+                    values[name] = f"{instant(path, line, name, named[name]):.0f}"
+            values["JobIDRaw"] = shown if shown.isdigit() else _number_of(shown)
+            values["JobID"] = named.get("JobID") or shown
+            values["NodeList"] = named.get("NodeList") or ("" if values["Start"] in NEVER else "unnamed")
+            values["TimelimitRaw"] = named.get("TimelimitRaw") or _minutes(path, line, named.get("Timelimit", ""))
+            row = parse_row([*(values[name] for name in FIELDS), named.get("Restarts", ""), "", ""], "")
+        except BadRow as error:
+            runs.found.leave_out("a row that cannot be believed", f"{where}: {error}")
+            continue
+        if _counts(row, partition):
+            runs.add(row)
+    note = "times have no zone: where clocks changed, a job is an hour off; write them with SLURM_TIME_FORMAT=%s"
+    return runs.trace("" if zoned else note)
+
+
+def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    names: list[str] = []
+    for line, text in lines(path):
+        if not text.strip():
+            continue
+        words = text.split("|")
+        if not names:
+            names = [word.strip() for word in words]
+            gpus = {"AllocTRES", "ReqTRES"} & set(names)
+            missing = [name for name in NEEDED if name not in names]
+            missing += [] if {"JobIDRaw", "JobID"} & set(names) else ["JobIDRaw"]
+            missing += [] if gpus else ["AllocTRES"]
+            if missing:
+                bad(path, line, f"has no column {', '.join(missing)}", f"write the file by: {COMMAND}")
+            continue
+        if len(words) != len(names):
+            advice = f"leave out free text such as JobName and Comment, as in: {COMMAND}"
+            bad(path, line, f"has {len(words)} fields, its header {len(names)}", advice)
+        yield line, dict(zip(names, words, strict=True))
+
+
+def _number_of(job: str) -> str:
+    """A job id for one such as 12_3, if the file has no `JobIDRaw`."""
+    return str(10**15 + int.from_bytes(blake2b(job.encode(), digest_size=6).digest(), "big"))
+
+
+def _minutes(path: Path, line: int, text: str) -> str:
+    """Minutes of a time limit such as 1-02:00:00, as `TimelimitRaw` has them."""
+    if text.strip("0:-") and not seconds(text):
+        if text not in ("UNLIMITED", "Partition_Limit", "INVALID"):
+            bad(path, line, f"Timelimit: {text!r:.40} is no time", "ask sacct for TimelimitRaw")
+        return ""
+    return f"{math.ceil(seconds(text) / 60)}" if text else ""
