@@ -24,6 +24,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.invariants import InvariantViolated, violations
 from slurm_ones.simulate.oracle import IMMEDIATE, Oracle, Placement, remaining_s
 from slurm_ones.simulate.outcome import Outcome, RunFigures
+from slurm_ones.simulate.slurm.cluster import Faults
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.spec import PARTITION, ClusterSpec
 from slurm_ones.simulate.training.application import Mechanism, Requeue
@@ -213,6 +214,7 @@ def run(
     cluster_settings: ClusterSettings = ClusterSettings(),
     on_time: Callable[[float, int], None] | None = None,
     make: Callable[[], Policy] | None = None,
+    faults: Faults | None = None,
     most_s: float = MOST_S,
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
@@ -246,7 +248,7 @@ def run(
     ):
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
-        world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed)
+        world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed, faults=faults)
         figures = RunFigures(world, on_time)
 
         def on_tick(tick: Tick) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
@@ -47,6 +47,7 @@ class World:
         timeline: Timeline | None = None,
         beside: Sequence[PartitionSpec] = (),
         oracle: bool = False,
+        faults: Faults | None = None,
     ) -> None:
         """Jobs keep their files in `directory`. If their mechanism is `Hot`, elastic jobs are jobs of blocks.
 
@@ -59,7 +60,7 @@ class World:
         self.settings = settings
         self.timeline = timeline or Timeline()
         self.began = self.timeline.now
-        self.cluster = SimulatedCluster([*spec.partitions(), *beside], settings, self.timeline, seed=seed)
+        self.cluster = SimulatedCluster([*spec.partitions(), *beside], settings, self.timeline, faults)
         self.client = SimulatedClient(self.cluster, user=USER)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}

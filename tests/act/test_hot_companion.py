@@ -9,22 +9,22 @@ import pytest
 import slurm_ones.simulate.run as engine
 from ones_db import ResizeRecord, Store
 from slurm_ones.rules.blocks import BLOCKS
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Hot
 from slurm_ones.simulate.world import World as Simulated
+from tests.simulate.random_faults import RandomFaults
 from tests.simulate.test_engine import with_changing_policy, workload
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "faults",
     [
-        ClusterSettings(),
-        ClusterSettings(unreachable=0.1, refused=0.05, partial=0.05),
-        ClusterSettings(node_mtbf_s=2000.0),
+        RandomFaults(),
+        RandomFaults(unreachable=0.1, refused=0.05, partial=0.05),
+        RandomFaults(node_mtbf_s=2000.0),
     ],
     ids=["quiet", "odd Slurm", "failing nodes"],
 )
-def test_jobs_of_blocks_change_at_every_tick(monkeypatch: pytest.MonkeyPatch, settings: ClusterSettings) -> None:
+def test_jobs_of_blocks_change_at_every_tick(monkeypatch: pytest.MonkeyPatch, faults: RandomFaults) -> None:
     """None is lost, left held or at odds with the database, and none that runs is ever requeued for it; beside a job
     that cannot be resized."""
     found: list[ResizeRecord] = []
@@ -35,7 +35,7 @@ def test_jobs_of_blocks_change_at_every_tick(monkeypatch: pytest.MonkeyPatch, se
         return before(world, store)
 
     monkeypatch.setattr(engine, "violations", violations)
-    with_changing_policy(workload(4, rigid=(2,)), settings, mechanism=Hot(launch_s=30.0), interval_s=15.0)
+    with_changing_policy(workload(4, rigid=(2,)), faults, mechanism=Hot(launch_s=30.0), interval_s=15.0)
     states = Counter(resize.state for resize in found if resize.mechanism == BLOCKS)
     assert states["done"] >= 5 and states["done"] > states["rolled_back"]
     assert all(resize.restart == -1 for resize in found if resize.mechanism != BLOCKS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ones_db.shape import Shape
-from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
@@ -50,8 +50,51 @@ class Controller:
             raise Unreachable(f"{what}: Socket timed out on send/recv operation")
 
 
+class ClientFaults(Faults):
+    """What goes wrong at one companion's client."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, controller: Controller, injector: FaultInjector, checker: SafetyChecker
+    ) -> None:
+        self._cluster = cluster
+        self._controller = controller
+        self._injector = injector
+        self._checker = checker
+
+    def ask(self, what: str) -> None:
+        self._injector.step(what, reads=True)
+        self._controller.reach(what, READS)
+
+    def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
+        job_id, key = job.array_id or job.job_id, job.key
+        self._injector.step(f"before update {key} {shape}", job_id)
+        refusal = NotResizable(f"job {key}: Requested node configuration is not available")
+        if self._injector.injects(FaultKind.UPDATE_REFUSED):
+            raise refusal
+        in_part = self._injector.injects(FaultKind.UPDATE_IN_PART)
+        if self._checker.is_new(job_id, shape) and self._injector.injects(FaultKind.UPDATE_LATER_BAD):
+            self._cluster.forbid_shape(key, shape)
+        self.change("update", key, lambda: make(in_part))
+        if in_part:
+            raise refusal
+
+    def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
+        main_id, named = job_id.array if isinstance(job_id, Task) else job_id, f"{what} {job_id}"
+        self._injector.step(f"before {named}", main_id)
+        self._controller.reach(named, 1.0)
+        kind = _REFUSED.get(what)
+        if kind is not None and self._injector.injects(kind):
+            raise Refused(f"{named}: Requested operation is presently disabled")
+        if what == "requeuehold" and job_id == main_id:
+            self._checker.check_requeued(main_id)
+        make()
+        if self._injector.injects(FaultKind.TIMEOUT_DONE):
+            raise Unreachable(f"{named}: Socket timed out on send/recv operation")
+        self._injector.step(f"after {named}", main_id)
+
+
 class FaultyClient(SimulatedClient):
-    """One companion's client."""
+    """One companion's client. What the companion asks is checked before it is carried out."""
 
     def __init__(
         self,
@@ -65,10 +108,8 @@ class FaultyClient(SimulatedClient):
         user: str,
     ) -> None:
         """`clock` is that of the companion's host."""
-        super().__init__(cluster, user=user)
+        super().__init__(cluster, user=user, faults=ClientFaults(cluster, controller, injector, checker))
         self._clock = clock
-        self._controller = controller
-        self._injector = injector
         self._checker = checker
         self._blocks = blocks
 
@@ -143,40 +184,3 @@ class FaultyClient(SimulatedClient):
     def _looks_at(self, job: Job) -> None:
         self._checker.observed(job)
         self._blocks.observed(job)
-
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _update_shape(self, job: Job, shape: Shape) -> None:
-        job_id, key = job.array_id or job.job_id, job.key
-        self._injector.step(f"before update {key} {shape}", job_id)
-        if self._injector.injects(FaultKind.UPDATE_REFUSED):
-            raise NotResizable(f"job {key}: Requested node configuration is not available")
-        in_part = self._injector.injects(FaultKind.UPDATE_IN_PART)
-        if self._checker.is_new(job_id, shape) and self._injector.injects(FaultKind.UPDATE_LATER_BAD):
-            self._cluster.forbid_shape(key, shape)
-
-        def change() -> None:
-            self._cluster.reshape(key, shape, nodes_alone=in_part)
-
-        self._change(f"update {key} {shape}", change)
-        if in_part:
-            raise NotResizable(f"job {key}: Requested node configuration is not available")
-
-    def _change(self, what: str, change: Callable[[], None]) -> None:
-        word, _, rest = what.partition(" ")
-        job_id = int(rest.removeprefix("of ").split()[0].partition("_")[0])
-        self._injector.step(f"before {what}", job_id)
-        self._controller.reach(what, 1.0)
-        kind = _REFUSED.get(word)
-        if kind is not None and self._injector.injects(kind):
-            raise Refused(f"{what}: Requested operation is presently disabled")
-        if word == "requeuehold" and "_" not in rest:
-            self._checker.check_requeued(job_id)
-        change()
-        if self._injector.injects(FaultKind.TIMEOUT_DONE):
-            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
-        self._injector.step(f"after {what}", job_id)
-
-    def _check_reachable(self, what: str) -> None:
-        self._injector.step(what, reads=True)
-        self._controller.reach(what, READS)

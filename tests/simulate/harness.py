@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
@@ -39,11 +39,16 @@ class Harness:
     """Four nodes of four GPUs, and somebody who submits."""
 
     def __init__(
-        self, settings: ClusterSettings = ClusterSettings(), *, nodes: int = 4, whole_nodes: bool = False
+        self,
+        settings: ClusterSettings = ClusterSettings(),
+        *,
+        nodes: int = 4,
+        whole_nodes: bool = False,
+        faults: Faults | None = None,
     ) -> None:
         self.timeline = Timeline(1000.0)
         names = tuple(f"n{i}" for i in range(1, nodes + 1))
-        self.cluster = SimulatedCluster([PartitionSpec("gpu", names, 4, whole_nodes)], settings, self.timeline)
+        self.cluster = SimulatedCluster([PartitionSpec("gpu", names, 4, whole_nodes)], settings, self.timeline, faults)
         self.owner = SimulatedClient(self.cluster, uid=OWNER, user="alice", operator=False)
         self.stranger = SimulatedClient(self.cluster, uid=STRANGER, user="bob", operator=False)
         self.operator = SimulatedClient(self.cluster, uid=0, user="root")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, backfill, place
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.simulate.harness import Harness
+from tests.simulate.random_faults import RandomFaults
 
 DAY = 86400.0
 
@@ -216,7 +216,7 @@ def test_a_running_job_keeps_its_shape() -> None:
 
 
 def test_a_shape_that_slurm_refuses_leaves_the_old_one() -> None:
-    harness = Harness(ClusterSettings(refused=1.0))
+    harness = Harness(faults=RandomFaults(refused=1.0))
     job_id = harness.submit(1, 1, hold=True)
     with pytest.raises(NotResizable):
         harness.owner.reshape(job_id, Shape(2, 2))
@@ -226,7 +226,7 @@ def test_a_shape_that_slurm_refuses_leaves_the_old_one() -> None:
 def test_an_update_that_is_taken_in_part_is_undone_or_said_to_stand() -> None:
     """Slurm's updates are not atomic. Where the way back is not taken whole either, the error says so."""
     seen = set()
-    harness = Harness(ClusterSettings(partial=0.5))
+    harness = Harness(faults=RandomFaults(partial=0.5))
     for _ in range(60):
         job_id = harness.submit(1, 1, hold=True)
         try:
@@ -257,7 +257,7 @@ def test_strangers_change_nothing() -> None:
 
 def test_a_call_without_an_answer_may_have_taken_effect() -> None:
     """So whoever asked must look before it asks again."""
-    harness = Harness(ClusterSettings(unreachable=0.5))
+    harness = Harness(faults=RandomFaults(unreachable=0.5))
     outcomes = set()
     for _ in range(50):
         job_id = harness.submit(1, 1)
@@ -305,7 +305,7 @@ def test_jobs_of_a_node_that_fails_are_requeued_or_end() -> None:
 
 def test_nodes_fail_as_often_as_they_are_said_to() -> None:
     """Four nodes that fail each tenth day and are down for half an hour."""
-    harness = Harness(ClusterSettings(node_mtbf_s=10 * DAY))
+    harness = Harness(faults=RandomFaults(node_mtbf_s=10 * DAY))
     job_id = harness.running(4, 4)
     harness.wait(400 * DAY)
     assert harness.job(job_id).restart == pytest.approx(160, rel=0.25)

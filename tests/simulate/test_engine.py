@@ -15,12 +15,14 @@ from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.rivals.ordered import Fifo
 from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.run import AT_ONCE, SimulationFailed, run
+from slurm_ones.simulate.slurm.cluster import Faults
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec, asked_shape
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import BadInput, Workload
 from tests.simulate.changing_policy import ChangingPolicy
+from tests.simulate.random_faults import RandomFaults
 
 APPLICATIONS = {
     "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=16), name="cnn"),
@@ -49,13 +51,11 @@ def workload(jobs: int = 6, *, rigid: Sequence[int] = (), every_s: float = 40.0)
     )
 
 
-def with_changing_policy(
-    work: Workload, cluster_settings: ClusterSettings = ClusterSettings(), **other: Any
-) -> Outcome:
+def with_changing_policy(work: Workload, faults: Faults | None = None, **other: Any) -> Outcome:
     """Every job resized at every tick. Invariants are checked by the engine, which raises where one does not hold."""
     options: dict[str, Any] = {"interval_s": 60.0, "make": ChangingPolicy, "settings": AT_ONCE, **other}
     spec = options.pop("spec", SMALL)
-    return run("fifo", {}, work, spec, cluster_settings=cluster_settings, **options)
+    return run("fifo", {}, work, spec, faults=faults, **options)
 
 
 def test_a_whole_workload_in_the_order_of_its_submission() -> None:
@@ -106,9 +106,8 @@ def test_resizes_cost_what_they_are_said_to_cost() -> None:
 
 @pytest.mark.slow
 def test_equal_seeds_give_equal_outcomes() -> None:
-    faults = ClusterSettings(refused=0.1, partial=0.1, preempt_mtbf_s=900.0)
-
     def gist(seed: int) -> tuple[object, ...]:
+        faults = RandomFaults(refused=0.1, partial=0.1, preempt_mtbf_s=900.0, seed=seed)
         outcome = with_changing_policy(workload(3), faults, seed=seed)
         return outcome.jobs, outcome.segments, outcome.goodput
 
@@ -117,22 +116,17 @@ def test_equal_seeds_give_equal_outcomes() -> None:
     assert gist(2) != first
 
 
-FAULTS = {
-    "refused and partial updates": ClusterSettings(refused=0.2, partial=0.2),
-    "refused requeues": ClusterSettings(requeue_refused=0.4),
-    "nodes that fail": ClusterSettings(node_mtbf_s=900.0, node_repair_s=300.0),
-    "preemption": ClusterSettings(preempt_mtbf_s=300.0),
-    "a controller that often does not answer": ClusterSettings(unreachable=0.03),
-    "all of it": ClusterSettings(
-        refused=0.1,
-        partial=0.1,
-        requeue_refused=0.1,
-        node_mtbf_s=3000.0,
-        node_repair_s=300.0,
-        preempt_mtbf_s=1500.0,
-        unreachable=0.01,
-    ),
-}
+FAULTS: dict[str, dict[str, float]] = {
+    "refused and partial updates": {"refused": 0.2, "partial": 0.2},
+    "refused requeues": {"requeue_refused": 0.4},
+    "nodes that fail": {"node_mtbf_s": 900.0, "node_repair_s": 300.0},
+    "preemption": {"preempt_mtbf_s": 300.0},
+    "a controller that often does not answer": {"unreachable": 0.03},
+    "all of it": {
+        "refused": 0.1, "partial": 0.1, "requeue_refused": 0.1, "node_mtbf_s": 3000.0, "node_repair_s": 300.0,
+        "preempt_mtbf_s": 1500.0, "unreachable": 0.01,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +139,7 @@ def calm() -> Outcome:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
     """Whatever fails, every job ends by itself, is not left held, and only work without a checkpoint is repeated."""
-    outcome = with_changing_policy(workload(4), FAULTS[fault], seed=3)
+    outcome = with_changing_policy(workload(4), RandomFaults(**FAULTS[fault], seed=3), seed=3)
     assert all(job.ended is not None for job in outcome.jobs)
     assert outcome.jobs != calm.jobs
 

@@ -9,14 +9,14 @@ import pytest
 
 from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.run import AT_ONCE, run
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue
 from tests.simulate.changing_policy import ChangingPolicy
+from tests.simulate.random_faults import RandomFaults
 from tests.simulate.test_engine import SMALL, workload
 
 
-def changing(mechanism: Mechanism, *, spec: ClusterSpec = SMALL, jobs: int = 3, **settings: Any) -> Outcome:
+def changing(mechanism: Mechanism, *, spec: ClusterSpec = SMALL, jobs: int = 3, **faults: Any) -> Outcome:
     """Every job resized at every tick."""
     return run(
         "fifo",
@@ -25,7 +25,7 @@ def changing(mechanism: Mechanism, *, spec: ClusterSpec = SMALL, jobs: int = 3, 
         spec,
         interval_s=60.0,
         mechanism=mechanism,
-        cluster_settings=ClusterSettings(**settings),
+        faults=RandomFaults(**faults),
         make=ChangingPolicy,
         settings=AT_ONCE,
     )

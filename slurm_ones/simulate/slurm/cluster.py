@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.scheduler import (
     UNLIMITED_S,
@@ -24,16 +22,44 @@ from slurm_ones.simulate.slurm.scheduler import (
 from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import JobKey, JobState, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
+
+
+class Faults:
+    """Hooks for what goes wrong at a simulated Slurm. By itself nothing does.
+
+    A subclass raises, acts on the cluster, or makes a change otherwise or not at all. What it draws comes from a seed.
+    """
+
+    def begin(self, cluster: SimulatedCluster) -> None:
+        """The cluster stands, and no job was submitted."""
+
+    def started(self, job: SimulatedJob) -> None:
+        """A run begins."""
+
+    def ask(self, what: str) -> None:
+        """A question is about to be answered."""
+
+    def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
+        """Make a change that was asked for; `what` is a word for its kind."""
+        make()
+
+    def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
+        """Make a change of a shape; `make(True)` gives the nodes alone."""
+        self.change("update", job.key, lambda: make(False))
 
 
 class SimulatedCluster:
     """Job ids start at 1. Nothing here knows who asks: `client.SimulatedClient` does."""
 
     def __init__(
-        self, partitions: Sequence[PartitionSpec], settings: ClusterSettings, timeline: Timeline, *, seed: int = 0
+        self,
+        partitions: Sequence[PartitionSpec],
+        settings: ClusterSettings,
+        timeline: Timeline,
+        faults: Faults | None = None,
     ) -> None:
         self.settings = settings
         self.timeline = timeline
@@ -41,13 +67,11 @@ class SimulatedCluster:
         self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
         self.jobs = self.records.jobs
         """All jobs ever submitted, of arrays what Slurm keeps of their tasks."""
-        self.rng = np.random.default_rng([seed, 1])
+        self.faults = faults or Faults()
         self._known = self.records.known
         self._due = False
         self._backfill_due = False
-        if settings.node_mtbf_s:
-            for name in self.nodes.names():
-                self._fail_some_time(name)
+        self.faults.begin(self)
 
     # -- what is seen --------------------------------------------------------------------------------------------
 
@@ -258,17 +282,6 @@ class SimulatedCluster:
             else:
                 self._end(job, JobState.NODE_FAIL, 1, killed=True)
 
-    def _fail_some_time(self, name: str) -> None:
-        def fail() -> None:
-            self.fail(name)
-            self.timeline.after(self.settings.node_repair_s, repaired)
-
-        def repaired() -> None:
-            self.resume(name)
-            self._fail_some_time(name)
-
-        self.timeline.after(float(self.rng.exponential(self.settings.node_mtbf_s)), fail)
-
     # -- the life of a job ---------------------------------------------------------------------------------------
 
     def exited(self, job_id: JobKey, code: int) -> None:
@@ -299,9 +312,7 @@ class SimulatedCluster:
         job.nodes = job.max_nodes = len(gpus)
         if job.limit_s:
             job.events.append(self.timeline.after(job.limit_s, lambda: self._end(job, JobState.TIMEOUT, 0)))
-        if self.settings.preempt_mtbf_s:
-            seconds = float(self.rng.exponential(self.settings.preempt_mtbf_s))
-            job.events.append(self.timeline.after(seconds, lambda: self._requeue(job, hold=False)))
+        self.faults.started(job)
         self.timeline.changed = True
         job.program.start(job.restart, job.gpus)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ones_db.shape import Shape
-from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
-from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable, reshape
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, reshape
 from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
@@ -114,7 +114,8 @@ def _tasks(text: str) -> tuple[tuple[int, ...], int]:
 class SimulatedClient:
     """A `SlurmClient` of a simulated cluster, used by one user.
 
-    An operator may change everybody's jobs. `programs` makes of a script's text what a job of it does.
+    An operator may change everybody's jobs. `programs` makes of a script's text what a job of it does. `faults` are
+    what goes wrong at this client, in place of the cluster's.
     """
 
     name = "simulated"
@@ -127,12 +128,14 @@ class SimulatedClient:
         user: str = "",
         operator: bool = True,
         programs: Callable[[str], Callable[[JobKey], Program]] = lambda text: lambda job_id: Idle(),
+        faults: Faults | None = None,
     ) -> None:
         self._cluster = cluster
         self._uid = os.geteuid() if uid is None else uid
         self._user = user or pwd.getpwuid(self._uid).pw_name
         self._operator = operator
         self._programs = programs
+        self._faults = faults or cluster.faults
 
     # -- what is read --------------------------------------------------------------------------------------------
 
@@ -140,23 +143,23 @@ class SimulatedClient:
         return 26, 5
 
     def config(self) -> dict[str, str]:
-        self._check_reachable("config")
+        self._faults.ask("config")
         return {"ClusterName": "simulated", "SlurmUser": "slurm(64030)", "MinJobAge": "300 sec"}
 
     def snapshot(self) -> Snapshot:
-        self._check_reachable("snapshot")
+        self._faults.ask("snapshot")
         return self._cluster.snapshot()
 
     def job(self, job_id: JobKey) -> Job:
-        self._check_reachable(f"job {job_id}")
+        self._faults.ask(f"job {job_id}")
         return self._cluster.records.look(job_id)
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
-        self._check_reachable(f"tasks of {array_id}")
+        self._faults.ask(f"tasks of {array_id}")
         return self._cluster.records.tasks(array_id)
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        self._check_reachable("details")
+        self._faults.ask("details")
         return {job_id: job for job_id, job in self._cluster.snapshot().jobs.items() if job_id in set(job_ids)}
 
     # -- what is changed -----------------------------------------------------------------------------------------
@@ -178,12 +181,11 @@ class SimulatedClient:
 
     def requeue_hold(self, job_id: JobKey) -> None:
         self._changeable(job_id)
-        self._refuse(self._cluster.settings.requeue_refused, f"job {job_id}: Requested operation is presently disabled")
-        self._change(f"requeuehold {job_id}", lambda: self._cluster.requeue(job_id, hold=True))
+        self._faults.change("requeuehold", job_id, lambda: self._cluster.requeue(job_id, hold=True))
 
     def hold(self, job_id: JobKey) -> None:
         self._changeable(job_id)
-        self._change(f"uhold {job_id}", lambda: self._cluster.hold(job_id))
+        self._faults.change("uhold", job_id, lambda: self._cluster.hold(job_id))
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
         reshape(self.job, self.tasks, self._update_shape, job_id, shape, kind)
@@ -194,11 +196,11 @@ class SimulatedClient:
             raise NotPermitted(f"release {job_id}: Access/permission denied")
         if start_now:
             self.defer(job_id, 0.0)
-        self._change(f"release {job_id}", lambda: self._cluster.release(job_id))
+        self._faults.change("release", job_id, lambda: self._cluster.release(job_id))
 
     def defer(self, job_id: JobKey, until: float) -> None:
         self._changeable(job_id)
-        self._change(f"StartTime of {job_id}", lambda: self._cluster.set_begin(job_id, until))
+        self._faults.change("StartTime", job_id, lambda: self._cluster.set_begin(job_id, until))
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
         self._changeable(job_id)
@@ -207,7 +209,7 @@ class SimulatedClient:
             for job in self._cluster.records.waiting(job_id):
                 job.switches = most
 
-        self._change(f"Switches of {job_id}", ask)
+        self._faults.change("Switches", job_id, ask)
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
@@ -217,25 +219,25 @@ class SimulatedClient:
             raise Refused(f"task {job_id} waits: there is nothing that could be sent {signal}")
         if signal in ("KILL", "TERM"):
             code = 128 + signals.Signals[f"SIG{signal}"]
-            self._change(f"signal {job_id}", lambda: self._cluster.kill(job_id, code))
+            self._faults.change("signal", job_id, lambda: self._cluster.kill(job_id, code))
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         self._changeable_array(array_id)
-        self._change(f"uhold {array_id}", lambda: self._cluster.hold_waiting(array_id, tasks))
+        self._faults.change("uhold", array_id, lambda: self._cluster.hold_waiting(array_id, tasks))
 
     def reuse(self, task: Task) -> None:
         self._changeable(task)
-        self._change(f"reuse {task}", lambda: self._cluster.reuse(task))
+        self._faults.change("reuse", task, lambda: self._cluster.reuse(task))
 
     def throttle(self, array_id: int, most: int) -> None:
         self._changeable_array(array_id)
-        self._change(f"throttle {array_id}", lambda: self._cluster.throttle(array_id, most))
+        self._faults.change("throttle", array_id, lambda: self._cluster.throttle(array_id, most))
 
     def cancel_waiting(self, array_id: int) -> None:
         if not self._cluster.records.known_of(array_id):
             return
         self._changeable_array(array_id)
-        self._change(f"cancel {array_id}", lambda: self._cluster.cancel_waiting(array_id))
+        self._faults.change("cancel", array_id, lambda: self._cluster.cancel_waiting(array_id))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -244,12 +246,7 @@ class SimulatedClient:
         self._changeable(key)
         if job.kind:  # its nodes have GPUs of no type
             raise NotResizable(f"job {key}: Requested node configuration is not available")
-        settings = self._cluster.settings
-        self._refuse(settings.refused, f"job {key}: Requested node configuration is not available")
-        nodes_alone = self._draw(settings.partial)
-        self._change(f"update {key}", lambda: self._cluster.reshape(key, shape, nodes_alone=nodes_alone))
-        if nodes_alone:
-            raise NotResizable(f"job {key}: Requested node configuration is not available")
+        self._faults.reshape(job, shape, lambda alone: self._cluster.reshape(key, shape, nodes_alone=alone))
 
     def _changeable(self, job_id: JobKey) -> SimulatedJob:
         job = self._cluster.get(job_id)
@@ -260,24 +257,3 @@ class SimulatedClient:
     def _changeable_array(self, array_id: int) -> None:
         records = self._cluster.records.known_of(array_id)
         self._changeable(records[0].job_id if records else array_id)
-
-    def _change(self, what: str, change: Callable[[], None]) -> None:
-        """Make a change; where no answer comes it was made, or not."""
-        settings = self._cluster.settings
-        lost = self._draw(settings.unreachable)
-        if not lost or self._draw(0.5):
-            change()
-        if lost:
-            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
-
-    def _check_reachable(self, what: str) -> None:
-        if self._draw(self._cluster.settings.unreachable):
-            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
-
-    def _refuse(self, share: float, words: str) -> None:
-        if self._draw(share):
-            raise NotResizable(words)
-
-    def _draw(self, share: float) -> bool:
-        """True in that share of the cases; no fault that is off takes a random number."""
-        return share > 0 and float(self._cluster.rng.random()) < share

@@ -61,7 +61,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Times in seconds. Slurm's own are its defaults; faults are off, as shares of calls or mean times between."""
+    """Times in seconds. Slurm's own are its defaults."""
 
     requeue_delay_s: float = 121.0
     """A requeued job starts this much later, unless its start is set anew."""
@@ -96,18 +96,3 @@ class ClusterSettings:
     """… on starting the new run's ranks, which a first start costs as well …"""
     load: float = 0.3
     """… and on loading the checkpoint."""
-
-    refused: float = 0.0
-    """Share of the updates of a shape that Slurm refuses."""
-    partial: float = 0.0
-    """Share of those that it takes in part, the nodes without the GPUs, and then refuses."""
-    requeue_refused: float = 0.0
-    """Share of the requeues that it refuses."""
-    unreachable: float = 0.0
-    """Share of the calls that get no answer; half of those have taken effect."""
-    node_mtbf_s: float = 0.0
-    """Mean time between two failures of a node, 0 for never. Slurm requeues its jobs."""
-    node_repair_s: float = 1800.0
-    """How long it is down."""
-    preempt_mtbf_s: float = 0.0
-    """Mean time until Slurm requeues a running job by itself, as preemption does; 0 for never."""
