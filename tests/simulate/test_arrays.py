@@ -8,7 +8,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
+from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobState, Task
 from tests.simulate.harness import Harness
 
@@ -46,16 +46,6 @@ def test_waiting_tasks_are_one_record_until_something_sets_one_apart(harness: Ha
     assert records[job_id].array_tasks == (3,)
     assert records[job_id].key == Task(job_id, 3)
     assert [job.array_tasks for job in harness.owner.tasks(job_id)] == [(0,), (1,), (2,), (3,)]
-
-
-def test_a_task_that_waits_with_others_comes_as_a_job_of_its_own(harness: Harness) -> None:
-    """Looking at it sets nothing apart."""
-    job_id = array(harness, hold=True)
-    assert [harness.job(Task(job_id, task)).array_tasks for task in TASKS] == [(task,) for task in TASKS]
-    assert len(harness.owner.snapshot().jobs) == 1
-    for unknown in (Task(job_id, 9), Task(job_id + 7, 0)):
-        with pytest.raises(UnknownJob):
-            harness.job(unknown)
 
 
 def test_the_throttle_bounds_what_runs(harness: Harness) -> None:
@@ -127,24 +117,6 @@ def test_a_task_whose_processes_are_not_gone_is_not_used_again_yet(harness: Harn
         harness.owner.reuse(Task(job_id, 0))
 
 
-def test_what_waits_is_held_and_what_runs_is_not(harness: Harness) -> None:
-    job_id = array(harness)
-    harness.wait(2)
-    harness.owner.hold_waiting(job_id)
-    assert [job.held for job in harness.owner.tasks(job_id)] == [False, True, True, True]
-
-
-def test_what_waits_is_cancelled_held_or_not_and_what_runs_stays(harness: Harness) -> None:
-    job_id = array(harness)
-    harness.wait(2)
-    harness.owner.hold(Task(job_id, 2))
-    harness.owner.cancel_waiting(job_id)
-    states = [job.state for job in harness.owner.tasks(job_id)]
-    assert states == [JobState.RUNNING, JobState.CANCELLED]  # the other two were cancelled together
-    harness.owner.cancel_waiting(job_id)
-    assert harness.job(Task(job_id, 0)).running
-
-
 def test_a_requeued_task_takes_a_place_again(harness: Harness) -> None:
     """Where its place was given to another under the throttle, it waits."""
     job_id = array(harness)
@@ -176,21 +148,6 @@ def test_a_command_for_the_array_reaches_all_tasks(harness: Harness) -> None:
     assert {job.state for job in harness.owner.tasks(job_id)} == {JobState.CANCELLED}
     harness.wait(5)
     assert harness.free() == [4, 4, 4, 4]
-
-
-def test_strangers_and_running_tasks(harness: Harness) -> None:
-    job_id = array(harness)
-    harness.wait(2)
-    for call in (
-        lambda: harness.stranger.throttle(job_id, 0),
-        lambda: harness.stranger.cancel_waiting(job_id),
-        lambda: harness.stranger.reuse(Task(job_id, 1)),
-        lambda: harness.stranger.release(Task(job_id, 1)),
-    ):
-        with pytest.raises(NotPermitted):
-            call()
-    with pytest.raises(NotResizable, match="RUNNING"):
-        harness.owner.reshape(Task(job_id, 0), Shape(2, 2))
 
 
 @pytest.mark.parametrize(

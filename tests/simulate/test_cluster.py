@@ -123,16 +123,6 @@ def test_a_requeued_job_completes_and_then_waits_out_its_delay() -> None:
     assert harness.job(job_id).running
 
 
-def test_start_now_skips_the_delay() -> None:
-    harness = Harness()
-    job_id = harness.running(1, 1)
-    harness.owner.requeue_hold(job_id)
-    harness.wait(4)
-    harness.owner.release(job_id)
-    harness.wait(2)
-    assert harness.job(job_id).running
-
-
 def test_a_requeued_job_has_lost_its_place() -> None:
     """Its queue age begins anew, so a job that has waited for its GPUs gets them first."""
     harness = Harness()
@@ -207,14 +197,6 @@ def test_what_has_ended_is_not_requeued_and_soon_forgotten() -> None:
 # -- updates ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_running_job_keeps_its_shape() -> None:
-    harness = Harness()
-    job_id = harness.running(2, 1)
-    with pytest.raises(NotResizable, match="RUNNING"):
-        harness.operator.reshape(job_id, Shape(1, 1))
-    assert len(harness.job(job_id).node_list) == 2
-
-
 def test_a_shape_that_slurm_refuses_leaves_the_old_one() -> None:
     harness = Harness(faults=RandomFaults(refused=1.0))
     job_id = harness.submit(1, 1, hold=True)
@@ -240,19 +222,6 @@ def test_an_update_that_is_taken_in_part_is_undone_or_said_to_stand() -> None:
             assert (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node) == (2, 2)
             seen.add("taken")
     assert {"undone", "taken"} <= seen
-
-
-def test_strangers_change_nothing() -> None:
-    harness = Harness()
-    job_id = harness.submit(1, 1, hold=True)
-    before = harness.job(job_id)
-    with pytest.raises(NotPermitted):
-        harness.stranger.release(job_id)
-    with pytest.raises(NotPermitted):
-        harness.stranger.reshape(job_id, Shape(2, 2))
-    with pytest.raises(NotPermitted):
-        harness.stranger.defer(job_id, 5000.0)
-    assert harness.job(job_id) == before
 
 
 def test_a_call_without_an_answer_may_have_taken_effect() -> None:

@@ -20,6 +20,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec, asked_shape
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.profiles import BadInput, Workload
 from tests.simulate.changing_policy import ChangingPolicy
 from tests.simulate.random_faults import RandomFaults
@@ -242,3 +243,52 @@ def test_a_job_on_a_slow_node_trains_at_its_pace(mechanism: Mechanism) -> None:
         outcome = run("fifo", {}, alone, ClusterSpec(1, 4, slow_nodes=slow), mechanism=mechanism)
         seconds.append(outcome.jobs[0].running_s)
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("whole_nodes", [False, True])
+def test_jobs_of_blocks_change_while_they_train(whole_nodes: bool) -> None:
+    """All of them end, having been resized many times, and hardly a GPU stands still for it."""
+    spec = ClusterSpec(4, 4, whole_nodes)
+    hot, requeued = (with_changing_policy(workload(3), mechanism=resize, spec=spec) for resize in (Hot(), Requeue()))
+    assert all(job.ended is not None for job in (*hot.jobs, *requeued.jobs))
+    assert sum(job.resizes for job in hot.jobs) > 4
+    assert hot.notes == ()
+
+    def idle(outcome: Outcome) -> float:
+        """Share of the GPUs held that did not train."""
+        return sum(job.lost_gpu_s for job in outcome.jobs) / sum(job.gpu_s for job in outcome.jobs)
+
+    assert idle(hot) < 0.6 * idle(requeued)
+
+
+def test_nodes_that_fail_and_calls_that_get_no_answer() -> None:
+    """Jobs of blocks come to their end on a cluster where much goes wrong."""
+    outcome = with_changing_policy(
+        workload(4),
+        RandomFaults(unreachable=0.05, refused=0.1, node_mtbf_s=3000.0, node_repair_s=200.0),
+        mechanism=Hot(),
+    )
+    assert all(job.ended is not None for job in outcome.jobs)
+
+
+def test_blocks_that_slurm_requeues() -> None:
+    outcome = with_changing_policy(workload(4), RandomFaults(preempt_mtbf_s=1500.0), mechanism=Hot())
+    assert all(job.ended is not None for job in outcome.jobs)
+
+
+def test_a_promise_is_stored_and_kept_through_the_companion() -> None:
+    """Protects the road of a deadline: comment, view, decision, database, outcome. One that cannot be met is refused,
+    and that job runs to its end as well."""
+    work = generate("ones-sc21", jobs=3, seed=4)
+    due = []
+    for i, (one, share) in enumerate(zip(work.submissions, (6.0, 0.02, None), strict=True)):
+        alone = undisturbed_s(work.applications[one.application], one, 4)
+        due.append(replace(one, time=float(i), deadline_s=None if share is None else share * alone))
+    outcome = run(
+        "ones", {}, replace(work, submissions=tuple(due)), ClusterSpec(2, 4), interval_s=10.0, mechanism=Requeue(5.0)
+    )
+    first, second, third = outcome.jobs
+    assert (first.promised, first.in_time) == (True, True)
+    assert second.promised is not True
+    assert third.deadline is None
+    assert all(job.ended is not None for job in outcome.jobs)
