@@ -127,15 +127,13 @@ def _seconds(application: Application, epochs: float, gpus: int, per_node: int) 
     speed = batches / application.step_seconds(nodes, gpus, batches)
     total = application.total * epochs
     seconds, done = 0.0, 0.0
-    for row, end in enumerate(application.ends):
+    for end in application.ends:
         upto = min(float(end), total)
         if upto <= done:
             break
         rate = (speed * application.efficiency(done, batches)).max()
         seconds += (upto - done) / rate
         done = upto
-        if row == len(application.ends) - 1 or done >= total:
-            break
     return float(seconds)
 
 

@@ -221,7 +221,8 @@ def run(
 
     The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
     stands in the companion's place (see `Oracle`), and nothing but starts takes time: the `settings` of companion and
-    cluster are not used. `on_time` is called at each tick, with the simulated seconds and how many jobs have ended.
+    cluster are not used. `faults` are what goes wrong at the simulated Slurm. `on_time` is called at each tick, with
+    the simulated seconds and how many jobs have ended.
     Raises `BadInput` for a job that fits the cluster at no size, ValueError for a policy, option or setting that does
     not exist, `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees
     with the cluster.
@@ -259,10 +260,10 @@ def run(
         makes = (lambda: Clairvoyant(made(), world)) if policy in TOLD_THE_TRUTH else made
         with run_companion(world, merged, log, on_tick, makes) as store:
             world.pass_time(cluster_settings.ending_s)
-            faults = violations(world, store) if world.done else []
+            wrong = violations(world, store) if world.done else []
             promises = {job_id: one.given for job_id, one in store.promises([*world.job_ids.values()]).items()}
-        if faults:
-            raise InvariantViolated("; ".join(faults))
+        if wrong:
+            raise InvariantViolated("; ".join(wrong))
         return figures.outcome(policy, seed, promises, _notes(world, log))
 
 
