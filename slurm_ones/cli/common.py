@@ -90,11 +90,11 @@ def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., Non
     return decorate
 
 
-def check_outputs(json: Path | None, html: Path | None, needed: Sequence[str] = ("matplotlib", "jinja2")) -> None:
+def check_outputs(figures: Path | None, html: Path | None, needed: Sequence[str] = ("matplotlib", "jinja2")) -> None:
     """Raises `BadInput` where what is found could not be written; better before an hour's work than after it.
 
     `needed` are the modules that make the page."""
-    for option, path in (("--json", json), ("--html", html)):
+    for option, path in (("--figures", figures), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
             raise BadInput(f"{option}: {path} cannot be written")
     missing = [name for name in needed if find_spec(name) is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_format
+import json
 import math
 import os
 import re
@@ -222,7 +222,7 @@ class SimulateOptions:
             "--bound", help="Compute a mean JCT that no schedule can beat, and on what each policy's time goes."
         ),
     ] = False
-    json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None
+    figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0
     executor: Annotated[
@@ -274,7 +274,7 @@ class SimulateOptions:
             settings=parse_pairs("--set", self.settings or ()),
             parts=parts if parts[0].kind else (),
         )
-        check_outputs(self.json, self.html)
+        check_outputs(self.figures, self.html)
         plan.check()
         return plan
 
@@ -306,9 +306,9 @@ def simulate(options: SimulateOptions) -> None:
     bounds = bounds_of(plan, processes) if options.bound else {}
     found = summarize(plan, runs, bounds)
     print_table(["", *(summary.label for summary in found)], [(row.title, row.cells) for row in rows(plan, found)])
-    if options.json is not None:
-        text = json_format.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False)
-        options.json.write_text(text, encoding="utf-8")
+    if options.figures is not None:
+        text = json.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False)
+        options.figures.write_text(text, encoding="utf-8")
     if options.html is not None:
         write_study(options.html, *pictures(plan, runs), page(plan, found))
     end(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_format
+import json
 import os
 import time
 from pathlib import Path
@@ -56,7 +56,7 @@ def study(
         Path | None, typer.Option(help="Folder of measured profiles, in place of our own figures.")
     ] = None,
     html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
-    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write all figures to this file, as JSON.")] = None,
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     directory: Annotated[
         Path | None,
@@ -73,7 +73,7 @@ def study(
     from slurm_ones.simulate.study.runs import summarize
     from slurm_ones.simulate.study.stretch import plan_of, recorded, stretch_of
 
-    check_outputs(json, html)
+    check_outputs(figures, html)
     size = None
     if cluster is not None:
         parts = parse_cluster(cluster)
@@ -113,8 +113,8 @@ def study(
     )
     for line in [*found.verdict(), found.fidelity()]:
         console.print(plain(line, 1000), markup=False, soft_wrap=True)
-    if json is not None:
-        json.write_text(json_format.dumps(found.as_json(), indent=1, allow_nan=False), encoding="utf-8")
+    if figures is not None:
+        figures.write_text(json.dumps(found.as_json(), indent=1, allow_nan=False), encoding="utf-8")
     write_study(html, *pictures(plan, runs), found.page())
     say(f"{html} says what was assumed, and shows more")
     end(found.summaries)

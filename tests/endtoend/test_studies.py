@@ -38,7 +38,7 @@ def test_a_study_goes_on_after_a_kill(harness: Harness) -> None:
     No job has a comment by which a companion would take it for one of its own."""
     cluster = harness.cluster
     work = harness.folder("study")
-    command = [*STUDY, "--executor", "slurm", "--sbatch", SBATCH, "--json", "slurm.json"]
+    command = [*STUDY, "--executor", "slurm", "--sbatch", SBATCH, "--figures", "slurm.json"]
 
     def start() -> subprocess.Popen[str]:
         process = cluster.popen(command, cwd=f"/scratch/{work.name}", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -89,7 +89,7 @@ def test_a_study_goes_on_after_a_kill(harness: Harness) -> None:
     jobs = cluster.run(["squeue", "-h", "--array", "--states=all", "-u", "alice", "-o", "%F|%j"]).stdout.splitlines()
     assert {job for job in jobs if "ones-study-" in job} == {f"{rows[0][0]}|{rows[0][1]}"}
 
-    here = CliRunner().invoke(app, [*STUDY[1:], "--processes", "1", "--json", str(work / "here.json")])
+    here = CliRunner().invoke(app, [*STUDY[1:], "--processes", "1", "--figures", str(work / "here.json")])
     assert here.exit_code == 0, here.stderr
     found = [unclocked(json.loads((work / name).read_text())) for name in ("slurm.json", "here.json")]
     assert found[0] == found[1]

@@ -58,7 +58,7 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
     def study(*source: str) -> Any:
         """The figures of a study."""
         command = ["slurm-ones", "study", *source, "--jobs", "5", "--seeds", "1", "--processes", "1"]
-        outputs = ["--html", f"{inside}/page.html", "--json", f"{inside}/figures.json"]
+        outputs = ["--html", f"{inside}/page.html", "--figures", f"{inside}/figures.json"]
         done = harness.cluster.run([*command, *outputs], user="bob")
         assert "mean JCT" in done.stdout and "runs done" in done.stderr
         return json.loads((scratch / "figures.json").read_text())

@@ -340,7 +340,7 @@ def test_the_command_shows_and_writes_it(tmp_path: Path, cluster: str) -> None:
         "--bound",
         "--processes",
         "1",
-        "--json",
+        "--figures",
         str(path),
     ]
     shown = CliRunner().invoke(command_line, args)

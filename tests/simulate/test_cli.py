@@ -27,7 +27,7 @@ def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
     code, out, err = call(
         "--idealized", "--jobs", "8", "--cluster", "4x4", "--policy", "fifo", "--policy", "fifo:backfill=false",
         "--seeds", "2", "--first-seed", "5", "--load", "2", "--processes", "1",
-        "--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"),
+        "--figures", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"),
     )  # fmt: skip
     assert code == 0
     assert "philly: 8 jobs, 4 nodes × 4 GPUs, seeds 5–6" in out and "Wilcoxon" in out
@@ -50,7 +50,7 @@ def test_the_old_name_of_the_option_still_works(tmp_path: Path) -> None:
     for option in ("--plain", "--idealized"):
         path = tmp_path / f"{option}.json"
         code, _, err = call(
-            option, "--jobs", "3", "--cluster", "2x4", "--policy", "fifo", "--processes", "1", "--json", str(path)
+            option, "--jobs", "3", "--cluster", "2x4", "--policy", "fifo", "--processes", "1", "--figures", str(path)
         )
         assert code == 0, err
         found.append(json.loads(path.read_text())["jobs"])
@@ -82,7 +82,7 @@ def test_the_companion_on_a_simulated_slurm(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     code, out, err = call(
         "--workload", "ones-sc21", "--jobs", "3", "--cluster", "4x4", "--policy", "fifo", "--processes", "1",
-        "--set", "resize.max_open=2", "--json", str(path),
+        "--set", "resize.max_open=2", "--figures", str(path),
     )  # fmt: skip
     assert code == 0, err
     assert "a decision every 10 s" in out
@@ -98,7 +98,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
     work, path = tmp_path / "work.csv", tmp_path / "s.json"
     options = ["--workload", str(work), "--profiles", str(tmp_path / "profiles"), "--policy", "fifo", "--idealized"]
     write_workload(work, ["a,0,net,1,64", "b,20000,net,4,256"])
-    code, _, err = call(*options, "--cluster", "1x4", "--processes", "1", "--json", str(path), "--resize-cost", "0")
+    code, _, err = call(*options, "--cluster", "1x4", "--processes", "1", "--figures", str(path), "--resize-cost", "0")
     assert code == 0, err
     first, second = json.loads(path.read_text())["jobs"]
     assert first["jct_s"] == pytest.approx(EPOCHS * ITERATIONS * 1.04, rel=1e-6)
@@ -164,7 +164,7 @@ def test_hot_resizes_are_named_in_what_is_written(tmp_path: Path) -> None:
     """The file says how jobs were resized and at which costs; decisions come every 15 s unless it is said."""
     path = tmp_path / "hot.json"
     code, out, err = call(
-        "--policy", "ones", "--jobs", "4", "--idealized", "--resize", "hot:launch_s=9", "--json", str(path),
+        "--policy", "ones", "--jobs", "4", "--idealized", "--resize", "hot:launch_s=9", "--figures", str(path),
         "--processes", "1",
     )  # fmt: skip
     assert code == 0, err

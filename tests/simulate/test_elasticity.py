@@ -255,7 +255,7 @@ def test_the_command(tmp_path: Path) -> None:
     head = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
     times = "2020-06-09 18:41:01,2020-06-09 18:42:01,2020-06-09 18:51:01"
     path.write_text(f"{head}\n<script>x()</script>,u,v,2,1,1,COMPLETED,{times},0,0\n2,u,v,1,1,1,FAILED,{times},0,0\n")
-    code, out, err = call(str(path), "--seeds", "1", "--processes", "1", "--html", str(page), "--json", str(figures))
+    code, out, err = call(str(path), "--seeds", "1", "--processes", "1", "--html", str(page), "--figures", str(figures))
     assert code == 0, err
     assert "mean JCT" in out and "With 100 % of the jobs elastic" in out and "waited for 1 m 00 s" in out
     assert "4 of 4 runs done" in err and "2 jobs with GPUs" in err
@@ -267,7 +267,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert list(found["policies"]) == ["0 %", "20 %", "50 %", "100 %"] and len(found["curves"]) == 2
     assert found["run"]["cluster"] == "2x2"
     # As if it had been killed: of its runs one is missing and one is damaged; a failed attempt is none.
-    same = (str(path), "--seeds", "1", "--processes", "1", "--html", str(page), "--json", str(figures))
+    same = (str(path), "--seeds", "1", "--processes", "1", "--html", str(page), "--figures", str(figures))
     first, second, *others = sorted((tmp_path / "p.runs" / "results").iterdir())
     times = {other: other.stat().st_mtime_ns for other in others}
     first.unlink()
