@@ -29,7 +29,7 @@ from slurm_ones.learn.learner import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
-from slurm_ones.rules.gate import Round
+from slurm_ones.rules.gate import Round, under_way
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
@@ -162,11 +162,11 @@ class Companion:
         blocks = [job_id for job_id, one in observation.elastic.items() if one.blocks]
         switches = {job_id: self._learner.switch_s(histories.get(job_id)) for job_id in blocks}
         due = any(one.optin is not None and one.optin.deadline is not None for one in observation.elastic.values())
-        return Round.build(
+        return Round(
             observation,
             histories,
             self.settings,
-            resizes,
+            under_way(resizes),
             self._clock(),
             held={job_id: self._held.of(job_id) for job_id in blocks if self._held.ever(job_id)},
             split_nodes=not blocks or self._may_split_nodes(),

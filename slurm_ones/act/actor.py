@@ -20,10 +20,9 @@ from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Observation
 from slurm_ones.policy.contract import JobView, Schedule
-from slurm_ones.policy.gain import expected_gain
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE
-from slurm_ones.rules.gate import JobRules, Round
-from slurm_ones.rules.moves import Moves
+from slurm_ones.policy.figures import expected_gain
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves
+from slurm_ones.rules.gate import JobRules, Round, UnderWay
 from slurm_ones.rules.plan import PlannedChange, ResizePlan, plan
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Task
@@ -130,16 +129,12 @@ class Actor:
                 self._promise(one)
             self.outcomes |= {**one.schedule.refused, **made.outcomes}
             # A job in the middle of a resize is not decided about.
-            decision = self._write(one, [job for job in rules.jobs.values() if job.target is None], made)
+            decision = self._write(one, [job for job in rules.jobs.values() if job.under_way is None], made)
             for change in made.begin:
                 self._begin(change, decision, one.views.get(change.job_id))
             if self.acting:
                 resized = [change for change in made.begin if change.resizes]
-                round_ = round_.begun(
-                    {change.job_id: change.new for change in resized},
-                    {change.job_id: change.moves for change in resized if change.moves},
-                    {change.job_id: change.new_kind for change in resized},
-                )
+                round_ = round_.begun({one.job_id: UnderWay(one.new, one.new_kind, one.moves) for one in resized})
             begun += made.begin
             deferred |= made.deferred
             queued |= made.queued

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ones_wrapper.protocol import Order, encode
 from slurm_ones.act.orders import order_path
-from slurm_ones.rules.blocks import task_of
-from slurm_ones.rules.moves import Moves
+from slurm_ones.rules.blocks import Moves, task_of
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 from slurm_ones.slurm.model import Task

@@ -16,7 +16,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.timing import ActionTimes
 from slurm_ones.act.transitions import State, check_transition
 from slurm_ones.config import ResizeSettings
-from slurm_ones.rules.strategy import breaks
+from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
 from slurm_ones.slurm.model import Job
 

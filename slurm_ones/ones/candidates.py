@@ -93,6 +93,25 @@ def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
         return more, np.where((more > 0) & (gain > 0), gain / more, -np.inf)
 
 
+def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
+    """The `count` different candidates (K, G) of highest score, best first; equal ones count once."""
+    kept: dict[bytes, int] = {}
+    for k in np.argsort(-score, kind="stable"):
+        if len(kept) < count:
+            kept.setdefault(candidates[k].tobytes(), int(k))
+    chosen = list(kept.values())
+    return candidates[chosen], score[chosen]
+
+
+def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
+    """K/2 pairs of parents (K, G) drawn by chance swap each gene with chance 0.5 (ONES §3.2)."""
+    half = len(parents) // 2
+    order = rng.permutation(len(parents))
+    mothers, fathers = parents[order[:half]], parents[order[half : 2 * half]]
+    swapped = rng.random(mothers.shape) < 0.5
+    return np.concatenate([np.where(swapped, fathers, mothers), np.where(swapped, mothers, fathers)])
+
+
 def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
     """Each candidate (K, J) with some jobs one size up or down; each job with `chance`, about four jobs at most."""
     count, jobs = parents.shape

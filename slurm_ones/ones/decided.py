@@ -17,7 +17,7 @@ from ones_db.shape import Shape
 from slurm_ones.ones.worth import Choices
 from slurm_ones.policy.build import fits_nowhere
 from slurm_ones.policy.contract import Allocation, ClusterView, Floats, JobView, Schedule, Weighed
-from slurm_ones.policy.job_figures import to_come
+from slurm_ones.policy.figures import to_come
 from slurm_ones.policy.shapes import nodes_of, shape_of
 from slurm_ones.policy.tables import Tables, predict_each
 

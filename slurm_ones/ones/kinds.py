@@ -21,19 +21,11 @@ from slurm_ones.ones.candidates import NodeRoom
 from slurm_ones.ones.deadlines import pause_s, reserve_s, work_of
 from slurm_ones.ones.terms import Priced, Situation
 from slurm_ones.ones.worth import Choices
+from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
-from slurm_ones.policy.kinds import (
-    KindTables,
-    free_of_kind,
-    kinds_held,
-    part_of,
-    relative_speeds,
-    side_by_side,
-    slowest,
-    view_on,
-)
-from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.shapes import shape_of
+from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
 """Of the prices: times that each is set while the others stand, and halvings of the interval in which it lies."""
@@ -229,7 +221,7 @@ class _Wanted:
     """What the jobs that may change get as far as their kinds are concerned."""
 
     jobs: Sequence[JobView]
-    tables: KindTables
+    tables: Tables
     choices: Choices
     columns: Ints
     """(J,) columns of the tables; 0 for waiting."""
@@ -265,10 +257,10 @@ class ByKind:
         """See `slurm_ones.policy.contract.Policy`; `jobs` in order of submission, with the `most` GPUs that each has
         had, and when one last came or went."""
         self._most, self._since = most, since
-        held = {job.job_id: kinds_held(cluster, job) for job in jobs}
+        held = {job.job_id: cluster.kinds_held(job) for job in jobs}
         of = _Decision(cluster, jobs, fixed_jobs(cluster, jobs), held, now, rng)
         wanted = self._wanted(of)
-        columns, current = wanted.columns.copy(), wanted.tables.tables.current
+        columns, current = wanted.columns.copy(), wanted.tables.current
         for attempt in range(ROUNDS + 1):
             tried = self._tried(of, wanted, columns)
             found = {kind: self._within_kind(of, kind, wanted, tried) for kind in cluster.kinds}
@@ -286,8 +278,8 @@ class ByKind:
         jobs = [job for job in of.jobs if job.job_id not in of.fixed]
         fixed = [job for job in of.jobs if job.job_id in of.fixed]
         for kind in cluster.kinds:
-            runs = [bool(of.held[job.job_id]) and slowest(job, of.held[job.job_id]) == kind for job in jobs]
-            views = [view_on(job, kind, runs=there) for job, there in zip(jobs, runs, strict=True)]
+            runs = [bool(of.held[job.job_id]) and _slowest(job, of.held[job.job_id]) == kind for job in jobs]
+            views = [job.on_kind(kind, runs=there) for job, there in zip(jobs, runs, strict=True)]
             # Nodes and deadlines are seen to within the kind.
             views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None, deadline=None) for view in views]
             found.append(self._search.situation(cluster.of_kind(kind), views, [], of.now))
@@ -300,17 +292,17 @@ class ByKind:
         there = free_of_kind(cluster, fixed)
         self._equivalents = self._known(cluster, tables)
         each = np.array([self._equivalents[kind] for kind in cluster.kinds])
-        costs = np.where(tables.kind >= 0, each[tables.kind], 0.0) * tables.tables.sizes
-        nodes = NodeRoom(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
+        costs = np.where(tables.kind >= 0, each[tables.kind], 0.0) * tables.sizes
+        nodes = NodeRoom(cluster, jobs, [job for job in fixed if job.shape is not None], tables.sizes)
         nodes.gpus = round(float(each @ there))
-        at = replace(found[0][0], cluster=cluster, tables=replace(tables.tables, sizes=costs), nodes=nodes)
+        at = replace(found[0][0], cluster=cluster, tables=replace(tables, sizes=costs), nodes=nodes)
         priced = self._search.priced(at, of.rng)
         choices = self._search.choices(priced, may & self._in_time(of, jobs, tables, priced.speed))
-        columns, prices = assign(choices.worth, tables.tables.sizes, tables.kind, there, tables.tables.current)
+        columns, prices = assign(choices.worth, tables.sizes, tables.kind, there, tables.current)
         self._learn(cluster, prices)
         return _Wanted(jobs, tables, choices, columns, prices)
 
-    def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: KindTables, speed: Floats) -> Bools:
+    def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
         """(J, U) columns that deadlines leave open: of a promised job those of the kind on which it was promised, or
         that it has; of one that waits and is not promised those of kinds on which it could end in time, if there are
         any; and what each job has."""
@@ -326,13 +318,13 @@ class ByKind:
                 on = {held[0] if len(held) == 1 else self._promised_on[job.job_id]}
             if on:
                 found[j] = np.isin(tables.kind, [-1, *(k for k, kind in enumerate(kinds) if kind in on)])
-                found[j, tables.tables.current[j]] = True
+                found[j, tables.current[j]] = True
         return found
 
-    def _known(self, cluster: ClusterView, tables: KindTables) -> dict[str, float]:
+    def _known(self, cluster: ClusterView, tables: Tables) -> dict[str, float]:
         if self._equivalents.keys() >= set(cluster.kinds):
             return self._equivalents
-        return dict(zip(cluster.kinds, relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
+        return dict(zip(cluster.kinds, _relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
 
     def _learn(self, cluster: ClusterView, prices: Floats) -> None:
         """Go half the way to the ratios of the prices, where GPUs of all kinds are wanted."""
@@ -344,7 +336,7 @@ class ByKind:
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
         """Who is decided about on which kind: one that waits where it would gain most."""
-        kind, tables, kinds = wanted.tables.kind, wanted.tables.tables, of.cluster.kinds
+        kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
         at = np.where(columns > 0, columns, best).tolist()
@@ -363,12 +355,12 @@ class ByKind:
             if job.job_id in tried.spread or tried.kinds[job.job_id] != kind:
                 continue
             # One that runs on a kind that it does not accept stays as it is, if it does not leave.
-            view = view_on(job, kind, runs=tuple(of.held[job.job_id]) == (kind,))
+            view = job.on_kind(kind, runs=tuple(of.held[job.job_id]) == (kind,))
             if job.shape is not None and view.shape is None:
-                gpus = int(wanted.tables.tables.sizes[tried.columns[row[job.job_id]]])
+                gpus = int(wanted.tables.sizes[tried.columns[row[job.job_id]]])
                 view = replace(view, requested=max(job.requested, gpus))
             mine.append(view)
-        part = part_of(of.cluster, kind, [job for job in of.jobs if job.job_id in tried.spread])
+        part = of.cluster.of_kind(kind).without([job for job in of.jobs if job.job_id in tried.spread])
         if kind not in self._within:
             self._within[kind] = self._make()
         within = self._within[kind]
@@ -379,15 +371,15 @@ class ByKind:
         """The running jobs that would change their kind and get nothing there, or less than makes it worth it."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
-            kind, now = tried.kinds[job.job_id], int(tables.tables.current[j])
+            kind, now = tried.kinds[job.job_id], int(tables.current[j])
             if job.shape is None or tried.columns[j] == now or tuple(of.held[job.job_id]) == (kind,):
                 continue
             got = found[kind].allocations.get(job.job_id)
             if got is None:
                 back.append(j)
                 continue
-            at = (tables.kind == of.cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
-            less = got.shape.gpus < tables.tables.sizes[tried.columns[j]]
+            at = (tables.kind == of.cluster.kinds.index(kind)) & (tables.sizes == got.shape.gpus)
+            less = got.shape.gpus < tables.sizes[tried.columns[j]]
             if less and float(np.where(at, worth[j], -np.inf).max()) <= worth[j, now]:
                 back.append(j)
         return back
@@ -423,9 +415,9 @@ class ByKind:
             kind, got = tried.kinds[job.job_id], allocations.get(job.job_id)
             if job.shape is None or got is None or job.job_id in tried.spread or tuple(of.held[job.job_id]) == (kind,):
                 continue
-            at = (tables.kind == of.cluster.kinds.index(kind)) & (tables.tables.sizes == got.shape.gpus)
-            speed = float(np.where(at, tables.tables.goodput[j], 0.0).max())
-            factor = speed / max(float(tables.tables.goodput[j, tables.tables.current[j]]), 1e-300)
+            at = (tables.kind == of.cluster.kinds.index(kind)) & (tables.sizes == got.shape.gpus)
+            speed = float(np.where(at, tables.goodput[j], 0.0).max())
+            factor = speed / max(float(tables.goodput[j, tables.current[j]]), 1e-300)
             before = ", ".join(of.held[job.job_id])
             faster = reason("faster_kind", kind=kind, before=before, factor=factor)
             found[job.job_id] = faster if factor > 1 else reason("leaves_kind", kind=kind, before=before, factor=factor)
@@ -433,7 +425,7 @@ class ByKind:
 
     def _weighed(self, cluster: ClusterView, wanted: _Wanted) -> dict[int, tuple[Weighed, ...]]:
         """The choices of most worth of each job, best first."""
-        tables, worth = wanted.tables.tables, wanted.choices.worth
+        tables, worth = wanted.tables, wanted.choices.worth
         shapes = [None] + [
             shape_of(cluster.of_kind(cluster.kinds[k]), int(size))
             for k, size in zip(wanted.tables.kind[1:].tolist(), tables.sizes[1:].tolist(), strict=True)
@@ -449,3 +441,24 @@ class ByKind:
                 named.append(Weighed(got, float(worth[j, u])))
             found[job.job_id] = tuple(named)
         return found
+
+
+def _slowest(job: JobView, kinds: Sequence[str]) -> str:
+    """Of the kinds that the job has GPUs of the one which sets its pace."""
+    if len(kinds) < 2 or not job.on or job.shape is None:
+        return kinds[0]
+    at = np.array([job.shape.nodes]), np.array([job.shape.gpus]), np.array([job.batch])
+    known = [kind for kind in kinds if kind in job.on] or list(kinds)
+    return min(known, key=lambda kind: float(job.on.get(kind, job.model).throughput(*at)[0]))
+
+
+def _relative_speeds(tables: Tables, count: int) -> Floats:
+    """(K,) how much more a GPU of each kind brings than one of the first, in the middle of the jobs; 1 where no job
+    tells."""
+    each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
+    best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
+    found = np.ones(count)
+    for k in range(1, count):
+        both = (best[0] > 0) & (best[k] > 0)
+        found[k] = float(np.median(best[k, both] / best[0, both])) if both.any() else 1.0
+    return found

@@ -11,17 +11,37 @@ import numpy as np
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from slurm_ones.ones import decided
-from slurm_ones.ones.candidates import NodeRoom, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
+from slurm_ones.ones.candidates import (
+    NodeRoom,
+    best_of,
+    clearing_price,
+    dual_bound,
+    fill,
+    greedy,
+    improve,
+    mutate,
+    repair,
+    uniform_crossover,
+)
 from slurm_ones.ones.deadlines import Promises
 from slurm_ones.ones.decided import Decided
 from slurm_ones.ones.kinds import ByKind
 from slurm_ones.ones.sizes import UNKNOWN, Changes, Leaves, Reach
 from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Situation, Term, Unplaced
 from slurm_ones.ones.worth import Choices, worth_of_progress
-from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
-from slurm_ones.policy.evolution import best_of, check_options, uniform_crossover
-from slurm_ones.policy.job_figures import within
-from slurm_ones.policy.placement import fixed_jobs, place
+from slurm_ones.policy.build import fixed_jobs, place
+from slurm_ones.policy.contract import (
+    Allocation,
+    Bools,
+    ClusterView,
+    Floats,
+    Ints,
+    JobView,
+    Schedule,
+    ThroughputModel,
+    check_options,
+)
+from slurm_ones.policy.figures import within
 from slurm_ones.policy.tables import Tables, build_tables, predict_each
 
 LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}

@@ -2,10 +2,10 @@
 
 **How large at once.** A first size beyond what was asked for may turn out too large, with a chance of about the
 relative deviation σ of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds, once the guard
-against figures that waver lets it (`rules.dwell`: four pauses later). So trying costs σ · 5p of the time H for which a
-size is expected to last, and the size is worth 1 − σ · 5p / H of what it would be. Known curves are used in full, cheap
-pauses leave most sizes open, and doubtful ones at a dear pause must promise much more. A speed that is no more than a
-guess is no promise.
+against figures that waver lets it (`rules.job_rules`: four pauses later). So trying costs σ · 5p of the time H for
+which a size is expected to last, and the size is worth 1 − σ · 5p / H of what it would be. Known curves are used in
+full, cheap pauses leave most sizes open, and doubtful ones at a dear pause must promise much more. A speed that is no
+more than a guess is no promise.
 
 **What a change costs.** In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight
 of its waiting and λ the price of a GPU, and at the size n that is best for it w + λn is the worth v g(n) of training
@@ -31,7 +31,7 @@ from ones_db.reasons import Reason, reason
 from slurm_ones.ones.terms import Penalty, Priced, Situation, Term
 from slurm_ones.ones.worth import Choices
 from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
-from slurm_ones.policy.job_figures import within
+from slurm_ones.policy.figures import within
 from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_one
 
 LARGEST_S = 1e15

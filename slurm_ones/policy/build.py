@@ -1,15 +1,38 @@
-"""What fixed jobs leave to the others, and the schedule that follows from the GPUs that a policy wants."""
+"""From what a policy wants to a schedule: who keeps its place, shapes on the nodes for the others, reasons.
+
+A policy that weighs sizes says how many GPUs each job is to have (`build_schedule`); one that has an order of
+precedence alone gives each job the shape that it asked for (`allocate_in_order`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.policy.contract import Allocation, ClusterView, Ints, JobView, Schedule
-from slurm_ones.policy.ledger import free_by_node
-from slurm_ones.policy.placement import place
-from slurm_ones.policy.tables import Tables
+from slurm_ones.policy.ledger import Ledger, free_by_node, pick_nodes
+from slurm_ones.policy.shapes import shape_of, takes
+from slurm_ones.policy.tables import Tables, asked
+
+
+def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
+    """Why each such job keeps its place or its wait, by job id: those that are `fixed`, and running jobs whose GPUs do
+    not add up on the cluster's nodes (drained nodes, a snapshot taken in mid-change)."""
+    held: dict[str, int] = {}
+    for job in jobs:
+        for name, gpus in job.nodes.items():
+            held[name] = held.get(name, 0) + gpus
+    sound = {node.name for node in cluster.nodes if held.get(node.name, 0) <= node.gpus}
+    found = {
+        job.job_id: reason("nodes_do_not_add_up")
+        for job in jobs
+        if (job.shape.gpus if job.shape else 0) != sum(job.nodes.values()) or not sound.issuperset(job.nodes)
+    }
+    return found | {job.job_id: job.fixed for job in jobs if job.fixed}
 
 
 def mobile_jobs(jobs: Sequence[JobView], fixed: Collection[int]) -> list[JobView]:
@@ -20,6 +43,73 @@ def mobile_jobs(jobs: Sequence[JobView], fixed: Collection[int]) -> list[JobView
 def free_after_fixed(cluster: ClusterView, jobs: Sequence[JobView], fixed: Collection[int]) -> Ints:
     """(N,) GPUs of each node that the running jobs named in `fixed` leave."""
     return free_by_node(cluster, [job for job in jobs if job.job_id in fixed])
+
+
+def place(
+    cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, int], *, shrink: bool = True
+) -> dict[int, Shape]:
+    """Shapes for the GPUs that a policy wants for each job; `jobs` in order of precedence.
+
+    Jobs that want what they have stay where they are, fixed ones too, and those that can change where they are do so.
+    Of the others, in order, each gets what it wants or else, with `shrink`, the largest of its counts below that finds
+    room. A job that finds none is left out.
+    """
+    by_id = {job.job_id: job for job in jobs}
+    found: dict[int, Shape] = {}
+    staying, growing = [], []
+    for job in jobs:
+        want = wanted.get(job.job_id, 0)
+        if job.shape is not None and (job.fixed or want == job.shape.gpus):
+            staying.append(job)
+            found[job.job_id] = job.shape
+        elif cluster.uniform and (kept := stays_on(job, want)) is not None and (shape := shape_of(cluster, want)):
+            staying.append(replace(job, nodes=kept))
+            found[job.job_id] = shape
+            growing += [job] if want > sum(kept.values()) else []
+    ledger = Ledger.of_cluster(cluster, staying)
+    moving = [job for job in jobs if job.job_id not in found and not job.fixed and wanted.get(job.job_id, 0) > 0]
+    admitted: list[tuple[int, int]] = []
+    budget = ledger.gpus
+    for job in moving:
+        gpus = wanted[job.job_id]
+        if gpus <= budget:
+            admitted.append((job.job_id, gpus))
+            budget -= gpus
+    # Large shapes first: small ones fill what they leave.
+    for job_id, gpus in sorted(admitted, key=lambda pair: -pair[1]):
+        counts = [gpus]
+        if shrink:
+            own = by_id[job_id].shape  # its own GPUs were not kept for it: with as many as now it would not move
+            before = own.gpus if own is not None else 0
+            limits = by_id[job_id].limits
+            counts += [n for n in sorted(limits.gpus, reverse=True) if n < gpus and n != before and takes(limits, n)]
+        for count in counts:
+            shape = shape_of(cluster, count)
+            if shape is not None and ledger.take(shape):
+                found[job_id] = shape
+                break
+    for job in growing:
+        has = job.shape.gpus if job.shape is not None else 0
+        counts = [wanted[job.job_id]]
+        counts += [n for n in reversed(job.limits.gpus) if shrink and has < n < counts[0] and takes(job.limits, n)]
+        fit = next((shape for n in counts if (shape := shape_of(cluster, n)) and ledger.take_any(n - has)), None)
+        if fit is not None:
+            found[job.job_id] = fit
+        elif shrink and job.shape is not None:
+            found[job.job_id] = job.shape
+        else:
+            del found[job.job_id]
+    return found
+
+
+def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
+    """The GPUs of each node that a running job keeps where it goes to so many `gpus`: others join on any nodes. None
+    where it is placed anew."""
+    if job.shape is None or not gpus:
+        return None
+    if gpus > job.shape.gpus:
+        return job.nodes if job.joins else None
+    return (job.smaller or {}).get(gpus)
 
 
 def build_schedule(
@@ -33,9 +123,9 @@ def build_schedule(
 ) -> Schedule:
     """The schedule for the GPUs that are `wanted`, in order of precedence.
 
-    `jobs` are all of the round, those named in `fixed` (see `fixed_jobs`) included; `tables` cover the others, and the
-    limits of their views say which counts they may fall back on where fragments have no room. A job that was to grow
-    and finds none stays as it is. `why` says what the counts serve.
+    `jobs` are all of the round, those named in `fixed` (see `fixed_jobs`) included; `tables` cover the others at least,
+    and the limits of their views say which counts they may fall back on where fragments have no room. A job that was to
+    grow and finds none stays as it is. `why` says what the counts serve.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -84,3 +174,126 @@ def _cannot_grow(job: JobView, counts: Mapping[int, int], shapes: Mapping[int, S
 def fits_nowhere(job: JobView) -> Reason:
     """Why a job waits that could not run on the empty cluster."""
     return reason("fits_nowhere", counts=", ".join(map(str, job.limits.gpus)) or "none")
+
+
+def build_by_kind(
+    cluster: ClusterView,
+    jobs: Sequence[JobView],
+    fixed: Mapping[int, Reason],
+    parts: Sequence[Tables],
+    wanted: Mapping[int, tuple[str, int]],
+    why: Reason,
+    score: float = float("nan"),
+) -> Schedule:
+    """As `build_schedule`, within each kind of GPU by itself: `parts` are the tables of each, in the cluster's order.
+
+    `wanted` are kinds and GPUs, in order of precedence; jobs left out wait. Jobs whose GPUs are of several kinds, or of
+    none here, keep them where they are `fixed`.
+    """
+    held = {job.job_id: cluster.kinds_held(job) for job in jobs}
+    stays = [job for job in jobs if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1]
+    kind_of = {job.job_id: wanted.get(job.job_id, ((*held[job.job_id], *cluster.kinds, "")[0], 0))[0] for job in jobs}
+    kind_of |= {job.job_id: held[job.job_id][0] for job in jobs if job.job_id in fixed and held[job.job_id]}
+    allocations: dict[int, Allocation] = {}
+    reasons = {job.job_id: fixed[job.job_id] for job in stays}
+    parked: frozenset[int] = frozenset()
+    for kind, tables in zip(cluster.kinds or ("",), parts, strict=True):
+        part = cluster.of_kind(kind).without(stays)
+        mine = cluster.views_on(kind, [job for job in jobs if kind_of[job.job_id] == kind and job not in stays])
+        here = {job.job_id: fixed[job.job_id] for job in mine if job.job_id in fixed}
+        counts = {id_: gpus for id_, (on, gpus) in wanted.items() if kind_of[id_] == on == kind and id_ not in here}
+        found = build_schedule(part, mine, here, tables, counts, why)
+        allocations |= {id_: replace(got, kind=kind) for id_, got in found.allocations.items()}
+        reasons |= found.reasons
+        parked |= found.parked
+    allocations |= {job.job_id: Allocation(job.shape, job.batch) for job in stays if job.shape is not None}
+    return Schedule(allocations, reasons, score, parked)
+
+
+def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], first: str) -> Schedule:
+    """The schedule that gives GPUs in `order` (of all `jobs`, fixed ones are skipped) until none are left.
+
+    A job that does not fit is passed over and later ones may start. A running job keeps its shape, batch and nodes
+    while its turn comes in time, else it is parked. Where only whole shapes can be placed, a job whose turn comes
+    earlier may take the node of one whose turn comes later; no running job is moved for any other reason. `first` says
+    which jobs go first. Allocations are in the order given.
+    """
+    fixed = fixed_jobs(cluster, jobs)
+    wanted: dict[int, Allocation] = {}
+    for job in order:
+        got = asked(cluster, job) if job.shape is None else Allocation(job.shape, job.batch)
+        if job.job_id not in fixed and got is not None:
+            wanted[job.job_id] = got
+    queue = [job for job in order if job.job_id in wanted]
+    free = free_after_fixed(cluster, jobs, fixed)
+    in_time, late = _by_count(queue, wanted, int(free.sum()))
+    if cluster.uniform:
+        chosen = _placed(cluster, free, in_time, late, wanted)
+    else:
+        chosen = {job.job_id for job in in_time}
+    allocations = {j.job_id: Allocation(j.shape, j.batch) for j in jobs if j.job_id in fixed and j.shape is not None}
+    parked, reasons = set(), dict(fixed)
+    for job in order:
+        if job.job_id in fixed:
+            continue
+        if job.job_id in chosen:
+            allocations[job.job_id] = wanted[job.job_id]
+        else:
+            parked.add(job.job_id)
+        reasons[job.job_id] = _reason_in_order(job, wanted.get(job.job_id), job.job_id in chosen, first)
+    return Schedule(allocations, reasons, parked=frozenset(parked))
+
+
+def _by_count(
+    queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
+) -> tuple[list[JobView], list[JobView]]:
+    """Those for whom there are GPUs when their turn comes, wherever these are, and the others."""
+    in_time: list[JobView] = []
+    late: list[JobView] = []
+    for job in queue:
+        fits = wanted[job.job_id].shape.gpus <= gpus
+        gpus -= wanted[job.job_id].shape.gpus if fits else 0
+        (in_time if fits else late).append(job)
+    return in_time, late
+
+
+def _placed(
+    cluster: ClusterView,
+    free: Ints,
+    in_time: Sequence[JobView],
+    late: Sequence[JobView],
+    wanted: Mapping[int, Allocation],
+) -> set[int]:
+    """Those who find GPUs among the `free` (N,), their own where they run. One that starts avoids, as far as it can,
+    the GPUs of running jobs that are `in_time` too."""
+    at = {node.name: i for i, node in enumerate(cluster.nodes)}
+    own = {
+        job.job_id: (np.array([at[name] for name in job.nodes], dtype=np.int64), np.array(list(job.nodes.values())))
+        for job in [*in_time, *late]
+        if job.shape is not None
+    }
+    free, claimed, chosen = free.copy(), np.zeros_like(free), set()
+    for job in in_time:
+        if job.job_id in own:
+            nodes, gpus = own[job.job_id]
+            claimed[nodes] += gpus
+    for job in [*in_time, *late]:
+        if job.job_id in own:
+            nodes, gpus = own[job.job_id]
+            claimed[nodes] = np.maximum(claimed[nodes] - gpus, 0)
+        else:
+            shape = wanted[job.job_id].shape
+            nodes = pick_nodes(free, claimed, shape)
+            gpus = np.full(len(nodes), shape.gpus_per_node)
+        if len(nodes) and (free[nodes] >= gpus).all():
+            free[nodes] -= gpus
+            chosen.add(job.job_id)
+    return chosen
+
+
+def _reason_in_order(job: JobView, got: Allocation | None, runs: bool, first: str) -> Reason:
+    if got is None:
+        return fits_nowhere(job)
+    if runs:
+        return reason("turn", first=first)
+    return reason("no_room", gpus=got.shape.gpus) if job.shape is None else reason("interrupted", first=first)

@@ -8,10 +8,11 @@ of ONES) from one call to the next, since that is an answer improved upon and no
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +93,26 @@ class ClusterView:
         nodes = tuple(node for node in self.nodes if node.kind == kind)
         full = self.gpus_of_kind.get(kind, 0) or self.node_gpus or max((node.gpus for node in nodes), default=0)
         return replace(self, nodes=nodes, node_gpus=full, gpus_of_kind={})
+
+    def without(self, holders: Sequence[JobView]) -> ClusterView:
+        """What the `holders` leave of it."""
+        taken: Counter[str] = Counter()
+        for job in holders:
+            taken.update(job.nodes)
+        nodes = tuple(replace(node, gpus=max(node.gpus - taken[node.name], 0)) for node in self.nodes)
+        return replace(self, nodes=nodes, node_gpus=self.gpus_per_node)
+
+    def kinds_held(self, job: JobView) -> tuple[str, ...]:
+        """Kinds of the GPUs that the job has, in the order of `kinds`; none where it waits.
+
+        One that Slurm started on several, as it may where no kind was asked for, trains at the pace of the slowest.
+        """
+        mine = {node.kind for node in self.nodes if job.nodes.get(node.name)}
+        return tuple(kind for kind in self.kinds if kind in mine)
+
+    def views_on(self, kind: str, jobs: Sequence[JobView]) -> list[JobView]:
+        """Each job as it is on that kind of GPU."""
+        return [job.on_kind(kind, runs=self.kinds_held(job) == (kind,)) for job in jobs]
 
 
 class SizeRule(NamedTuple):
@@ -192,10 +213,15 @@ class Progress:
         return min(self.alpha * (1.0 / max(rho, 1e-12) - 1.0), self.most)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobView:
-    """One opted-in job as a policy sees it. Times in seconds of the caller's clock."""
+    """One opted-in job as a policy sees it. Times in seconds of the caller's clock.
 
+    A policy that chooses sizes needs the first two groups of fields; each of the others is for those that weigh what it
+    names.
+    """
+
+    # What it asks for, has, and may have.
     job_id: int
     submitted: float
     requested: int
@@ -210,20 +236,32 @@ class JobView:
     """Global batch in force (of its last run, or its base batch)."""
     base_batch: int
     limits: Limits
+    fixed: Reason | None = None
+    """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
+
+    # How fast it trains, and how much is to come.
     model: ThroughputModel
     """Where GPUs are of several kinds that of the kind which it has, or is most likely to get."""
+    on: Mapping[str, ThroughputModel] = field(default_factory=dict)
+    """Its model on each kind of GPU that it may use; empty where `model` is that of any kind."""
     efficiency: EfficiencyModel
     progress: Progress
+    dataset: int
+
+    # What it has had so far.
     samples: float
     """Progress since the job's first run in samples of the base batch: samples used times their efficiency."""
-    dataset: int
+    running_s: float
+    """Seconds it has run in all."""
+    resizes: int = 0
     epochs: int
     """Epochs done."""
     epochs_since_change: int
     """Epochs done since its last resize ended, or since its start."""
-    running_s: float
-    """Seconds it has run in all."""
-    resizes: int = 0
+    losses: tuple[tuple[float, float], ...] = ()
+    """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
+
+    # What a resize costs.
     resize_s: float = 30.0
     """Seconds that a resize is expected to interrupt its training: one that grows, where those that shrink differ."""
     shrink_s: float | None = None
@@ -231,10 +269,8 @@ class JobView:
     prepare_s: float = 0.0
     """Seconds that it holds GPUs which it gains before they train: it trains on at its old size meanwhile. 0 where a
     resize is a requeue, whose start is part of the interruption."""
-    losses: tuple[tuple[float, float], ...] = ()
-    """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
-    true_remaining_s: float = float("nan")
-    """Seconds still needed at its requested GPUs and batch. Only a simulator can know; NaN elsewhere."""
+
+    # How it changes where it is, of a running job of blocks.
     smaller: Mapping[int, Mapping[str, int]] | None = None
     """The sizes that it can go down to where it is, and the GPUs that it then keeps on each node; None for a job that
     can have any."""
@@ -243,14 +279,16 @@ class JobView:
     nodes_at: Mapping[int, int] | None = None
     """How many nodes it is on at each size, where it may be on more than it needs; None for a job that is placed on as
     few as it needs."""
-    fixed: Reason | None = None
-    """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
+
+    # Its deadline.
     deadline: float | None = None
     """When its owner wants it to have ended, on the caller's clock; None where the owner does not say."""
     promised: bool | None = None
     """Whether an earlier schedule promised that deadline (`Schedule.promises`); None before one has said so."""
-    on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Its model on each kind of GPU that it may use; empty where `model` is that of any kind."""
+
+    # Known in simulations alone.
+    true_remaining_s: float = math.nan
+    """Seconds still needed at its requested GPUs and batch."""
 
     @property
     def held_nodes(self) -> int:
@@ -258,6 +296,17 @@ class JobView:
         if self.shape is None:
             return 0
         return (self.nodes_at or {}).get(self.shape.gpus, self.shape.nodes)
+
+    def accepts(self, kind: str) -> bool:
+        """Whether it may use GPUs of that kind."""
+        return not self.on or kind in self.on
+
+    def on_kind(self, kind: str, *, runs: bool) -> JobView:
+        """The job as it is on one kind of GPU: with its model there, waiting unless it `runs` there, and without sizes
+        on a kind that it does not accept."""
+        limits = self.limits if self.accepts(kind) else replace(self.limits, gpus=())
+        found = replace(self, model=self.on.get(kind, self.model), on={}, limits=limits)
+        return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False, nodes_at=None)
 
 
 @dataclass(frozen=True)
@@ -324,3 +373,23 @@ class Policy(Protocol):
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """The schedule to be in force from now on. `jobs` are all opted-in jobs, waiting and running."""
+
+
+def check_options(options: Any, least: Mapping[str, float]) -> None:
+    """Raise ValueError naming a setting that is not of its default's kind, or below what is `least` for it (else 0)."""
+    for one in fields(options):
+        value, low = getattr(options, one.name), least.get(one.name, 0)
+        if isinstance(one.default, bool):
+            if not isinstance(value, bool):
+                raise ValueError(f"{one.name}: {value!r} must be true or false")
+            continue
+        if isinstance(one.default, str):
+            if not isinstance(value, str):
+                raise ValueError(f"{one.name}: {value!r} must be a text")
+            continue
+        whole = isinstance(one.default, int)
+        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not right or not low <= value < math.inf:
+            raise ValueError(f"{one.name}: {value!r} must be {'a whole' if whole else 'a'} number of at least {low}")
+    if options.mutation > 1:
+        raise ValueError(f"mutation: {options.mutation!r} must be a chance between 0 and 1")

@@ -28,6 +28,14 @@ def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
     return np.maximum(np.array(list(free.values()), dtype=np.int64), 0)
 
 
+def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
+    """(K,) GPUs of each kind of the cluster that the `holders` leave."""
+    free = free_by_node(cluster, holders)
+    kind = np.array([cluster.kinds.index(node.kind) for node in cluster.nodes], dtype=np.int64)
+    found: Ints = np.bincount(kind, weights=free, minlength=len(cluster.kinds)).astype(np.int64)
+    return found
+
+
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
     """The nodes for a shape, by their `free` GPUs (N,): where least is left over, and first where none of the GPUs that
     others have `claimed` (N,) are needed. Empty where too few nodes have room."""

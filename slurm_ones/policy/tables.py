@@ -1,13 +1,14 @@
 """What each job could have, as arrays: its sizes, the batch at each, and the speed and goodput there.
 
-Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting.
+Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting. Where GPUs are of several kinds a
+column is a size on one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class Tables:
     """(J, U) progress/s there in samples of the base batch, else 0."""
     uncertainty: Floats
     """(J, U) relative standard deviation of the speed."""
+    kind: Ints
+    """(U,) place of each column's kind of GPU among the cluster's; -1 for column 0. `sizes` ascend within a kind."""
 
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
@@ -91,7 +94,22 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
         batch[here], speed[here], goodput[here], uncertainty[here] = chosen, fast, good, known
     current = np.array([column[job.shape.gpus] if job.shape else 0 for job in jobs], dtype=np.int64)
     nodes_taken = np.array([nodes_of(cluster, int(n)) for n in sizes], dtype=np.int64)
-    return Tables(tuple(jobs), sizes, nodes_taken, current, batch > 0, batch, speed, goodput, uncertainty)
+    one_kind = np.minimum(sizes, 1) - 1
+    return Tables(tuple(jobs), sizes, nodes_taken, current, batch > 0, batch, speed, goodput, uncertainty, one_kind)
+
+
+def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
+    """One table out of one for each kind; each has a row for all `jobs`, and a job runs in one of them at most."""
+    before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
+    current = np.zeros(len(jobs), dtype=np.int64)
+    for part, offset in zip(parts, before[:-1], strict=True):
+        current = np.where(part.current > 0, part.current + offset, current)
+    columns: dict[str, Any] = {}
+    for name in ("sizes", "nodes", "allowed", "batch", "speed", "goodput", "uncertainty"):
+        found = [getattr(part, name) for part in parts]
+        columns[name] = np.concatenate([found[0][..., :1], *(one[..., 1:] for one in found)], axis=found[0].ndim - 1)
+    kind = np.concatenate([[-1], *(np.full(len(part.sizes) - 1, k) for k, part in enumerate(parts))]).astype(np.int64)
+    return Tables(jobs=tuple(jobs), current=current, kind=kind, **columns)
 
 
 def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:

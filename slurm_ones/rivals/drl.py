@@ -29,9 +29,8 @@ from importlib import resources
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.policy.build import build_schedule, free_after_fixed
+from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.policy.tables import Tables, build_tables
 
 FEATURES = 21

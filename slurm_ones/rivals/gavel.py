@@ -25,11 +25,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from ones_db.reasons import reason
-from slurm_ones.policy.build import mobile_jobs
+from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.kinds import build_by_kind, free_of_kind, views_on
-from slurm_ones.policy.placement import fixed_jobs
-from slurm_ones.policy.tables import asked, predict
+from slurm_ones.policy.ledger import free_of_kind
+from slurm_ones.policy.tables import asked, build_tables, predict
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
@@ -66,15 +65,15 @@ class Gavel:
         self._had = {job.job_id: self._had.get(job.job_id, {}) for job in jobs}
         self._rounds = {job.job_id: self._rounds.get(job.job_id, 0) for job in jobs}
         gpus, speeds = _speeds(cluster, mobile)
-        there = (
-            free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
-            if cluster.nodes
-            else np.zeros(0, dtype=np.int64)
-        )
+        there = free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
         shares = allocate(gpus, speeds, there, self.options.objective)
         wanted = self._round(cluster, mobile, gpus, speeds, shares, there)
         why = reason("turn", first="the job that is owed most time on a kind of GPU")
-        schedule = build_by_kind(cluster, jobs, fixed, wanted, "requested", why)
+        parts = [
+            build_tables(cluster.of_kind(kind), cluster.views_on(kind, mobile), "requested")
+            for kind in cluster.kinds or ("",)
+        ]
+        schedule = build_by_kind(cluster, jobs, fixed, parts, wanted, why)
         for id_ in self._rounds:
             self._rounds[id_] += 1
         for id_, got in schedule.allocations.items():
@@ -106,7 +105,7 @@ def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats
     speeds = np.zeros(gpus.shape)
     for k, kind in enumerate(cluster.kinds):
         part = cluster.of_kind(kind)
-        for j, view in enumerate(views_on(cluster, jobs, kind)):
+        for j, view in enumerate(cluster.views_on(kind, jobs)):
             got = asked(part, view)
             if got is not None and got.shape.gpus <= part.gpus:
                 nodes, count = np.array([got.shape.nodes]), np.array([got.shape.gpus])

@@ -24,12 +24,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.policy.build import fits_nowhere, free_after_fixed, mobile_jobs
-from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.evolution import check_options, uniform_crossover
-from slurm_ones.policy.job_figures import within
+from slurm_ones.ones.candidates import uniform_crossover
+from slurm_ones.policy.build import fits_nowhere, fixed_jobs, free_after_fixed, mobile_jobs
+from slurm_ones.policy.contract import (
+    Allocation,
+    Bools,
+    ClusterView,
+    Floats,
+    Ints,
+    JobView,
+    Schedule,
+    check_options,
+)
+from slurm_ones.policy.figures import within
 from slurm_ones.policy.ledger import count_nodes, held_gpus, parts_that_fit, take_parts
-from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, build_tables
 

@@ -21,10 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.policy.build import fits_nowhere, free_after_fixed
+from slurm_ones.policy.build import fits_nowhere, fixed_jobs, free_after_fixed, place
 from slurm_ones.policy.contract import Allocation, ClusterView, Floats, JobView, Schedule
-from slurm_ones.policy.job_figures import LONGEST, to_come
-from slurm_ones.policy.placement import fixed_jobs, place
+from slurm_ones.policy.figures import LONGEST, to_come
 from slurm_ones.policy.tables import Tables, build_tables
 
 Losses = tuple[tuple[float, float], ...]

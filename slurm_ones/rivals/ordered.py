@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ones_db.reasons import reason
-from slurm_ones.policy.allocate import allocate_in_order
-from slurm_ones.policy.build import fits_nowhere
+from slurm_ones.policy.build import allocate_in_order, fits_nowhere, fixed_jobs
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.policy.job_figures import LONGEST, remaining_seconds, within
+from slurm_ones.policy.figures import LONGEST, to_come, within
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.policy.placement import fixed_jobs
-from slurm_ones.policy.tables import asked
+from slurm_ones.policy.shapes import nodes_of
+from slurm_ones.policy.tables import asked, predict
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,16 @@ class Srtf:
 
     def _weigh(self, wanted: Allocation, seconds: float) -> float:
         return seconds
+
+
+def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
+    """Seconds that it still needs at what it asked for: the true ones where the job tells them, else predicted."""
+    if not math.isnan(job.true_remaining_s):
+        return min(max(job.true_remaining_s, 0.0), LONGEST)
+    gpus = np.array([asked.shape.gpus])
+    nodes = np.array([nodes_of(cluster, asked.shape.gpus)])
+    goodput = float(predict(job, nodes, gpus, np.array([[asked.batch]]))[1][0, 0])
+    return min(to_come(job) / goodput, LONGEST)
 
 
 class Srsf(Srtf):

@@ -25,6 +25,7 @@ Where we differ, because this is Slurm:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,13 +35,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ones_db.reasons import reason
-from slurm_ones.policy import evolution
-from slurm_ones.policy.build import build_schedule, free_after_fixed
+from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
 from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.evolution import cross
-from slurm_ones.policy.job_figures import History, bounded, restart_factor
+from slurm_ones.policy.figures import History, bounded, restart_factor
 from slurm_ones.policy.ledger import held_gpus
-from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.policy.tables import Tables, batch_options, build_tables, predict
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
@@ -294,7 +292,7 @@ def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator)
     point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
     swapped = np.arange(jobs) < point[:, None]
     one, other = parents[:, :1], parents[:, 1:]
-    source = cross(one, other, swapped)
+    source = np.concatenate([np.where(swapped, other, one), np.where(swapped, one, other)])
     row = source * jobs + np.arange(jobs)
     home = len(rows.starts) - 1 + np.arange(jobs)
     row = np.where(rng.random(row.shape) < RESET, home, row)
@@ -504,7 +502,7 @@ def evolve(problem: Problem, rows: Rows, options: PolluxOptions, rng: np.random.
     jobs = len(problem.jobs)
     found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)
     for _ in range(options.generations):
-        parents = evolution.tournament(rank, gap, 2 * (-(-options.population // 2)), rng).reshape(-1, 2)
+        parents = tournament(rank, gap, 2 * (-(-options.population // 2)), rng).reshape(-1, 2)
         children = repair(problem, breed(problem, found.rows, parents, rng), rng)
         found, rank, gap = _select(found.over(_assess(problem, children)), options.population, jobs)
     return found
@@ -521,7 +519,51 @@ def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, 
     """The best `most` candidates, each once, their fronts and crowding."""
     first = np.sort(np.unique(found.digest, return_index=True)[1])
     fitness, use = found.fitness[first], found.use[first]
-    rank = evolution.ranks(fitness, use)
-    gap = evolution.crowding(rank, fitness, use)
+    rank = ranks(fitness, use)
+    gap = crowding(rank, fitness, use)
     kept = np.lexsort((-gap, rank))[:most]
     return found.take(first[kept], jobs), rank[kept], gap[kept]
+
+
+def ranks(first: Floats, second: Floats) -> Ints:
+    """(M,) front of each point (NSGA-II, Deb et al., IEEE TEC 2002): 0 for those that no other beats in one aim without
+    losing in the other."""
+    order = np.lexsort((-second, -first))
+    result = np.zeros(len(first), dtype=np.int64)
+    best: list[float] = []  # of each front, the negative of the most in the second aim so far
+    before = (np.nan, np.nan)
+    rank = 0
+    for at, one, two in zip(order.tolist(), first[order].tolist(), second[order].tolist(), strict=True):
+        if (one, two) != before:
+            rank = bisect_right(best, -two)
+            best[rank : rank + 1] = [-two]
+            before = (one, two)
+        result[at] = rank
+    return result
+
+
+def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
+    """(M,) how far apart a point's neighbours in its front are, in shares of the front; infinite at its ends."""
+    order = np.lexsort((-second, first, rank))
+    front = rank[order]
+    ends = np.flatnonzero(np.concatenate([[True], front[1:] != front[:-1], [True]]))
+    size = np.diff(ends)
+    gap = np.zeros(len(rank))
+    for aim in (first[order], second[order]):
+        spread = np.maximum.reduceat(aim, ends[:-1]) - np.minimum.reduceat(aim, ends[:-1])
+        between = np.zeros(len(rank))
+        between[1:-1] = np.abs(aim[2:] - aim[:-2])
+        gap += between / np.repeat(np.where(spread > 0, spread, 1.0), size)
+    gap[ends[:-1]] = np.inf
+    gap[ends[1:] - 1] = np.inf
+    result = np.empty(len(rank))
+    result[order] = gap
+    return result
+
+
+def tournament(rank: Ints, gap: Floats, count: int, rng: np.random.Generator) -> Ints:
+    """(count,) winners of pairs drawn by chance: the better front, then the less crowded."""
+    one, other = rng.integers(len(rank), size=(2, count))
+    wins = (rank[one] < rank[other]) | ((rank[one] == rank[other]) & (gap[one] >= gap[other]))
+    winners: Ints = np.where(wins, one, other)
+    return winners

@@ -19,20 +19,20 @@ none of these configurations (a rigid count) is offered its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from ones_db.reasons import Reason, reason
-from slurm_ones.policy.build import build_schedule, free_after_fixed, mobile_jobs
+from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.job_figures import History, bounded, restart_factor
-from slurm_ones.policy.kinds import build_by_kind, free_of_kind, side_by_side, views_on
-from slurm_ones.policy.placement import fixed_jobs
-from slurm_ones.policy.tables import Tables, build_tables
+from slurm_ones.policy.figures import History, bounded, restart_factor
+from slurm_ones.policy.ledger import free_by_node
+from slurm_ones.policy.tables import Tables, build_tables, side_by_side
 
 SCALE = 1000.0
 """Costs are multiplied by it in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to
@@ -80,44 +80,21 @@ class Sia:
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
-        if len(cluster.kinds) > 1:
-            return self._over_kinds(cluster, jobs, fixed, mobile, now)
-        views = [_limited(cluster, job, self._history.bound(job)) for job in mobile]
-        tables = build_tables(cluster, views, "best")
-        costs = _costs(tables, now, self.options.power)
-        left = free_after_fixed(cluster, jobs, fixed)
-        whole = int((left == cluster.gpus_per_node).sum()) if cluster.uniform else len(left)
-        solved = solve(tables, costs, int(left.sum()), whole, cluster.gpus_per_node, self.options)
-        wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, solved.column, strict=True)}
-        return build_schedule(cluster, jobs, fixed, tables, wanted, solved.reason, solved.cost)
-
-    def _over_kinds(
-        self,
-        cluster: ClusterView,
-        jobs: Sequence[JobView],
-        fixed: Mapping[int, Reason],
-        mobile: Sequence[JobView],
-        now: float,
-    ) -> Schedule:
-        """One program over the configurations of all kinds. Jobs on GPUs of several kinds count as waiting."""
-        parts, needs, there = [], [], []
-        for kind in cluster.kinds:
+        parts, room, free = [], [], free_by_node(cluster, [job for job in jobs if job.job_id in fixed])
+        for kind in cluster.kinds or ("",):
             part = cluster.of_kind(kind)
-            views = views_on(cluster, mobile, kind)
+            views = cluster.views_on(kind, mobile)
             parts.append(build_tables(part, [_limited(part, job, self._history.bound(job)) for job in views], "best"))
+            left = free[[node.kind == kind for node in cluster.nodes]] if cluster.nodes else free
+            whole = int((left == part.gpus_per_node).sum()) if cluster.uniform else len(left)
+            room.append(RoomOfKind(int(left.sum()), whole, part.gpus_per_node))
         tables = side_by_side(mobile, parts)
-        left = free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
-        for k in range(len(cluster.kinds)):
-            needs.append(np.where(tables.kind == k, tables.tables.sizes, 0))
-            there.append(int(left[k]))
-        costs = _costs(tables.tables, now, self.options.power)
-        solved = _program(tables.tables.current, costs, needs, there, self.options)
+        solved = solve(tables, _costs(tables, now, self.options.power), room, self.options)
+        chosen = zip(mobile, solved.column.tolist(), strict=True)
         wanted = {
-            job.job_id: (cluster.kinds[int(tables.kind[u])], int(tables.tables.sizes[u]))
-            for job, u in zip(mobile, solved.column.tolist(), strict=True)
-            if u
+            job.job_id: ((*cluster.kinds, "")[int(tables.kind[u])], int(tables.sizes[u])) for job, u in chosen if u
         }
-        return build_by_kind(cluster, jobs, fixed, wanted, "best", solved.reason, solved.cost)
+        return build_by_kind(cluster, jobs, fixed, parts, wanted, solved.reason, solved.cost)
 
 
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
@@ -160,13 +137,26 @@ class Solved:
     """Why these; whether the program was solved to its gap."""
 
 
-def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, options: SiaOptions) -> Solved:
-    """The configurations of least cost. `free` GPUs there are in all, and `whole` nodes with all of theirs."""
-    sizes = tables.sizes
-    nodes = np.where(sizes % max(per_node, 1) == 0, sizes // max(per_node, 1), 0)
-    if whole * per_node >= free:  # then the GPUs say it all
-        return _program(tables.current, costs, [sizes], [free], options)
-    return _program(tables.current, costs, [sizes, nodes], [free, whole], options)
+class RoomOfKind(NamedTuple):
+    """What is free of one kind of GPU."""
+
+    gpus: int
+    whole: int
+    """Nodes with all of theirs."""
+    per_node: int
+
+
+def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: SiaOptions) -> Solved:
+    """The configurations of least cost that the `room` on each kind of GPU suffices for."""
+    needs, there = [], []
+    for k, (gpus, whole, per_node) in enumerate(room):
+        sizes = np.where(tables.kind == k, tables.sizes, 0)
+        needs.append(sizes)
+        there.append(gpus)
+        if whole * per_node < gpus:  # else the GPUs say it all
+            needs.append(np.where(sizes % per_node == 0, sizes // per_node, 0))
+            there.append(whole)
+    return _program(tables.current, costs, needs, there, options)
 
 
 def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:

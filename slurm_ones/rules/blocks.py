@@ -1,22 +1,56 @@
-"""What the rules need to know of a running job of blocks: which of its tasks train, could join, or have to go."""
+"""The blocks of a running job: which of its tasks train, could join or have to go, and which do so for another size.
+
+A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
+leave; where no choice of its blocks makes the size, others take the place of some or of all, if there is room for both
+at once. All of it takes effect at one step boundary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
 from slurm_ones.jobs.eligibility import Elastic
-from slurm_ones.rules.dwell import near_limit
-from slurm_ones.rules.moves import Moves, RunningBlock
+from slurm_ones.policy.ledger import Ledger
+from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import Job, JobState, Node
 
 REQUEUE, BLOCKS = "requeue", "blocks"
 """`ResizeRecord.mechanism` of a resize by a requeue, or of a job that waits, and by blocks that join and leave."""
 REUSED_WITHIN_S = 240.0
 """A block that completed longer ago is not used again: Slurm forgets it after MinJobAge, 300 s by default."""
+
+
+class RunningBlock(NamedTuple):
+    """A block that trains."""
+
+    task: int
+    shape: Shape
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Blocks that join and leave."""
+
+    added: tuple[tuple[int, Shape], ...] = ()
+    """Task and shape of each, the largest first."""
+    dropped: tuple[int, ...] = ()
+    """Their tasks, ascending."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.dropped)
+
+    @property
+    def gained(self) -> int:
+        """GPUs of the blocks that join."""
+        return sum(shape.gpus for _, shape in self.added)
 
 
 def hot(elastic: Elastic) -> bool:
@@ -106,11 +140,6 @@ def _drains(node: Node) -> bool:
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 
 
-def moves_of(resize: ResizeRecord) -> Moves:
-    """The blocks that join and leave in a resize under way: none leaves any more once it is taken back."""
-    return Moves(resize.added, () if resize.state == "withdrawing" else resize.dropped)
-
-
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
     """Of one job's resizes, in their order, the tasks that have been put into a hold of ours, and neither left it nor
     were held by their owner since."""
@@ -145,3 +174,182 @@ def _given_up(outcome: Reason) -> set[int]:
     if outcome.code not in ("block_held", "blocks_held"):
         return set()
     return {int(task) for named in dict(outcome.arguments).values() for task in str(named).split(", ")}
+
+
+@dataclass(frozen=True)
+class FreeGpus:
+    """What blocks can be placed on."""
+
+    free: Ledger
+    """GPUs that each node could give now, without what the job's own blocks hold."""
+    node_gpus: int
+    """GPUs of a full node."""
+    whole_nodes: bool = False
+    """Slurm hands out whole nodes."""
+    split_nodes: bool = True
+    """Two blocks of a job may be on one node, and see each other's GPUs."""
+
+
+def moves(
+    blocks: Sequence[RunningBlock],
+    spare: Sequence[int],
+    target: int,
+    site: FreeGpus,
+    staying: Mapping[int, tuple[int, ...]],
+    *,
+    going: Sequence[int] = (),
+    least: int = 1,
+    pack: bool = False,
+    apart: bool = False,
+    allows: Callable[[int], bool] = lambda gpus: True,
+) -> Moves | None:
+    """Blocks that join and leave so that the job gets `target` GPUs; None where there is no way now.
+
+    `blocks` are those that train, the leader first, of which those `staying` make each smaller size (see `staying_at`);
+    `spare` the tasks that could join, best first. Tasks `going` are to be replaced, the most urgent first, as far as
+    there is room: their nodes drain, or their time is nearly over. Of the ways there are it is one that ends on the
+    fewest nodes, and of those the one that replaces the fewest GPUs; a job that has its `target` already is left where
+    it is, unless it is to be packed (`pack`); `apart` asks for the fewest GPUs at a time, on whatever nodes. A job that
+    is to shrink and for which there is none of these drops blocks until it has fewer GPUs than that, but `least`:
+    blocks that join can follow once those GPUs are free. One that is to grow and finds as many GPUs free, in pieces
+    that its spare tasks cannot make up, takes as many of them as these can and its owner `allows`.
+    """
+    if target < 1 or not blocks:
+        return None
+    room = site.free.gpus
+    for urgent in range(len(going), -1, -1):
+        leaving = frozenset(going[:urgent])
+        rest = [block for block in blocks if block.task not in leaving]
+        kept = staying_at(rest, site.node_gpus, going, leader=blocks[0].task) if leaving else staying
+        if not pack and not leaving and sum(block.shape.gpus for block in blocks) == target:
+            return Moves()
+        ways = []
+        for gpus in sorted((gpus for gpus in kept if target - room <= gpus <= target), reverse=True):
+            stay = [block for block in blocks if block.task in kept[gpus]]
+            added = _added(target - gpus, spare, stay, site)
+            if added is not None:
+                ways.append((_nodes(stay, added, site), Moves(added, _others(blocks, kept[gpus]))))
+        if ways:
+            # The first of them where several end on as few nodes: it keeps most.
+            return ways[0][1] if apart else min(ways, key=itemgetter(0))[1]
+    has = sum(block.shape.gpus for block in blocks)
+    if has < target <= has + room:
+        for gpus in _on_the_way(has, target, site.node_gpus):
+            if allows(gpus) and (added := _added(gpus - has, spare, blocks, site)):
+                return Moves(added)
+    if has > target:
+        # A step on the way is no matter of who is to be replaced.
+        fewer = max((gpus for gpus in staying if least <= gpus < target and gpus), default=0)
+        if fewer:
+            return Moves((), _others(blocks, staying[fewer]))
+    return None
+
+
+def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
+    """Sizes between both, the largest first: each near the target, and further below every so many full nodes more."""
+    near = max(target - full, has)
+    yield from range(target - 1, near, -1)
+    yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
+
+
+def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
+    """On how many nodes the job is with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
+    they count as on the job's own where there is room."""
+    own = {name for block in stay for name in block.nodes}
+    room = site.free.only(own)
+    return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
+
+
+def _others(blocks: Sequence[RunningBlock], kept: Collection[int]) -> tuple[int, ...]:
+    return tuple(sorted(block.task for block in blocks if block.task not in kept))
+
+
+_Cost = tuple[int, int, int, int]
+
+
+def staying_at(
+    blocks: Sequence[RunningBlock], node_gpus: int, going: Collection[int] = (), leader: int | None = None
+) -> dict[int, tuple[int, ...]]:
+    """The sizes that some of the blocks make together, 0 among them, and for each the tasks of those that stay: rather
+    those that need not go, rather the `leader` (the first of them, if not named), rather those on whole nodes, rather
+    few."""
+    leader = blocks[0].task if leader is None and blocks else leader
+    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0), ())}
+    for block in blocks:
+        gone, leads = block.task in going, block.task == leader
+        whole = block.shape.gpus if block.shape.gpus_per_node == node_gpus else 0
+        for gpus, (cost, tasks) in list(best.items()):
+            total = (cost[0] + gone, cost[1] - (leads and not gone), cost[2] - whole, cost[3] + 1)
+            size = gpus + block.shape.gpus
+            if size not in best or total < best[size][0]:
+                best[size] = total, (*tasks, block.task)
+    return {gpus: tasks for gpus, (_, tasks) in best.items()}
+
+
+def _added(
+    gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
+) -> tuple[tuple[int, Shape], ...] | None:
+    """Spare tasks with shapes of so many GPUs in all that find room beside the blocks `kept`; None where none do."""
+    if not gpus:
+        return ()
+    for shapes in _shapes(gpus, kept, site):
+        whole = sum(shape.gpus for shape in shapes) == gpus
+        if whole and len(shapes) <= len(spare) and _fit(shapes, kept, site):
+            return tuple(zip(spare, shapes, strict=False))
+    return None
+
+
+def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
+    """Ways to have so many GPUs in new blocks, best first, the largest block first in each.
+
+    Powers of two, where several blocks may be had: some of them then make any smaller size.
+    """
+    full = site.node_gpus
+    nodes, rest = divmod(gpus, full)
+    if not rest or not site.whole_nodes:
+        parts = [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
+        yield parts
+    if not rest:
+        yield [Shape(nodes, full)]
+    if site.whole_nodes:
+        return
+    if gpus < full:
+        yield [Shape(1, gpus)]
+    if len({block.shape.gpus_per_node for block in kept}) == 1:
+        each = kept[0].shape.gpus_per_node
+        if gpus % each == 0:
+            yield [Shape(gpus // each, each)]
+    for each in range(min(full, gpus), 0, -1):
+        if gpus % each == 0:
+            yield [Shape(gpus // each, each)]
+    yield list(_filling(gpus, site.free, full))
+
+
+def _powers(count: int) -> list[int]:
+    """Powers of two that add up to the count, descending."""
+    return [1 << bit for bit in range(count.bit_length() - 1, -1, -1) if count >> bit & 1]
+
+
+def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
+    """Few blocks on the nodes that are free as a whole, and one on each other node, as much as it gives, the freest
+    first; too few where there is no room."""
+    whole = min(sum(room >= full for room in free.values()), gpus // full)
+    yield from (Shape(count, full) for count in _powers(whole))
+    gpus -= whole * full
+    for room in sorted(free.values(), reverse=True)[whole:]:
+        if gpus and room:
+            yield Shape(1, min(room, gpus))
+            gpus -= min(room, gpus)
+
+
+def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
+    """Whether Slurm finds room for all of them; where blocks must not share nodes, whether it could not do otherwise
+    than keep them apart: it chooses the nodes."""
+    if not site.split_nodes:
+        smallest = min(shape.gpus_per_node for shape in shapes)
+        if len(shapes) > 1 and smallest < site.node_gpus:
+            return False
+        if any(site.free.get(name, 0) >= smallest for block in kept for name in block.nodes):
+            return False
+    room = site.free.trial()
+    return all(room.take(shape) for shape in shapes)

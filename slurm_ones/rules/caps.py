@@ -8,14 +8,13 @@ jobs under the cap stay within it. A cap never shrinks a job, also not where it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.policy.kinds import kinds_held, view_on
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import build_tables
@@ -82,12 +81,34 @@ def _left(
     }
 
 
-def hindering(caps: Sequence[Cap], job_id: int, gpus: int, others: Callable[[int], int]) -> Cap | None:
-    """The first cap that keeps the job from having so many GPUs, while each of the others has what is said of it."""
-    for cap in caps:
-        if job_id in cap.jobs and gpus + sum(others(other) for other in cap.jobs if other != job_id) > cap.gpus:
-            return cap
-    return None
+class CapUse:
+    """GPUs that jobs under caps have, as they are counted one after the other."""
+
+    def __init__(self, caps: Sequence[Cap], have: Mapping[int, int]) -> None:
+        self._have = dict(have)
+        self._caps = caps
+        self._left = [cap.gpus - sum(have.get(job_id, 0) for job_id in cap.jobs) for cap in caps]
+        self._of: dict[int, list[int]] = defaultdict(list)
+        """Places of the caps of each job."""
+        for place, cap in enumerate(caps):
+            for job_id in cap.jobs:
+                self._of[job_id].append(place)
+
+    def count(self, job_id: int, gpus: int) -> None:
+        """The job has so many GPUs from now on."""
+        more = gpus - self._have.get(job_id, 0)
+        self._have[job_id] = gpus
+        for place in self._of.get(job_id, ()):
+            self._left[place] -= more
+
+    def count_at_least(self, job_id: int, gpus: int) -> None:
+        """The job has so many GPUs for a moment, or what it had where that is more."""
+        self.count(job_id, max(gpus, self._have.get(job_id, 0)))
+
+    def hindering(self, job_id: int, gpus: int) -> Cap | None:
+        """The first cap that keeps the job from having so many GPUs, while each of the others has what was counted."""
+        more = gpus - self._have.get(job_id, 0)
+        return next((self._caps[place] for place in self._of.get(job_id, ()) if more > self._left[place]), None)
 
 
 def entitled(job: JobView) -> int:
@@ -101,19 +122,16 @@ def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
-    most: dict[int, int] = {}
-    for cap in caps:
-        taken = sum(least.get(job_id, 0) for job_id in cap.jobs)
-        for job_id in cap.jobs:
-            most[job_id] = min(most.get(job_id, cap.gpus), cap.gpus - taken + least.get(job_id, 0))
-    return [_within(job, max(most[job.job_id], entitled(job))) if job.job_id in most else job for job in jobs]
+    use = CapUse(caps, least)
+    return [_narrowed(job, use) for job in jobs]
 
 
-def _within(job: JobView, most: int) -> JobView:
-    counts = job.limits.gpus
-    if not counts or counts[-1] <= most:
+def _narrowed(job: JobView, use: CapUse) -> JobView:
+    counts, due = job.limits.gpus, entitled(job)
+    if not counts or use.hindering(job.job_id, counts[-1]) is None:
         return job
-    return replace(job, limits=replace(job.limits, gpus=tuple(n for n in counts if n <= max(most, counts[0]))))
+    gpus = tuple(n for n in counts if n <= max(due, counts[0]) or use.hindering(job.job_id, n) is None)
+    return replace(job, limits=replace(job.limits, gpus=gpus))
 
 
 def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
@@ -159,31 +177,31 @@ def _cut(
     # Whoever waits and may start counts with what it asks for.
     have = {id_: due[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
     have |= {id_: min(got.shape.gpus, due[id_]) for id_, got in given.items()}
-    changed = False
+    use, changed = CapUse(caps, have), False
     for id_, job in jobs.items():
         got = given.get(id_)
         if got is None or got.shape.gpus <= due[id_]:
             continue
-        cap = hindering(caps, id_, got.shape.gpus, lambda other: have.get(other, 0))
+        cap = use.hindering(id_, got.shape.gpus)
         if cap is not None:
             refused[id_] = cap.reason
             changed = True
             _keep(job, given)
             held = job.shape.gpus if job.shape is not None else 0
             for gpus, batch in sorted(sizes_of(cluster, job, got.kind).items(), reverse=True):
-                fits = gpus <= due[id_] or hindering(caps, id_, gpus, lambda other: have.get(other, 0)) is None
+                fits = gpus <= due[id_] or use.hindering(id_, gpus) is None
                 smaller = shape_of(_part(cluster, got.kind), gpus)
                 if held < gpus < got.shape.gpus and fits and smaller is not None:
                     given[id_] = Allocation(smaller, batch, kind=got.kind)
                     break
-        have[id_] = given[id_].shape.gpus if id_ in given else due[id_]
+        use.count(id_, given[id_].shape.gpus if id_ in given else due[id_])
     return changed
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
     """The job's sizes here, each with its batch; on GPUs of one kind where that is named."""
     if kind:
-        job = view_on(job, kind, runs=kinds_held(cluster, job) == (kind,))
+        job = job.on_kind(kind, runs=cluster.kinds_held(job) == (kind,))
     tables = build_tables(_part(cluster, kind), [job])
     return {int(n): int(b) for n, b in zip(tables.sizes, tables.batch[0], strict=True) if b > 0}
 
@@ -205,7 +223,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
     """Whether the job runs, and keeps its GPUs."""
     if got is None or job.shape != got.shape:
         return False
-    return not got.kind or kinds_held(cluster, job) == (got.kind,)
+    return not got.kind or cluster.kinds_held(job) == (got.kind,)
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:

@@ -20,21 +20,29 @@ from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,
+    Moves,
+    RunningBlock,
     going,
     hot,
     members_of,
-    moves_of,
     spare,
     starting,
+    staying_at,
     to_hold,
     training,
 )
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
-from slurm_ones.rules.dwell import near_limit, pack_dwell_s, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
-from slurm_ones.rules.kinds import Kinds
-from slurm_ones.rules.moves import NO_MOVES, Moves, RunningBlock
+from slurm_ones.rules.job_rules import (
+    Kinds,
+    near_limit,
+    pack_dwell_s,
+    requeue_dwell_s,
+    resized_enough,
+    rested_at,
+    switch_dwell_s,
+    too_soon,
+)
 from slurm_ones.rules.rigid import rigid_jobs
-from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, partition_gpus
 
 
@@ -52,6 +60,28 @@ def _goes_back(resize: ResizeRecord) -> bool:
     return resize.state.endswith("_back") or resize.state == "withdrawing"
 
 
+class UnderWay(NamedTuple):
+    """What a resize under way heads for."""
+
+    target: Shape
+    """The old shape once it is on its way back."""
+    kind: str = ""
+    """Of GPU that the job asks for there; empty for any."""
+    moves: Moves | None = None
+    """The blocks that join and leave, of a resize by blocks."""
+
+
+def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
+    """What these resizes head for, by job."""
+    found = {}
+    for resize in resizes:
+        # No block leaves any more once it is taken back.
+        dropped = () if resize.state == "withdrawing" else resize.dropped
+        moves = Moves(resize.added, dropped) if resize.mechanism == BLOCKS else None
+        found[resize.job_id] = UnderWay(target_of(resize), kind_of_target(resize), moves)
+    return found
+
+
 class WaitingStart(NamedTuple):
     """What a waiting job is to start with."""
 
@@ -67,14 +97,12 @@ class JobRules:
 
     elastic: Elastic
     history: JobHistory | None
-    target: Shape | None
-    """The shape that its resize under way heads for, None where none is."""
+    under_way: UnderWay | None
+    """Its resize under way, None if there is none."""
     untouchable: Reason | None
     """Why nothing may be done to it, not even keep it from starting."""
     resting: Reason | None
     """Why it may not be resized although it is not untouchable."""
-    moves: Moves = NO_MOVES
-    """Of its resize under way, where blocks join or leave in that."""
     blocks: tuple[RunningBlock, ...] = ()
     """Of a job of blocks those that run, the one that leads first."""
     prepared: bool = False
@@ -85,6 +113,8 @@ class JobRules:
     """Of its tasks those that have to be held before the throttle of their array is lifted."""
     going: tuple[int, ...] = ()
     """Of its blocks those that are to be replaced, the most urgent first."""
+    staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of its blocks those that stay at each size that it gets by blocks that leave alone."""
     settled: bool = False
     """It may move to fewer nodes, although it keeps its number of GPUs."""
 
@@ -114,7 +144,7 @@ class JobRules:
     @property
     def gpus(self) -> int:
         """GPUs that it has, or is about to have through a resize, whichever is more."""
-        return _gpus(self.elastic, self.target, self.moves, prepared=self.prepared)
+        return _gpus(self.elastic, self.under_way, prepared=self.prepared)
 
 
 @dataclass(frozen=True)
@@ -154,61 +184,23 @@ class Round:
     seen: Observation
     histories: Mapping[int, JobHistory]
     settings: Settings
-    targets: Mapping[int, Shape]
-    """The shapes that resizes under way head for, by job."""
+    under_way: Mapping[int, UnderWay]
+    """Resizes under way, by job."""
     now: float
-    moves: Mapping[int, Moves] = field(default_factory=dict)
-    """Of those by blocks the blocks that join and leave, by job."""
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Tasks that stand in holds of ours, of those jobs of blocks that were changed before."""
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
     """What was said of the jobs' deadlines, by job."""
-    target_kinds: Mapping[int, str] = field(default_factory=dict)
-    """The kinds of GPU that resizes under way ask for, by job; empty for any."""
     types_given: bool = True
     """See `Kinds.given`."""
     switches: Mapping[int, float] = field(default_factory=dict)
     """Of jobs of blocks the seconds for which a change is expected to interrupt them."""
 
-    @classmethod
-    def build(
-        cls,
-        seen: Observation,
-        histories: Mapping[int, JobHistory],
-        settings: Settings,
-        resizes: Iterable[ResizeRecord],
-        now: float,
-        *,
-        held: Mapping[int, frozenset[int]] | None = None,
-        split_nodes: bool = True,
-        promises: Mapping[int, PromiseRecord] | None = None,
-        types_given: bool = True,
-        switches: Mapping[int, float] | None = None,
-    ) -> Round:
-        under_way = list(resizes)
-        targets = {resize.job_id: target_of(resize) for resize in under_way}
-        moves = {resize.job_id: moves_of(resize) for resize in under_way if resize.mechanism == BLOCKS}
-        kinds = {resize.job_id: kind_of_target(resize) for resize in under_way}
-        known = held or {}, split_nodes, promises or {}, kinds, types_given, switches or {}
-        return cls(seen, histories, settings, targets, now, moves, *known)
-
-    def begun(
-        self,
-        targets: Mapping[int, Shape],
-        moves: Mapping[int, Moves] | None = None,
-        kinds: Mapping[int, str] | None = None,
-    ) -> Round:
-        """The same once resizes to these shapes and kinds, or by these moves of blocks, are under way as well."""
-        if not targets:
-            return self
-        return replace(
-            self,
-            targets={**self.targets, **targets},
-            moves={**self.moves, **(moves or {})},
-            target_kinds={**self.target_kinds, **(kinds or {})},
-        )
+    def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
+        """The same once these resizes are under way as well, for the rules of the partitions that follow."""
+        return replace(self, under_way={**self.under_way, **resizes}) if resizes else self
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
@@ -219,29 +211,20 @@ class Round:
         """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole."""
         return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
 
-    @cached_property
-    def _built(self) -> dict[str, PartitionRules]:
-        return {}
-
     def partition(self, name: str) -> PartitionRules:
-        """The rules of one partition, built once: what a policy is shown and what may begin are read from the same."""
-        if name not in self._built:
-            self._built[name] = self._build_rules(name)
-        return self._built[name]
-
-    def _build_rules(self, name: str) -> PartitionRules:
+        """The rules of one partition: what a policy is shown and what may begin are read from the same."""
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
-            gpus = _gpus(one, self.targets.get(job_id), self.moves.get(job_id, NO_MOVES), prepared=job_id in self.held)
+            gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
             capped = CappedJob(one.job.user, one.job.account, gpus)
             if one.partition == name:
                 here[job_id], jobs[job_id] = capped, self._job_rules(one)
             else:
                 there.append(capped)
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name))
-        requeues = len(self.targets.keys() - self.moves.keys())
+        by_blocks = sum(one.moves is not None for one in self.under_way.values())
         free, later = self._free(name)
         return PartitionRules(
             name,
@@ -249,8 +232,8 @@ class Round:
             free,
             caps,
             self.settings.resize,
-            requeues,
-            len(self.moves),
+            len(self.under_way) - by_blocks,
+            by_blocks,
             *self._nodes_of(name),
             self.split_nodes,
             self._kinds(name),
@@ -263,15 +246,14 @@ class Round:
         """See `PartitionRules.free` and `later`."""
         later: list[WaitingStart] = []
         free = Ledger.of_partition(self.seen.snapshot, name, self.settings.whole_node_gpus)
-        for job_id, target in self.targets.items():
+        for job_id, (target, kind, moves) in self.under_way.items():
             one = self.seen.elastic.get(job_id)
             if one is None or not self._share_nodes(name, one.partition):
                 continue
-            kind = self.target_kinds.get(job_id, "")
             only = self._kinds(one.partition).nodes(kind) if kind else None
-            if job_id in self.moves:
+            if moves is not None:
                 held = {block.task for block in training(one, None)}
-                for task, shape in self.moves[job_id].added:
+                for task, shape in moves.added:
                     if task not in held:
                         free.take(shape, only=only)
             elif not (one.job.running and one.shape == target and (only is None or one.holdings.keys() <= only)):
@@ -313,18 +295,21 @@ class Round:
 
     def _job_rules(self, elastic: Elastic) -> JobRules:
         job_id = elastic.job.job_id
-        history, target = self.histories.get(job_id), self.targets.get(job_id)
-        rules = JobRules(elastic, history, target, _untouchable(elastic, target), self._resting(elastic, history))
+        history, under_way = self.histories.get(job_id), self.under_way.get(job_id)
+        untouchable, resting = _untouchable(elastic, under_way), self._resting(elastic, history)
+        rules = JobRules(elastic, history, under_way, untouchable, resting)
         if not elastic.blocks:
             return rules
+        blocks = training(elastic, history)
+        leaving = going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now)
         return replace(
             rules,
-            moves=self.moves.get(job_id, NO_MOVES),
             prepared=job_id in self.held,
-            blocks=training(elastic, history),
+            blocks=blocks,
             spare=spare(elastic, self.held.get(job_id, ()), members_of(history), self.now),
             to_hold=to_hold(elastic, members_of(history)),
-            going=going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now),
+            going=leaving,
+            staying=staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving) if hot(elastic) else {},
             settled=hot(elastic) and self.now >= self._settled_at(elastic, history),
         )
 
@@ -368,9 +353,9 @@ class Round:
         return near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
 
 
-def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
+def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
     job = elastic.job
-    if target is not None:
+    if under_way is not None:
         return reason("resize_under_way")
     if elastic.refusal:
         return elastic.refusal
@@ -383,12 +368,13 @@ def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
     return None
 
 
-def _gpus(elastic: Elastic, target: Shape | None, moves: Moves, *, prepared: bool) -> int:
-    """GPUs that the job has, or is about to have through a resize to `target`, whichever is more. Blocks that are to
+def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
+    """GPUs that the job has, or is about to have through its resize under way, whichever is more. Blocks that are to
     join count beside those that they replace."""
-    if hot(elastic):
-        held = {block.task: block.shape.gpus for block in training(elastic, None)}
-        joining = sum(shape.gpus for task, shape in moves.added if task not in held)
-        own = sum(held.values()) + joining + starting(elastic, prepared=prepared)
-        return max(own, target.gpus if target is not None else 0)
-    return max(elastic.shape.gpus if elastic.job.running else 0, target.gpus if target is not None else 0)
+    target = under_way.target.gpus if under_way is not None else 0
+    if not hot(elastic):
+        return max(elastic.shape.gpus if elastic.job.running else 0, target)
+    held = {block.task: block.shape.gpus for block in training(elastic, None)}
+    moves = under_way.moves if under_way is not None else None
+    joining = sum(shape.gpus for task, shape in (moves.added if moves else ()) if task not in held)
+    return max(sum(held.values()) + joining + starting(elastic, prepared=prepared), target)

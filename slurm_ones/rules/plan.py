@@ -6,6 +6,7 @@ does not (yet).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,12 +15,10 @@ from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.eligibility import Elastic
 from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.blocks import hot, members_of
-from slurm_ones.rules.caps import hindering
+from slurm_ones.rules.blocks import FreeGpus, Moves, hot, members_of, moves
+from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, WaitingStart
-from slurm_ones.rules.moves import FreeGpus, Moves, moves
-from slurm_ones.rules.room import GpuPool
-from slurm_ones.rules.strategy import breaks, parts_groups
+from slurm_ones.rules.job_rules import breaks, parts_groups
 from slurm_ones.text import resized
 
 
@@ -82,6 +81,46 @@ class ResizePlan:
     """Of the outcomes, those that a limit of the site is to blame for."""
 
 
+class GpuPool:
+    """The free GPUs of a partition's nodes as a plan hands them out. GPUs that blocks give up are free once they have
+    left, after this round; until then they are set aside for jobs that wait for them."""
+
+    def __init__(self, rules: PartitionRules) -> None:
+        self.free = rules.free.trial()
+        """By node, without what is set aside."""
+        self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
+        self._given: Counter[str] = Counter()
+        self._known = True
+        for job in rules.jobs.values():
+            if job.under_way is not None and job.elastic.job.running:
+                self.leave(job, job.under_way.moves)
+
+    def leave(self, job: JobRules, moves: Moves | None) -> None:
+        """The job gives up blocks; without `moves`, what Slurm makes of its requeue."""
+        self._known = self._known and bool(moves)
+        for block in job.blocks:
+            if moves and block.task in moves.dropped:
+                self._given.update(dict.fromkeys({*block.nodes} - self._closed, block.shape.gpus_per_node))
+
+    def take(self, shape: Shape, kind: str) -> bool:
+        """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""
+        return self.free.take(shape, only=self._kinds.nodes(kind))
+
+    def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
+        """Set GPUs aside where there will be some for these jobs, and before them for those that earlier rounds have
+        reshaped: nobody else may have what is free of those already. Returns the jobs for which there will be none, as
+        far as that is known."""
+        after = self.free.trial()
+        after.give(self._given)
+        without = {
+            start.job_id
+            for start in (*self._later, *waiting)
+            if not after.take(start.shape, only=self._kinds.nodes(start.kind))
+        }
+        self.free = self.free.at_most(after)
+        return without if self._known else set()
+
+
 def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     """The resizes to begin now.
 
@@ -92,6 +131,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     # Who waits and may start counts with what it asks for.
     most = {id_: job.gpus for id_, job in jobs.items()}
     most |= {id_: jobs[id_].elastic.shape.gpus for id_ in schedule.allocations.keys() & jobs.keys() if not most[id_]}
+    use = CapUse(rules.caps, most)
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
     outcomes = {id_: job.untouchable or reason("kept_waiting") for id_, job in parked.items()}
     deferred = frozenset(id_ for id_, job in parked.items() if job.untouchable is None)
@@ -103,7 +143,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
         # Shrinks and stops first: what they free is what growing and starting wait for.
         key=lambda change: (max(_gained(change), 0) if change.elastic.job.pending else _gained(change), change.job_id),
     )
-    waiting = [change for change in changes if change.elastic.job.pending and jobs[change.job_id].target is None]
+    waiting = [change for change in changes if change.elastic.job.pending and jobs[change.job_id].under_way is None]
     starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in waiting)
     later = [start for start in starts if not room.take(start.shape, start.kind)]
 
@@ -125,17 +165,17 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
         moves_on = change.resizes or change.parks or (by_blocks and change.leaves_kind)
         if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
-            free_to_change = running and not job.elastic.refusal and job.target is None
+            free_to_change = running and not job.elastic.refusal and job.under_way is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
                 against = breaks(job.spec, change.old, change.old_batch, change.new_batch, rules.node_gpus)
                 begin += [change] if against is None else []
                 outcomes[job_id] = against or reason("batch_changes")
             continue
-        hindrance = _hindrance(change, job, rules, most)
+        hindrance = _hindrance(change, job, rules, use)
         if by_blocks and hindrance is not None and hindrance.code in SITE_LIMITS:
             # To move to fewer nodes takes more GPUs for a moment than to be joined.
             joined = _with_moves(change, job, rules, room.free, apart=True)
-            if joined.moves and _hindrance(joined, job, rules, most) is None:
+            if joined.moves and _hindrance(joined, job, rules, use) is None:
                 change, hindrance = joined, None
         if hindrance is not None:
             outcomes[job_id] = hindrance
@@ -153,12 +193,12 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
             for _, shape in change.moves.added if change.moves else ():
                 room.take(shape, change.new_kind)
             if running:
-                room.leave(job, change.moves.dropped if change.moves else None)
+                room.leave(job, change.moves)
             changed, requeues = changed + by_blocks, requeues + (not by_blocks)
             replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
             replaced = reason("blocks_packed") if pack else reason("blocks_replaced")
             outcomes[job_id] = replaced if replaces else reason("begins")
-            most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
+            use.count_at_least(job_id, max(change.new.gpus, _at_once(change)))
     for change in _that_wait_small(schedule, rules, room):
         if _too_many(False, changed, requeues, rules) is None:
             begin.append(change)
@@ -179,7 +219,7 @@ def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: GpuPool) -
         return found
     for id_, job in rules.jobs.items():
         elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
-        waits = elastic.job.pending and bool(elastic.blocks) and job.target is None and job.fixed is None
+        waits = elastic.job.pending and bool(elastic.blocks) and job.under_way is None and job.fixed is None
         if given or not waits or job.asked is not None:
             continue
         least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
@@ -242,9 +282,8 @@ def _with_moves(
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
     going = running if leaves else job.going
     allows = job.elastic.allows
-    found = moves(
-        job.blocks, job.spare, change.new.gpus, site, going=going, least=least, pack=pack, apart=apart, allows=allows
-    )
+    ways = {"going": going, "least": least, "pack": pack, "apart": apart, "allows": allows}
+    found = moves(job.blocks, job.spare, change.new.gpus, site, job.staying, **ways)
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
@@ -284,7 +323,7 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
     return PlannedChange(job.elastic, *shapes, old_kind=asks, new_kind=kind, leaves_kind=leaves)
 
 
-def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, most: Mapping[int, int]) -> Reason | None:
+def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use: CapUse) -> Reason | None:
     """Why the job is not resized now, None where nothing stands against it."""
     if job.untouchable is not None:
         return job.untouchable
@@ -304,5 +343,5 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, most
     gpus = change.new.gpus if change.new.gpus < change.old.gpus else max(change.new.gpus, _at_once(change))
     if gpus <= job.requested:
         return None
-    cap = hindering(rules.caps, change.job_id, gpus, lambda other: most.get(other, 0))
+    cap = use.hindering(change.job_id, gpus)
     return cap.reason if cap is not None else None

@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
+from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.policy.shapes import least_and_most, shape_of
 from slurm_ones.policy.tables import build_tables
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand

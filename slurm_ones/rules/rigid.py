@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.eligibility import Elastic
-from slurm_ones.rules.blocks import training
-from slurm_ones.rules.moves import Moves
+from slurm_ones.rules.blocks import Moves, training
 from slurm_ones.slurm.model import Job, Partition, Snapshot
 
 Rank = tuple[int, int]

@@ -11,20 +11,19 @@ import numpy as np
 
 from ones_db import JobHistory
 from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.jobs.eligibility import Elastic
 from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
-from slurm_ones.policy.shapes import strategy_counts, takes, valid_counts
-from slurm_ones.rules.asked import with_sizes
+from slurm_ones.policy.ledger import Ledger
+from slurm_ones.policy.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
 from slurm_ones.rules.blocks import hot
-from slurm_ones.rules.caps import Cap, capped, narrowed
-from slurm_ones.rules.dwell import near_end, requeue_near_end_s, switch_near_end_s
+from slurm_ones.rules.caps import Cap, CapUse, capped, entitled, narrowed, sizes_of
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round
-from slurm_ones.rules.moves import smaller
+from slurm_ones.rules.job_rules import ANY_BATCH, near_end, parts, requeue_near_end_s, size_rules, switch_near_end_s
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.rigid import RigidDemand, rigid_demand
-from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
 from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 
@@ -107,9 +106,9 @@ def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
         return Bounds(caps=rules.caps, sizes=sizes)
     full, whole = round_.full_node(part)
     seen = round_.seen
-    demand = rigid_demand(
-        seen.snapshot, part, seen.elastic, round_.targets, rules.free, full, whole, moves=round_.moves
-    )
+    targets = {job_id: one.target for job_id, one in round_.under_way.items()}
+    moves = {job_id: one.moves for job_id, one in round_.under_way.items() if one.moves is not None}
+    demand = rigid_demand(seen.snapshot, part, seen.elastic, targets, rules.free, full, whole, moves=moves)
     return Bounds(demand, rules.caps, sizes)
 
 
@@ -127,7 +126,7 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))
         if hot(job.elastic):
             joins = rules.split_nodes and not rules.whole_nodes and bool(job.spare) and not limits.rules
-            view = replace(view, smaller=_smaller(job, rules.node_gpus, limits), joins=joins)
+            view = replace(view, smaller=_smaller(job, limits), joins=joins)
             view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
             if not rules.whole_nodes:
                 view = replace(view, nodes_at=_nodes_at(view, room, rules.node_gpus))
@@ -187,17 +186,16 @@ def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
     return found
 
 
-def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[str, int]]:
+def _smaller(job: JobRules, limits: Limits) -> dict[int, dict[str, int]]:
     """What the job keeps on each node at each size that blocks that leave make."""
     found: dict[int, dict[str, int]] = {}
-    for gpus, dropped in smaller(job.blocks, node_gpus).items():
-        left = [block.shape for block in job.blocks if block.task not in dropped]
-        if parts(limits.at(gpus), left):
+    for gpus, staying in job.staying.items():
+        left = [block for block in job.blocks if block.task in staying]
+        if not 0 < len(left) < len(job.blocks) or parts(limits.at(gpus), [block.shape for block in left]):
             continue
         kept: Counter[str] = Counter()
-        for block in job.blocks:
-            if block.task not in dropped:
-                kept.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
+        for block in left:
+            kept.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
         found[gpus] = dict(kept)
     return found
 
@@ -306,3 +304,63 @@ def _view(
         running_s=history.running_s(now),
         resizes=history.resizes,
     )
+
+
+def with_sizes(
+    cluster: ClusterView, jobs: Sequence[JobView], sizes: Mapping[int, int], caps: Sequence[Cap]
+) -> Sequence[JobView]:
+    """The jobs as a policy is shown them, `sizes` being the GPUs that owners ask for by hand: `size=8` in a comment.
+
+    Such a job is taken out of the policy's hands. It gets its size as soon as GPUs that nobody has make room for it,
+    within the limits of the site, and keeps it; if GPUs are of several kinds, on its own. A running one is fixed: at
+    its size, on the nodes that it would get, or at what it has where there is no room or a cap. One that waits may
+    start at its size alone. Of several, the one submitted first comes first.
+    """
+    found = {job.job_id: job for job in jobs}
+    use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
+    asking = sorted((found[id_] for id_ in sizes.keys() & found.keys()), key=lambda job: (job.submitted, job.job_id))
+    for job in asking:
+        found[job.job_id] = view = _with_size(cluster, job, sizes[job.job_id], found, use)
+        use.count(job.job_id, view.shape.gpus if view.shape is not None else 0)
+    return [found[job.job_id] for job in jobs]
+
+
+def _with_size(cluster: ClusterView, job: JobView, gpus: int, jobs: Mapping[int, JobView], use: CapUse) -> JobView:
+    if job.fixed:
+        return job
+    for kind in cluster.kinds_held(job) or [kind for kind in cluster.kinds if job.accepts(kind)]:
+        part = cluster.of_kind(kind)
+        shape, sizes = shape_of(part, gpus), sizes_of(cluster, job, kind)
+        if shape is not None and gpus in sizes:
+            break
+    else:
+        return replace(job, fixed=_not_possible(job, gpus))
+    if job.shape is None:
+        return replace(job, limits=replace(job.limits, gpus=(gpus,)))
+    if job.shape.gpus == gpus:
+        return replace(job, fixed=reason("size_kept", gpus=gpus))
+    if gpus > entitled(job):
+        cap = use.hindering(job.job_id, gpus)
+        if cap is not None:
+            return replace(job, fixed=cap.reason)
+    others = [other for other in jobs.values() if other.job_id != job.job_id]
+    nodes = (job.smaller or {}).get(gpus) or _room(part, others, shape)
+    if not nodes:
+        return replace(job, fixed=reason("size_waits", gpus=gpus))
+    least, most = least_and_most(job.limits, gpus)
+    quantum = 1 if job.limits.batch_fixed else math.lcm(job.limits.quantum, job.limits.at(gpus).quantum)
+    stays = least <= job.batch <= most and job.batch % quantum == 0
+    batch = job.batch if stays else sizes[gpus]
+    return replace(job, shape=shape, nodes=nodes, batch=batch, fixed=reason("size_asked", gpus=gpus))
+
+
+def _not_possible(job: JobView, gpus: int) -> Reason:
+    limits = job.limits
+    if limits.rules and not limits.at(gpus).most:
+        return reason("strategy_size", strategy=limits.strategy, counts=counts(limits.rules), gpus=gpus)
+    return reason("size_not_possible", gpus=gpus)
+
+
+def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
+    """The nodes that the shape would get beside the others, with its GPUs on each; empty where there is no room."""
+    return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)

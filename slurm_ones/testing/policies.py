@@ -26,7 +26,6 @@ from slurm_ones.policy.contract import (
     Policy,
     Schedule,
 )
-from slurm_ones.policy.kinds import accepts, kinds_held
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
@@ -65,7 +64,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
             assert got.batch % rule.quantum == 0, f"job {j.job_id}: batch {got.batch} is no multiple"
         if unchanged(view, j, got):
             continue
-        assert not got.kind or accepts(j, got.kind), f"job {j.job_id} cannot use GPUs of kind {got.kind}"
+        assert not got.kind or j.accepts(got.kind), f"job {j.job_id} cannot use GPUs of kind {got.kind}"
         gpus, per_node = got.shape.gpus, (view.of_kind(got.kind) if got.kind else view).gpus_per_node
         assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
         if j.limits.rules:
@@ -80,7 +79,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
     """Whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
-    if got.kind and j.shape is not None and kinds_held(view, j) != (got.kind,):
+    if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
         return got.shape == j.shape

@@ -19,7 +19,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.policy.contract import Allocation, JobView, Promise, Schedule
-from slurm_ones.rules.gate import Round
+from slurm_ones.rules.gate import Round, under_way
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
 from tests.act.make import NOW, elastic, history
@@ -123,7 +123,7 @@ class Bench:
         decided = [PartitionSchedule(name, schedule, 0.1, self.views) for name in sorted(parts)]
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         histories = {id_: history(id_) for id_ in elastic}
-        round_ = Round.build(seen, histories, self.settings, self.store.open_resizes(), self.clock())
+        round_ = Round(seen, histories, self.settings, under_way(self.store.open_resizes()), self.clock())
         return [change.job_id for change in self.actor.act(round_, decided)]
 
     def change(self, job_id: int, **changes: Any) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from slurm_ones.policy.build import fixed_jobs, place
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Schedule
-from slurm_ones.policy.placement import fixed_jobs, place
 from slurm_ones.policy.shapes import least_and_most
 
 

@@ -33,7 +33,7 @@ from slurm_ones.jobs import report_reader as reading
 from slurm_ones.learn.step_time import layout_of
 from slurm_ones.policy.contract import Limits
 from slurm_ones.policy.shapes import bounds, quanta
-from slurm_ones.rules.strategy import size_rules
+from slurm_ones.rules.job_rules import size_rules
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Snapshot
 from slurm_ones.text import described

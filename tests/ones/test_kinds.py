@@ -17,7 +17,6 @@ from ones_db.shape import Shape
 from slurm_ones.ones.kinds import assign
 from slurm_ones.policies import Ones, make_policy
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Progress
-from slurm_ones.policy.kinds import kinds_held
 from slurm_ones.rivals.gavel import allocate
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
@@ -158,7 +157,7 @@ class TestChoice:
         """It keeps them until a change repays, and then has one kind."""
         view = of_kinds(cluster(3), "slow", "fast", "fast")
         spread = job(1, {"n1": 4, "n2": 4}, epochs=30, to_come=200.0, on=fast_and_slow(3.0), running_s=3000.0)
-        assert kinds_held(view, spread) == ("slow", "fast")
+        assert view.kinds_held(spread) == ("slow", "fast")
         schedule = Ones().decide(view, [spread], 9000.0, seeded())
         assert (schedule.allocations[1].kind, schedule.allocations[1].shape) == ("fast", Shape(2, 4))
         held = replace(spread, progress=replace(spread.progress, beta=0.1))

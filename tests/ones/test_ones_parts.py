@@ -9,12 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.ones.candidates import NodeRoom, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
+from slurm_ones.ones.candidates import (
+    NodeRoom,
+    best_of,
+    clearing_price,
+    dual_bound,
+    fill,
+    greedy,
+    improve,
+    mutate,
+    repair,
+    uniform_crossover,
+)
 from slurm_ones.ones.sizes import ChangeCosts, less_costs, seconds_of
 from slurm_ones.ones.worth import HEAVIEST, Choices, fair_weights, worth_of_progress
+from slurm_ones.policy.build import place
 from slurm_ones.policy.contract import Allocation, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.evolution import best_of, uniform_crossover
-from slurm_ones.policy.placement import place
 from slurm_ones.policy.tables import build_tables
 from slurm_ones.testing.policies import placeable, seeded
 from slurm_ones.testing.rounds import Round, rounds

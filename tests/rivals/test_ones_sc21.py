@@ -8,8 +8,8 @@ import numpy as np
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
+from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Limits, Schedule
-from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.rivals.ones_sc21 import OnesSc21, OnesSc21Options, SizeBounds, build
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, cluster, job

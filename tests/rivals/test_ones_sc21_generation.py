@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
+from slurm_ones.ones.candidates import uniform_crossover
 from slurm_ones.policy.contract import Ints, NodeView
-from slurm_ones.policy.evolution import uniform_crossover
 from slurm_ones.policy.ledger import Ledger, count_nodes
 from slurm_ones.policy.shapes import shape_of
 from slurm_ones.rivals.ones_sc21 import (

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.policies import make_policy
-from slurm_ones.policy import evolution
+from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import Ints
-from slurm_ones.policy.job_figures import History, restart_factor
-from slurm_ones.policy.placement import fixed_jobs
+from slurm_ones.policy.figures import History, restart_factor
 from slurm_ones.rivals.pollux import (
     LEAST_SPEEDUP,
     Pollux,
@@ -21,8 +20,10 @@ from slurm_ones.rivals.pollux import (
     breed,
     build,
     cap_groups,
+    crowding,
     evolve,
     make_rows,
+    ranks,
     repair,
 )
 from slurm_ones.testing.policies import check, seeded
@@ -186,9 +187,9 @@ def brute_fronts(points: list[tuple[int, int]]) -> list[int]:
 def test_fronts_are_those_of_the_definition(points: list[tuple[int, int]]) -> None:
     """Peeling off undominated points one front after the other gives the same ranks; ends of fronts stand alone."""
     first, second = np.array(points, dtype=np.float64).T
-    rank = evolution.ranks(first, second)
+    rank = ranks(first, second)
     assert rank.tolist() == brute_fronts(points)
-    gap = evolution.crowding(rank, first, second)
+    gap = crowding(rank, first, second)
     for front in range(int(rank.max()) + 1):
         assert np.isinf(gap[rank == front]).sum() >= 1
 

@@ -14,7 +14,7 @@ from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Floats, Ints, Limits
 from slurm_ones.policy.tables import Tables, build_tables
-from slurm_ones.rivals.sia import BEST, LARGEST_COST, Sia, SiaOptions, _costs, _limited, solve
+from slurm_ones.rivals.sia import BEST, LARGEST_COST, RoomOfKind, Sia, SiaOptions, _costs, _limited, solve
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job
 
@@ -43,7 +43,7 @@ def test_the_program_equals_brute_force(values: list[list[float]], free: int, wh
     tables = build_tables(cluster(), [job(j) for j in range(len(values))])
     wider = Tables(**{**vars(tables), "sizes": sizes})
     options = SiaOptions(gap=0.0)
-    found = solve(wider, costs, free, whole, 4, options)
+    found = solve(wider, costs, [RoomOfKind(free, whole, 4)], options)
     assert found.reason == BEST
     assert found.cost == pytest.approx(brute(costs, sizes, free, whole, 4, options.left_out), abs=1e-5)
     taken = sizes[found.column]
@@ -105,7 +105,7 @@ def test_a_solver_that_finds_nothing_says_so() -> None:
     rng, jobs = seeded(), [job(j, {"n1": 4} if j == 7 else {}) for j in range(400)]
     tables = build_tables(cluster(), jobs)
     costs = np.where(tables.allowed, rng.random(tables.allowed.shape), np.inf)
-    found = solve(tables, costs, 777, 150, 4, SiaOptions(time_limit_s=0.0, gap=0.0))
+    found = solve(tables, costs, [RoomOfKind(777, 150, 4)], SiaOptions(time_limit_s=0.0, gap=0.0))
     assert found.reason.code == "no_solution"
     assert found.column.tolist() == tables.current.tolist()
 

@@ -9,7 +9,7 @@ from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Observation
 from slurm_ones.policy.contract import ClusterView
-from slurm_ones.rules.gate import PartitionRules, Round
+from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.rigid import RigidDemand
 from slurm_ones.rules.views import bounds_of, cluster_view
 
@@ -22,7 +22,7 @@ def round_of(
     **settings: Any,
 ) -> Round:
     """What a tick has seen at that time, under these settings."""
-    return Round.build(seen, histories or {}, Settings.model_validate(settings), resizes, now)
+    return Round(seen, histories or {}, Settings.model_validate(settings), under_way(resizes), now)
 
 
 def rules_of(seen: Observation, *resizes: ResizeRecord, **settings: Any) -> PartitionRules:

@@ -12,9 +12,8 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.policies import POLICIES, make_policy
 from slurm_ones.policy.contract import NodeView
-from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.views import Bounds, decide_within
+from slurm_ones.rules.views import Bounds, decide_within, with_sizes
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 

@@ -19,11 +19,10 @@ from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
 from slurm_ones.policy.contract import Allocation, Schedule
-from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
+from slurm_ones.rules.blocks import BLOCKS, Moves, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.dwell import PACK_S, switch_dwell_s, switch_near_end_s
-from slurm_ones.rules.gate import PartitionRules, Round
-from slurm_ones.rules.moves import Moves
+from slurm_ones.rules.gate import PartitionRules, Round, under_way
+from slurm_ones.rules.job_rules import PACK_S, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.views import bounds_of, cluster_view, job_views
@@ -94,7 +93,7 @@ def rules_for(
     whole = Settings.model_validate({"resize": settings, "limits": site or {}})
     known = histories or {id_: told(id_) for id_ in by_id}
     held = {id_: frozenset(ours) for id_ in by_id}
-    round_ = Round.build(seen, known, whole, resizes, NOW, held=held, split_nodes=split_nodes)
+    round_ = Round(seen, known, whole, under_way(resizes), NOW, held=held or {}, split_nodes=split_nodes)
     rules = round_.partition("gpu")
     return round_, replace(rules, caps=(*rules.caps, *caps))
 
@@ -434,8 +433,9 @@ def test_what_a_change_under_way_heads_for(state: State) -> None:
     change = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 3), 32, state.value, NOW, mechanism=BLOCKS, dropped=(1,))
     round_, _ = rules_for([TWO], {"n1": 1}, resizes=[change])
     back = state is State.WITHDRAWING or state.value.endswith("_back")
-    assert round_.targets[1] == (Shape(1, 1) if back else Shape(1, 3))
-    assert round_.moves[1].dropped == (() if state is State.WITHDRAWING else (1,))
+    found = round_.under_way[1]
+    assert found.target == (Shape(1, 1) if back else Shape(1, 3))
+    assert found.moves == Moves((), () if state is State.WITHDRAWING else (1,))
 
 
 def test_the_commands_of_a_change_by_hand() -> None:

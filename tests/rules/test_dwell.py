@@ -10,7 +10,7 @@ import pytest
 
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.policy.contract import Progress
-from slurm_ones.rules.dwell import (
+from slurm_ones.rules.job_rules import (
     LONGEST_S,
     near_end,
     near_limit,

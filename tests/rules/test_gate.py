@@ -12,6 +12,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import Allocation, Schedule
+from slurm_ones.rules.gate import UnderWay
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_views
 from slurm_ones.slurm.model import JobState, Partition
@@ -60,14 +61,6 @@ def test_view_and_plan_agree(
     assert made.outcomes[1] == (view.fixed or made.outcomes[1]) and len(made.begin) == (code is None)
 
 
-def test_rules_are_built_once_until_something_begins() -> None:
-    round_ = round_of(seen(running(1, Shape(1, 1), "n1")))
-    built = round_.partition("gpu")
-    assert round_.partition("gpu") is built and round_.begun({}).partition("gpu") is built
-    after = round_.begun({1: Shape(2, 4)}).partition("gpu")
-    assert after.jobs[1].target == Shape(2, 4) and built.jobs[1].target is None
-
-
 def test_what_is_begun_counts_at_once() -> None:
     """Partitions are planned one after the other: what the first begins counts for the caps and the turns of the
     next."""
@@ -82,7 +75,7 @@ def test_what_is_begun_counts_at_once() -> None:
     )
     round_ = round_of(replace(look, snapshot=both), limits={"gpus_per_user": 8})
     assert [cap.gpus for cap in round_.partition("gpu").caps] == [7]
-    after = round_.begun({2: Shape(1, 3)})
+    after = round_.begun({2: UnderWay(Shape(1, 3))})
     rules = after.partition("gpu")
     assert ([cap.gpus for cap in rules.caps], rules.open_resizes) == ([5], 1)
     assert (dict(round_.partition("gpu").free), dict(rules.free)) == ({"n1": 3, "n2": 3}, {"n1": 0, "n2": 3})

@@ -16,8 +16,8 @@ from slurm_ones.jobs.optin import OptIn
 from slurm_ones.jobs.records import run_record
 from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.rules.caps import Cap, capped
-from slurm_ones.rules.gate import PartitionRules
-from slurm_ones.rules.kinds import Kinds
+from slurm_ones.rules.gate import PartitionRules, UnderWay
+from slurm_ones.rules.job_rules import Kinds
 from slurm_ones.rules.plan import PlannedChange, plan
 from slurm_ones.rules.reclaim import make_room
 from slurm_ones.rules.rigid import PendingJob, RigidDemand
@@ -123,7 +123,7 @@ def test_what_is_begun_counts_with_its_kind() -> None:
     nodes = {"other": ("n1", "n2"), "part": ("n1",)}
     more = {name: Partition(name, True, names, 0.0, 0, False) for name, names in nodes.items()}
     snapshot = replace(look.snapshot, partitions={**look.snapshot.partitions, **more})
-    after = round_of(replace(look, snapshot=snapshot)).begun({1: Shape(1, 1)}, kinds={1: "fast"})
+    after = round_of(replace(look, snapshot=snapshot)).begun({1: UnderWay(Shape(1, 1), "fast")})
     assert (after.partition("other").free, after.partition("part").free) == ({"n1": 3, "n2": 3}, {"n1": 3})
 
 

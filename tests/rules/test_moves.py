@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.moves import FreeGpus, Moves, RunningBlock, moves, smaller
+from slurm_ones.rules.blocks import FreeGpus, Moves, RunningBlock, moves, staying_at
 
 FULL = 4
 
@@ -21,7 +21,9 @@ def found(
     blocks: list[RunningBlock], target: int, free: dict[str, int], spare: tuple[int, ...] = (5, 6, 7), **other: object
 ):  # type: ignore[no-untyped-def]
     site = {name: other.pop(name) for name in ("whole_nodes", "split_nodes") if name in other}
-    return moves(blocks, spare, target, FreeGpus(Ledger(free), FULL, **site), **other)  # type: ignore[arg-type]
+    free_gpus = FreeGpus(Ledger(free), FULL, **site)  # type: ignore[arg-type]
+    staying = staying_at(blocks, FULL, other.get("going", ()))  # type: ignore[arg-type]
+    return moves(blocks, spare, target, free_gpus, staying, **other)  # type: ignore[arg-type]
 
 
 def added(*shapes: str, spare: tuple[int, ...] = (5, 6, 7)) -> tuple[tuple[int, Shape], ...]:
@@ -134,9 +136,10 @@ def test_pieces_are_taken_by_few_blocks() -> None:
 
 
 def test_the_sizes_below() -> None:
-    """Every subset, and who leaves for it."""
-    assert smaller(MIXED, FULL) == {1: (1, 2), 4: (0, 2), 5: (2,), 2: (0, 1), 3: (1,), 6: (0,)}
-    assert smaller(ONE, FULL) == {}
+    """Every subset, and who stays for it: rather who need not go."""
+    assert staying_at(MIXED, FULL) == {0: (), 1: (0,), 2: (2,), 3: (0, 2), 4: (1,), 5: (0, 1), 6: (1, 2), 7: (0, 1, 2)}
+    two = [block(0, "1x4", "n1"), block(1, "1x4", "n2")]
+    assert staying_at(two, FULL)[4] == (0,) and staying_at(two, FULL, [0])[4] == (1,)
 
 
 NODES = [f"n{n}" for n in range(6)]
@@ -178,7 +181,8 @@ def test_steps_lead_to_the_size_or_stop(
     blocks, free = job
     was = sum(one.shape.gpus for one in blocks)
     for step in range(8):
-        made = moves(blocks, spare, target, FreeGpus(Ledger(free), FULL, split_nodes=split), going=going, least=least)
+        site, staying = FreeGpus(Ledger(free), FULL, split_nodes=split), staying_at(blocks, FULL, going)
+        made = moves(blocks, spare, target, site, staying, going=going, least=least)
         if not made:
             assert made is None or was == target
             return

@@ -16,7 +16,7 @@ from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.caps import Cap
-from slurm_ones.rules.gate import PartitionRules, Round
+from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from tests.act.make import FULL, NOW, elastic, history
@@ -43,7 +43,7 @@ def rules_for(
     partition = Partition("gpu", True, tuple(free), 0.0, 0, False)
     seen = Observation(Snapshot(NOW, {id_: e.job for id_, e in by_id.items()}, nodes, {"gpu": partition}), by_id)
     whole = Settings.model_validate({"resize": {"dwell_s": 300} | settings, "limits": site})
-    rules = Round.build(seen, histories, whole, resizes, NOW).partition("gpu")
+    rules = Round(seen, histories, whole, under_way(resizes), NOW).partition("gpu")
     return replace(rules, caps=(*rules.caps, *caps))
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.policies import POLICIES, make_policy
+from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Limits, NodeView, Schedule
-from slurm_ones.policy.placement import fixed_jobs
 from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import build_tables
 from slurm_ones.rules.reclaim import Reclaimed, annotate, make_room

@@ -20,9 +20,9 @@ from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Allocation, ClusterView, Limits, NodeView, Schedule, SizeRule
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.caps import Cap
+from slurm_ones.rules.job_rules import breaks, parts, size_rules
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.rigid import PendingJob, RigidDemand
-from slurm_ones.rules.strategy import breaks, parts, size_rules
 from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_views, limits_of
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, job, rounds

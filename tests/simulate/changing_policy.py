@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slurm_ones.policy.build import place
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.policy.placement import place
 from slurm_ones.policy.shapes import least_and_most
 
 

@@ -1,15 +1,16 @@
-"""What several policies derive from a job's view, or remember of it: remaining time, GPUs explored, restarts."""
+"""What several policies derive from a job's view, or remember of it: remaining work, gains, GPUs explored, restarts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.policy.contract import Allocation, ClusterView, JobView
-from slurm_ones.policy.shapes import nodes_of, shape_of
-from slurm_ones.policy.tables import predict
+from ones_db.shape import Shape
+from slurm_ones.policy.contract import ClusterView, JobView
+from slurm_ones.policy.shapes import shape_of
 
 LONGEST = 1e12
 """Seconds beyond which jobs count as equally long."""
@@ -26,14 +27,24 @@ def within(value: float, low: float, high: float) -> float:
     return min(max(value, low), high) if value == value else low
 
 
-def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
-    """Seconds that it still needs at what it asked for: the true ones where the job tells them, else predicted."""
-    if not math.isnan(job.true_remaining_s):
-        return min(max(job.true_remaining_s, 0.0), LONGEST)
-    gpus = np.array([asked.shape.gpus])
-    nodes = np.array([nodes_of(cluster, asked.shape.gpus)])
-    goodput = float(predict(job, nodes, gpus, np.array([[asked.batch]]))[1][0, 0])
-    return min(to_come(job) / goodput, LONGEST)
+def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:
+    """Useful samples/s at the shape and global batch (None: the one in force), on that kind of GPU (empty: the one that
+    it has), over those now, by what the policy was shown of the job; None where it waits, or that is no finite number.
+    """
+    if job is None or job.shape is None or not new.gpus:
+        return None
+    before = _useful(job, job.shape, job.batch)
+    there = replace(job, model=job.on.get(kind, job.model))
+    gain = _useful(there, new, job.batch if batch is None else batch) / before if before > 0 else math.nan
+    return gain if math.isfinite(gain) and gain >= 0 else None
+
+
+def _useful(job: JobView, shape: Shape, batch: int) -> float:
+    """Useful samples/s: throughput times statistical efficiency."""
+    # No GPU takes more than this: the job lowers such a batch by itself.
+    batches = np.array([min(batch, job.limits.at(shape.gpus).most or batch)])
+    speed = job.model.throughput(np.array([shape.nodes]), np.array([shape.gpus]), batches)
+    return float(speed[0] * job.efficiency.efficiency(batches)[0])
 
 
 class History:
