@@ -1,8 +1,7 @@
 """Our policy: the search of ONES (SC21) over GPUs and batch of every job, with what it lacks.
 
-ones.py is the policy and reads from the top. It searches for the sizes of highest worth: worth.py says what each size
-is worth to each job, candidates.py makes the candidates and sees what finds room on the nodes, decided.py gives the
-reasons.
+ones.py is the policy, search.py its search for the sizes of highest worth: worth.py says what each size is worth to
+each job, candidates.py makes the candidates and sees what finds room on the nodes. kinds.py chooses the kind of GPU.
 
 From ONES it has the genome (what each job gets), the population that lives on from decision to decision, refreshed,
 crossed uniformly, mutated, filled and cut to the best. What differs, and the option that takes each away again:
@@ -23,6 +22,7 @@ crossed uniformly, mutated, filled and cut to the best. What differs, and the op
 
 from __future__ import annotations
 
-from slurm_ones.ones.ones import Ones, OnesOptions
+from slurm_ones.ones.ones import Ones
+from slurm_ones.ones.search import OnesOptions
 
 __all__ = ["Ones", "OnesOptions"]

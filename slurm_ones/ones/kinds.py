@@ -10,21 +10,19 @@ that kind; if that is nothing, or not worth it, it stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.ones.candidates import NodeRoom
 from slurm_ones.ones.deadlines import pause_s, reserve_s, work_of
-from slurm_ones.ones.terms import Priced, Situation
+from slurm_ones.ones.search import Search, weighed_sizes
 from slurm_ones.ones.worth import Choices
 from slurm_ones.policy.build import fixed_jobs
-from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
+from slurm_ones.policy.contract import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.policy.ledger import free_of_kind
-from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
@@ -166,29 +164,6 @@ ROUNDS = 3
 """Times that the kinds are decided within, before all who would change theirs stay."""
 DEAREST = 30.0
 """A GPU counts as no more than so many of the first kind, and no less than one in so many."""
-WEIGHED = 3
-"""Choices of each job that a schedule names."""
-
-
-class Search(Protocol):
-    """The search over GPUs of one kind, as this module needs it."""
-
-    def situation(
-        self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
-    ) -> tuple[Situation, Bools]:
-        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
-
-    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
-        """What a unit of each job's progress is worth."""
-
-    def choices(self, at: Priced, may: Bools) -> Choices:
-        """What each column is worth."""
-
-    def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
-        """Know of these jobs alone: the most GPUs of each, and when one last came or went."""
-
-    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
 
 
 @dataclass(frozen=True)
@@ -232,31 +207,17 @@ class _Wanted:
 class ByKind:
     """The search over several kinds. It remembers a search within each kind, and what GPUs of each kind are worth."""
 
-    def __init__(self, search: Search, make: Callable[[], Search], sure: float) -> None:
-        """`search` says what GPUs of all kinds are worth, and one from `make` searches within each kind. `sure` is the
-        probability with which a job has no more to do than is reckoned with for its deadline."""
+    def __init__(self, search: Search) -> None:
+        """`search` says what GPUs of all kinds are worth; others with its options and memory search within each."""
         self._search = search
-        self._make = make
-        self._sure = sure
+        self._sure = search.options.sure
         self._within: dict[str, Search] = {}
         self._equivalents: dict[str, float] = {}
         self._promised_on: dict[int, str] = {}
         """The kind on which each deadline is promised, by job id."""
-        self._most: Mapping[int, int] = {}
-        self._since = 0.0
 
-    def decide(
-        self,
-        cluster: ClusterView,
-        jobs: Sequence[JobView],
-        now: float,
-        rng: np.random.Generator,
-        most: Mapping[int, int],
-        since: float,
-    ) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`; `jobs` in order of submission, with the `most` GPUs that each has
-        had, and when one last came or went."""
-        self._most, self._since = most, since
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.policy.contract.Policy`; `jobs` in order of submission."""
         held = {job.job_id: cluster.kinds_held(job) for job in jobs}
         of = _Decision(cluster, jobs, fixed_jobs(cluster, jobs), held, now, rng)
         wanted = self._wanted(of)
@@ -362,9 +323,9 @@ class ByKind:
             mine.append(view)
         part = of.cluster.of_kind(kind).without([job for job in of.jobs if job.job_id in tried.spread])
         if kind not in self._within:
-            self._within[kind] = self._make()
+            self._within[kind] = Search(self._search.options)
         within = self._within[kind]
-        within.take_over(mine, self._most, self._since)
+        within.most, within.since = self._search.most, self._search.since
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
@@ -399,12 +360,14 @@ class ByKind:
         reasons |= self._changes(of, wanted, tried, allocations)
         allocations = {job.job_id: allocations[job.job_id] for job in of.jobs if job.job_id in allocations}
         reasons = {job.job_id: reasons[job.job_id] for job in of.jobs}
+        parts = [of.cluster.of_kind(kind) for kind in of.cluster.kinds]
+        weighed = weighed_sizes(parts, wanted.tables, wanted.choices)
         parked = frozenset().union(*(schedule.parked for schedule in found.values()))
         score = sum(schedule.score for schedule in found.values())
         promises = {id_: one for schedule in found.values() for id_, one in schedule.promises.items()}
         given = {job.job_id for job in of.jobs if job.promised} | {id_ for id_, one in promises.items() if one.given}
         self._promised_on = {id_: tried.kinds[id_] for id_ in given if id_ not in tried.spread}
-        return Schedule(allocations, reasons, score, parked, self._weighed(of.cluster, wanted), promises=promises)
+        return Schedule(allocations, reasons, score, parked, weighed, promises=promises)
 
     def _changes(
         self, of: _Decision, wanted: _Wanted, tried: _Try, allocations: Mapping[int, Allocation]
@@ -421,25 +384,6 @@ class ByKind:
             before = ", ".join(of.held[job.job_id])
             faster = reason("faster_kind", kind=kind, before=before, factor=factor)
             found[job.job_id] = faster if factor > 1 else reason("leaves_kind", kind=kind, before=before, factor=factor)
-        return found
-
-    def _weighed(self, cluster: ClusterView, wanted: _Wanted) -> dict[int, tuple[Weighed, ...]]:
-        """The choices of most worth of each job, best first."""
-        tables, worth = wanted.tables, wanted.choices.worth
-        shapes = [None] + [
-            shape_of(cluster.of_kind(cluster.kinds[k]), int(size))
-            for k, size in zip(wanted.tables.kind[1:].tolist(), tables.sizes[1:].tolist(), strict=True)
-        ]
-        found = {}
-        for j, job in enumerate(wanted.jobs):
-            best = [u for u in np.argsort(-worth[j], kind="stable")[:WEIGHED].tolist() if np.isfinite(worth[j, u])]
-            named = []
-            for u in best:
-                shape = job.shape if u == tables.current[j] and u else shapes[u]
-                kind = cluster.kinds[int(wanted.tables.kind[u])] if u else ""
-                got = Allocation(shape, int(tables.batch[j, u]), kind) if shape is not None else None
-                named.append(Weighed(got, float(worth[j, u])))
-            found[job.job_id] = tuple(named)
         return found
 
 

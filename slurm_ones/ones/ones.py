@@ -1,384 +1,112 @@
-"""The policy: what each size is worth, then generations of candidates, then the best that finds room."""
+"""The policy: the search within each kind of GPU, and how long a decision stands.
+
+It stands for `STANDS_S` at most, as long as the cluster and the jobs are the same, each with the same GPUs, batch and
+limits, and as long as what is expected of them is nearly the same: the speed of each at one size, and what it still has
+to do. Its time passes meanwhile, which the next decision takes into account.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ones_db.reasons import Reason
-from ones_db.shape import Shape
-from slurm_ones.ones import decided
-from slurm_ones.ones.candidates import (
-    NodeRoom,
-    best_of,
-    clearing_price,
-    dual_bound,
-    fill,
-    greedy,
-    improve,
-    mutate,
-    repair,
-    uniform_crossover,
-)
-from slurm_ones.ones.deadlines import Promises
-from slurm_ones.ones.decided import Decided
 from slurm_ones.ones.kinds import ByKind
-from slurm_ones.ones.sizes import UNKNOWN, Changes, Leaves, Reach
-from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Situation, Term, Unplaced
-from slurm_ones.ones.worth import Choices, worth_of_progress
-from slurm_ones.policy.build import fixed_jobs, place
-from slurm_ones.policy.contract import (
-    Allocation,
-    Bools,
-    ClusterView,
-    Floats,
-    Ints,
-    JobView,
-    Schedule,
-    ThroughputModel,
-    check_options,
-)
-from slurm_ones.policy.figures import within
-from slurm_ones.policy.tables import Tables, build_tables, predict_each
-
-LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
-
-
-@dataclass(frozen=True)
-class OnesOptions:
-    """The defaults are what we found best on generated workloads; see docs/benchmarks.md for the ablation."""
-
-    population: int = 16
-    """Candidates kept (K of ONES)."""
-    generations: int = 6
-    """Per decision; the population lives on."""
-    mutation: float = 0.3
-    """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
-    goodput: bool = True
-    """Weigh progress; False weighs samples, as published."""
-    completion_prices: bool = True
-    """Worth of progress from the price of a GPU when the job will end; False takes today's price for all jobs."""
-    expect: bool = True
-    """Remaining work is the mean over the progress model; False draws it anew in each decision, as published."""
-    placement: bool = True
-    """Predict speed on the nodes that a size takes; False as if all were one node."""
-    own_batch: bool = True
-    """The batch of highest goodput at each size; False in proportion to the GPUs, as published."""
-    resize_cost: bool = True
-    """Changes must repay their interruption."""
-    greedy: bool = True
-    """Seed the population with greedy solutions."""
-    local_search: bool = True
-    """Improve candidates by small moves after crossover and mutation."""
-    caution: float = 0.3
-    """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
-    leap: float = 16.0
-    """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
-    first_size: bool = True
-    """One that has not run may start with as much more than it asked for where giving up GPUs again costs next to
-    nothing, as far as its speed is more than a guess."""
-    horizon_s: float = 200.0
-    """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
-    it gains in them must exceed what its interruption costs."""
-    horizon_share: float = 0.5
-    """It must repay within this share of the job's predicted remaining time as well."""
-    tenure: float = 1.0
-    """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
-    changed again."""
-    fair_bound: float = 1.5
-    """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
-    places: bool = True
-    """Weigh what sizes across leaf switches cost their job and each other, if the network is known and tapered."""
-    deadlines: bool = True
-    """Promise deadlines that can be kept, and keep them; on GPUs of several kinds on one of them."""
-    sure: float = 0.9
-    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
-    stand: bool = True
-    """A decision stands for up to a minute while nothing has changed; False decides anew at each tick."""
-    preempt: bool = False
-    """Running jobs may be taken to zero GPUs for a while."""
-    kinds: bool = True
-    """Choose the kind of GPUs where there are several; False as if all were alike."""
-
-    def __post_init__(self) -> None:
-        check_options(self, LEAST)
-        if self.sure > 1:
-            raise ValueError(f"sure: {self.sure!r} must be a probability between 0 and 1")
-
-
-LARGEST = 1e15
-"""Samples that no job exceeds."""
-STEADY = 0.97
-"""A batch in force that reaches this share of the best goodput stays."""
-UNKNOWN_S = 600.0
-"""Seconds that a job of which nothing is known is taken to need."""
-ENOUGH = 0.9995
-"""Share of what no candidate can exceed from which on the search is at its end."""
-ROUNDS = 6
-"""Of local search for each candidate."""
-
-
-def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
-    """The rules that enter the objective, in the order in which they do."""
-    found: list[Term] = [reach] if leaves is None else [reach, leaves]
-    if options.caution:
-        found.append(Caution(options.caution))
-    if options.fair_bound:
-        found.append(Fairness(options.fair_bound))
-    if options.resize_cost:
-        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
-    if options.deadlines:
-        found.append(Promises(options.sure))
-    return (*found, Unplaced())
+from slurm_ones.ones.search import OnesOptions, Search
+from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule
+from slurm_ones.policy.figures import to_come
+from slurm_ones.policy.shapes import nodes_of
+from slurm_ones.policy.tables import predict_each
 
 
 class Ones:
-    """ONES made better. It remembers its population, and the most GPUs that each job has had, by job id."""
+    """ONES made better. It remembers its search, and its last decision."""
 
     name = "ones"
     options_type = OnesOptions
 
     def __init__(self, options: OnesOptions | None = None) -> None:
         self.options = options or OnesOptions()
-        self._reach = Reach(self.options.leap, self.options.first_size, self.options.horizon_s)
-        self._leaves = Leaves() if self.options.places else None
-        self._terms = terms_of(self.options, self._reach, self._leaves)
-        self._population = np.zeros((0, 0), dtype=np.int64)
-        """(K, J) GPUs of each job in each candidate of the last decision."""
-        self._places: dict[int, int] = {}
-        """Column there, by job id."""
-        self._most: dict[int, int] = {}
-        self._last_arrival_or_end = 0.0
-        self._by_kind: ByKind | None = None
+        self.search = Search(self.options)
+        self._by_kind = ByKind(self.search)
         self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.policy.contract.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
-        self._remember(jobs, now)
+        self.search.remember(jobs, now)
         if not self.options.stand:
             return self._decide(cluster, jobs, now, rng)
         if self._decided is None or not self._decided.stands(cluster, jobs, now):
-            self._decided = decided.remembered(cluster, jobs, now, self._decide(cluster, jobs, now, rng))
+            schedule = self._decide(cluster, jobs, now, rng)
+            self._decided = Decided(cluster, tuple(jobs), now, figures(cluster, jobs), schedule)
         return self._decided.as_of(jobs)
 
     def _decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """`jobs` in order of submission, and remembered."""
-        if self.options.kinds and len(cluster.kinds) > 1:
-            self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options), self.options.sure)
-            if not self.options.deadlines:
-                jobs = [replace(job, deadline=None) for job in jobs]
-            return self._by_kind.decide(cluster, jobs, now, rng, self._most, self._last_arrival_or_end)
-        fixed = fixed_jobs(cluster, jobs)
-        mobile = [job for job in jobs if job.job_id not in fixed]
-        running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
-        at, may = self.situation(cluster, mobile, running, now)
-        priced = self.priced(at, rng)
-        choices = self.choices(priced, may)
-        columns = self._search(priced, choices, rng)
-        tables = at.tables
-
-        wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
-        wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
-        worth = choices.value(columns[None])[0] if mobile else np.zeros(0)
-        shapes = _placed(cluster, running, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
-        allocations = {job.job_id: Allocation(job.shape, job.batch) for job in running if job.shape is not None}
-        column = {int(size): u for u, size in enumerate(tables.sizes)}
-        for j, job in enumerate(mobile):
-            if job.job_id in shapes:
-                shape = shapes[job.job_id]
-                allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
-        said = self._said(priced, columns)
-        parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
-        reasons = decided.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
-        weighed = decided.weighed(cluster, tables, choices)
-        promises = {job_id: one for term in self._terms for job_id, one in term.promises().items()}
-        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=promises)
-
-    def _remember(self, jobs: Sequence[JobView], now: float) -> None:
-        if {job.job_id for job in jobs} != self._most.keys():
-            self._last_arrival_or_end = now
-        self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
-
-    def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
-        """Know of these jobs alone: the `most` GPUs that each has had, and when one last came or went."""
-        self._most = {job.job_id: most[job.job_id] for job in jobs}
-        self._last_arrival_or_end = since
-
-    def situation(
-        self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
-    ) -> tuple[Situation, Bools]:
-        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
-        views = [self._reach.reachable(job, self._most) for job in mobile]
-        if not self.options.placement:
-            views = [replace(job, model=_OneNode(job.model)) for job in views]
-        if self._leaves is not None:
-            views = self._leaves.tapered(cluster, views)
-        tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
-        nodes = NodeRoom(cluster, mobile, running, tables.sizes)
-        at = Situation(cluster, running, tables, nodes, self._most, now, now - self._last_arrival_or_end)
-        allowed = tables.allowed
-        for term in self._terms:
-            allowed = term.mask(at, allowed)
-        if allowed is not tables.allowed:
-            held = (tables.current > 0)[:, None] & (np.arange(len(tables.sizes)) == tables.current[:, None])
-            allowed = allowed | held
-            tables = replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
-        may = allowed.copy()
-        may[:, 0] = (tables.current == 0) | self.options.preempt
-        return replace(at, tables=_steady(cluster, tables)), may
-
-    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
-        """What a unit of each job's progress is worth in this decision."""
-        options, tables, jobs = self.options, at.tables, at.tables.jobs
-        speed = tables.goodput if options.goodput else tables.speed
-        for term in self._terms:
-            speed = term.speed(at, speed)
-        remaining = np.array([self._remaining(job, rng) for job in jobs])
-        # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
-        strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
-        remaining = np.where(strange, UNKNOWN_S * speed.max(axis=1, initial=0.0), remaining)
-        done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
-        age = np.array([within(at.now - job.submitted, 0.0, LARGEST) for job in jobs])
-        outlook = Outlook(**_fields(at), speed=speed, remaining=remaining, done=done, age_s=age)
-        weight = np.ones(len(jobs))
-        for term in self._terms:
-            weight = term.weight(outlook, weight)
-        recursive = options.completion_prices
-        unit, ends = worth_of_progress(speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive)
-        return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
-
-    def choices(self, at: Priced, may: Bools) -> Choices:
-        """What each size is worth in this decision."""
-        worth = at.unit[:, None] * at.speed
-        for term in self._terms:
-            worth = term.worth(at, worth)
-        return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
-
-    def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
-        """Why jobs get their `columns` (J,), by job id, where a term decided it: the first that did."""
-        found: dict[int, Reason] = {}
-        for term in self._terms:
-            found = {**term.reasons(at, columns), **found}
-        return found
-
-    def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
-        """Progress still to come, in samples of the base batch."""
-        epochs = within(job.progress.beta, 0.01, LARGEST)
-        if not self.options.expect:
-            alpha = within(job.progress.alpha, 0.01, LARGEST)
-            epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
-        return max(job.dataset, 1) * max(epochs, 0.01)
-
-    def _search(self, at: Priced, choices: Choices, rng: np.random.Generator) -> Ints:
-        """Columns (J,) of the best candidate after all generations."""
-        options, jobs = self.options, at.tables.jobs
-        kept = fill(choices, choices.current)
-        least = greedy(choices)
-        seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
-        population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
-        population = repair(choices, population, kept, rng)
-        population = np.concatenate([population, at.nodes.fitted(choices, population)])
-        # Worths are below 0 where a promised deadline goes short.
-        dear = 2.0 * float(np.abs(choices.value(least[None])).sum()) / max(choices.gpus, 1)
-        penalties = [lost for term in self._terms if (lost := term.penalty(at, choices, dear)) is not None]
-
-        def score(candidates: Ints) -> Floats:
-            found: Floats = choices.value(candidates).sum(axis=1)
-            for lost in penalties:
-                found = found - lost(candidates)
-            return found
-
-        population, scores = best_of(population, score(population), options.population)
-        enough = ENOUGH * dual_bound(choices, clearing_price(choices)) if options.greedy and len(jobs) else np.inf
-        for _ in range(options.generations if len(jobs) else 0):
-            if scores[0] >= enough:
-                break
-            parents = population[np.arange(options.population) % len(population)]
-            children = uniform_crossover(parents, rng)
-            mutants = mutate(choices, parents, options.mutation, rng)
-            born = repair(choices, np.concatenate([children, mutants]), least, rng)
-            young = improve(choices, born, ROUNDS if options.local_search else 0)
-            young = at.nodes.fitted(choices, young)
-            if len(penalties) > 1:  # local search knows nothing of them, and may lead away from what they prefer
-                young = np.concatenate([young, born])
-            population = np.concatenate([population, young])
-            scores = np.concatenate([scores, score(young)])
-            population, scores = best_of(population, scores, options.population)
-        self._population = choices.sizes[population]
-        self._places = {job.job_id: j for j, job in enumerate(jobs)}
-        best: Ints = population[0]
-        return best
-
-    def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
-        """The remembered population (K, J) for today's jobs and sizes: cut to what each may have now."""
-        if not self._population.size or not jobs:
-            return np.zeros((0, len(jobs)), dtype=np.int64)
-        places = np.array([self._places.get(job.job_id, -1) for job in jobs])
-        gpus = np.where(places >= 0, self._population[:, places], choices.sizes[choices.current])
-        columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
-        rows = np.arange(len(jobs))
-        found: Ints = np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
-        return found
+        if not self.options.kinds or len(cluster.kinds) < 2:
+            return self.search.decide(cluster, jobs, now, rng)
+        if not self.options.deadlines:
+            jobs = [replace(job, deadline=None) for job in jobs]
+        return self._by_kind.decide(cluster, jobs, now, rng)
 
 
-class _OneNode:
-    """A model of throughput asked as if every size were in one node."""
-
-    def __init__(self, model: ThroughputModel) -> None:
-        self._model = model
-
-    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        return self._model.throughput(np.ones_like(nodes), gpus, batches)
-
-    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        return self._model.uncertainty(np.ones_like(nodes), gpus, batches)
+STANDS_S = 60.0
+"""Longest that a decision stands."""
+SPEED, TO_COME = 0.02, 0.05
+"""Relative changes of a job's speed, and of what it still has to do, that are too small to decide anew."""
+PASSING = frozenset({"seconds", "steps"})
+"""Arguments of reasons that change by themselves as time passes."""
 
 
-def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """The tables with the batch in force at a running job's size, where that is nearly as good as the best: a batch
-    that follows every new figure would never settle."""
-    kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
-    fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
-    rows = np.arange(len(kept))
-    asked = np.flatnonzero((tables.current > 0) & (kept != tables.batch[rows, tables.current]) & np.array(fits, bool))
-    at = tables.current[asked]
-    jobs = [tables.jobs[j] for j in asked]
-    own = np.array([job.held_nodes for job in jobs], dtype=np.int64)
-    fast, good = predict_each(jobs, own if cluster.uniform else tables.nodes[at], tables.sizes[at], kept[asked])
-    steady = good >= STEADY * tables.goodput[asked, at]
-    here = (asked[steady], at[steady])
-    batch, speed, goodput = tables.batch.copy(), tables.speed.copy(), tables.goodput.copy()
-    batch[here], speed[here], goodput[here] = kept[here[0]], fast[steady], good[steady]
-    return replace(tables, batch=batch, speed=speed, goodput=goodput)
+@dataclass(frozen=True)
+class Decided:
+    """A decision, and what it was made from."""
+
+    cluster: ClusterView
+    jobs: tuple[JobView, ...]
+    """In order of submission."""
+    now: float
+    figures: Floats
+    """(2, J) each job's speed at one size, and what it has to do."""
+    schedule: Schedule
+
+    def stands(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> bool:
+        """Whether nothing has changed since; `jobs` in order of submission."""
+        if not 0.0 <= now - self.now < STANDS_S or len(jobs) != len(self.jobs):
+            return False
+        if cluster != self.cluster or any(_kept(a) != _kept(b) for a, b in zip(self.jobs, jobs, strict=True)):
+            return False
+        drift = np.abs(figures(cluster, jobs) - self.figures)
+        return bool((drift <= np.array([[SPEED], [TO_COME]]) * self.figures).all())
+
+    def as_of(self, jobs: Sequence[JobView]) -> Schedule:
+        """The schedule, with the reasons of those `jobs` that are fixed as they read now."""
+        said = self.schedule.reasons
+        newer = {
+            job.job_id: job.fixed for job in jobs if job.fixed and _lasting(said.get(job.job_id)) == _lasting(job.fixed)
+        }
+        return replace(self.schedule, reasons={**said, **newer}) if newer else self.schedule
 
 
-def _placed(
-    cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
-) -> dict[int, Shape]:
-    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or
-    shrink where nodes are too fragmented stays as it is; with every running job as it is there is always room."""
-    sizes = dict(wanted)
-    while True:
-        shapes = place(cluster, [*fixed, *mobile], sizes)
-        lost = [
-            job
-            for job in mobile
-            if job.shape is not None
-            and sizes[job.job_id] not in (0, job.shape.gpus)
-            and (job.job_id not in shapes or shapes[job.job_id].gpus < min(sizes[job.job_id], job.shape.gpus))
-        ]
-        if not lost:
-            return shapes
-        sizes |= {job.job_id: job.shape.gpus for job in lost if job.shape is not None}
+def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
+    """(2, J) each job's speed where it runs, or at what it asked for, and its progress to come."""
+    gpus = np.array([job.shape.gpus if job.shape else max(job.requested, 1) for job in jobs], dtype=np.int64)
+    nodes = [job.held_nodes or nodes_of(cluster, max(job.requested, 1)) for job in jobs]
+    batch = np.maximum(np.array([job.batch for job in jobs], dtype=np.int64), 1)
+    _, goodput = predict_each(jobs, np.array(nodes, dtype=np.int64), gpus, batch)
+    return np.stack([goodput, np.array([to_come(job) for job in jobs])]) if jobs else np.zeros((2, 0))
 
 
-def _fields(found: Situation) -> dict[str, Any]:
-    return {field.name: getattr(found, field.name) for field in fields(found)}
+def _kept(job: JobView) -> tuple[object, ...]:
+    """What of a job must be the same."""
+    return (
+        *(job.job_id, job.requested, job.shape, job.nodes, job.batch, job.limits, job.smaller, _lasting(job.fixed)),
+        *(job.resizes, job.resize_s, job.shrink_s, job.prepare_s, job.deadline, job.promised, job.on),
+    )
 
 
-def _gpus(job: JobView) -> int:
-    return job.shape.gpus if job.shape else 0
+def _lasting(why: Reason | None) -> object:
+    """The reason without what changes by itself."""
+    return why and (why.code, [(name, value) for name, value in why.arguments if name not in PASSING])

@@ -282,8 +282,18 @@ def _with_moves(
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
     going = running if leaves else job.going
     allows = job.elastic.allows
-    ways = {"going": going, "least": least, "pack": pack, "apart": apart, "allows": allows}
-    found = moves(job.blocks, job.spare, change.new.gpus, site, job.staying, **ways)
+    found = moves(
+        job.blocks,
+        job.spare,
+        change.new.gpus,
+        site,
+        job.staying,
+        going=going,
+        least=least,
+        pack=pack,
+        apart=apart,
+        allows=allows,
+    )
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]

@@ -10,7 +10,7 @@ import pytest
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
-from slurm_ones.ones.ones import Ones, OnesOptions
+from slurm_ones.ones import Ones, OnesOptions
 from slurm_ones.ones.terms import Outlook, Penalty, Priced, Situation, Term
 from slurm_ones.ones.worth import Choices
 from slurm_ones.policy.contract import Bools, Floats, Ints, Schedule
@@ -26,7 +26,7 @@ WHOLE = Shape(1, 4)
 def sizes(*terms: Term) -> tuple[dict[int, int], Schedule]:
     """GPUs of both jobs, which share four, with these rules beside our own."""
     policy = Ones(OnesOptions())
-    policy._terms = (*policy._terms, *terms)
+    policy.search.terms = (*policy.search.terms, *terms)
     schedule = policy.decide(VIEW, QUEUE, 100.0, seeded())
     check(VIEW, QUEUE, schedule)
     return {i: found.shape.gpus for i, found in schedule.allocations.items()}, schedule
@@ -84,7 +84,7 @@ def test_a_rule_says_why_for_the_jobs_that_it_decided() -> None:
 def test_what_a_job_holds_stays_allowed_whatever_is_masked() -> None:
     held = replace(QUEUE[0], shape=WHOLE, nodes={"n1": 4}, running_s=1e4)
     policy = Ones()
-    policy._terms = (*policy._terms, Nothing())
+    policy.search.terms = (*policy.search.terms, Nothing())
     assert policy.decide(VIEW, [held], 100.0, seeded()).allocations[1].shape == WHOLE
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
-from slurm_ones.ones.ones import Ones
+from slurm_ones.ones import Ones, OnesOptions
+from slurm_ones.ones.search import Search
 from slurm_ones.ones.sizes import Leaves, exchange_shares
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.placement import place
@@ -62,10 +63,10 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     """Sizes that need several are slower by their exchange; jobs that meet there cost each other more."""
     cluster = ClusterSpec(8, 4, network=Network(2, 4, 3.0)).view
     views = [job(i, gpus=(4, 8, 16, 32), requested=32) for i in (1, 2)]
-    policy, rng = Ones(), seeded()
-    leaves = next(term for term in policy._terms if isinstance(term, Leaves))
-    policy.take_over(views, {1: 0, 2: 0}, 0.0)
-    at, may = policy.situation(cluster, views, [], 0.0)
+    search, rng = Search(OnesOptions()), seeded()
+    leaves = next(term for term in search.terms if isinstance(term, Leaves))
+    search.remember(views, 0.0)
+    at, may = search.situation(cluster, views, [], 0.0)
     tables = at.tables
     shares = exchange_shares(tables)
     size = {int(n): u for u, n in enumerate(tables.sizes)}
@@ -78,14 +79,14 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     assert batch[1] % 32 == 0 and batch[1] / below[1] == pytest.approx(batch[1] / plain[1] + 2 * exchange)
     share = shares[0, size[32]]
     assert share == pytest.approx(3 * exchange / (batch[1] / below[1]))
-    choices = policy.choices(policy.priced(at, rng), may)
-    lost = leaves.penalty(policy.priced(at, rng), choices, 0.0)
+    choices = search.choices(search.priced(at, rng), may)
+    lost = leaves.penalty(search.priced(at, rng), choices, 0.0)
     assert lost is not None
     one, two = np.array([size[32], size[16]]), np.array([size[32], size[32]])
     assert lost(np.array([one]))[0] == 0
     # Each takes longer for the other: exactly what the model says of two.
     assert lost(np.array([two]))[0] == pytest.approx(choices.value(two[None]).sum() * (1 - 1 / (1 + share)))
-    assert leaves.penalty(policy.priced(at, rng), choices, 0.0) is not None
+    assert leaves.penalty(search.priced(at, rng), choices, 0.0) is not None
 
 
 def test_jobs_are_placed_below_few_leaf_switches_as_slurm_does() -> None:

@@ -1,0 +1,435 @@
+"""The search: what each size is worth, then generations of candidates, then the best that finds room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
+from slurm_ones.ones.candidates import (
+    NodeRoom,
+    best_of,
+    clearing_price,
+    dual_bound,
+    fill,
+    greedy,
+    improve,
+    mutate,
+    repair,
+    uniform_crossover,
+)
+from slurm_ones.ones.deadlines import Promises
+from slurm_ones.ones.sizes import UNKNOWN, Changes, Leaves, Reach
+from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Situation, Term, Unplaced
+from slurm_ones.ones.worth import Choices, worth_of_progress
+from slurm_ones.policy.build import fits_nowhere, fixed_jobs, place
+from slurm_ones.policy.contract import (
+    Allocation,
+    Bools,
+    ClusterView,
+    Floats,
+    Ints,
+    JobView,
+    Schedule,
+    ThroughputModel,
+    Weighed,
+    check_options,
+)
+from slurm_ones.policy.figures import within
+from slurm_ones.policy.shapes import shape_of
+from slurm_ones.policy.tables import Tables, build_tables, predict_each
+
+LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+
+
+@dataclass(frozen=True)
+class OnesOptions:
+    """The defaults are what we found best on generated workloads; see docs/benchmarks.md for the ablation."""
+
+    population: int = 16
+    """Candidates kept (K of ONES)."""
+    generations: int = 6
+    """Per decision; the population lives on."""
+    mutation: float = 0.3
+    """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
+    goodput: bool = True
+    """Weigh progress; False weighs samples, as published."""
+    completion_prices: bool = True
+    """Worth of progress from the price of a GPU when the job will end; False takes today's price for all jobs."""
+    expect: bool = True
+    """Remaining work is the mean over the progress model; False draws it anew in each decision, as published."""
+    placement: bool = True
+    """Predict speed on the nodes that a size takes; False as if all were one node."""
+    own_batch: bool = True
+    """The batch of highest goodput at each size; False in proportion to the GPUs, as published."""
+    resize_cost: bool = True
+    """Changes must repay their interruption."""
+    greedy: bool = True
+    """Seed the population with greedy solutions."""
+    local_search: bool = True
+    """Improve candidates by small moves after crossover and mutation."""
+    caution: float = 0.3
+    """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
+    leap: float = 16.0
+    """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
+    first_size: bool = True
+    """One that has not run may start with as much more than it asked for where giving up GPUs again costs next to
+    nothing, as far as its speed is more than a guess."""
+    horizon_s: float = 200.0
+    """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
+    it gains in them must exceed what its interruption costs."""
+    horizon_share: float = 0.5
+    """It must repay within this share of the job's predicted remaining time as well."""
+    tenure: float = 1.0
+    """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
+    changed again."""
+    fair_bound: float = 1.5
+    """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    places: bool = True
+    """Weigh what sizes across leaf switches cost their job and each other, if the network is known and tapered."""
+    deadlines: bool = True
+    """Promise deadlines that can be kept, and keep them; on GPUs of several kinds on one of them."""
+    sure: float = 0.9
+    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
+    stand: bool = True
+    """A decision stands for up to a minute while nothing has changed; False decides anew at each tick."""
+    preempt: bool = False
+    """Running jobs may be taken to zero GPUs for a while."""
+    kinds: bool = True
+    """Choose the kind of GPUs where there are several; False as if all were alike."""
+
+    def __post_init__(self) -> None:
+        check_options(self, LEAST)
+        if self.sure > 1:
+            raise ValueError(f"sure: {self.sure!r} must be a probability between 0 and 1")
+
+
+LARGEST = 1e15
+"""Samples that no job exceeds."""
+STEADY = 0.97
+"""A batch in force that reaches this share of the best goodput stays."""
+UNKNOWN_S = 600.0
+"""Seconds that a job of which nothing is known is taken to need."""
+ENOUGH = 0.9995
+"""Share of what no candidate can exceed from which on the search is at its end."""
+ROUNDS = 6
+"""Of local search for each candidate."""
+
+
+def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
+    """The rules that enter the objective, in the order in which they do."""
+    found: list[Term] = [reach] if leaves is None else [reach, leaves]
+    if options.caution:
+        found.append(Caution(options.caution))
+    if options.fair_bound:
+        found.append(Fairness(options.fair_bound))
+    if options.resize_cost:
+        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
+    if options.deadlines:
+        found.append(Promises(options.sure))
+    return (*found, Unplaced())
+
+
+class Search:
+    """The search over GPUs of one kind. It remembers its population, and the most GPUs that each job has had."""
+
+    def __init__(self, options: OnesOptions) -> None:
+        self.options = options
+        self._reach = Reach(options.leap, options.first_size, options.horizon_s)
+        self._leaves = Leaves() if options.places else None
+        self.terms = terms_of(options, self._reach, self._leaves)
+        """The rules of the objective."""
+        self._population = np.zeros((0, 0), dtype=np.int64)
+        """(K, J) GPUs of each job in each candidate of the last decision."""
+        self._places: dict[int, int] = {}
+        """Column there, by job id."""
+        self.most: Mapping[int, int] = {}
+        """The most GPUs that each job has had, by job id."""
+        self.since = 0.0
+        """When a job last came or went."""
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """The schedule of these jobs, which are in order of submission."""
+        fixed = fixed_jobs(cluster, jobs)
+        mobile = [job for job in jobs if job.job_id not in fixed]
+        running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
+        at, may = self.situation(cluster, mobile, running, now)
+        priced = self.priced(at, rng)
+        choices = self.choices(priced, may)
+        columns = self._search(priced, choices, rng)
+        tables = at.tables
+
+        wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
+        wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
+        worth = choices.value(columns[None])[0] if mobile else np.zeros(0)
+        shapes = _placed(cluster, running, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
+        allocations = {job.job_id: Allocation(job.shape, job.batch) for job in running if job.shape is not None}
+        column = {int(size): u for u, size in enumerate(tables.sizes)}
+        for j, job in enumerate(mobile):
+            if job.job_id in shapes:
+                shape = shapes[job.job_id]
+                allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
+        said = self._said(priced, columns)
+        parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
+        reasons = _reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
+        weighed = weighed_sizes([cluster], tables, choices)
+        promises = {job_id: one for term in self.terms for job_id, one in term.promises().items()}
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=promises)
+
+    def remember(self, jobs: Sequence[JobView], now: float) -> None:
+        """Note the most GPUs of each of these jobs, and whether one came or went."""
+        if {job.job_id for job in jobs} != self.most.keys():
+            self.since = now
+        self.most = {job.job_id: max(self.most.get(job.job_id, 0), job.shape.gpus if job.shape else 0) for job in jobs}
+
+    def situation(
+        self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
+    ) -> tuple[Situation, Bools]:
+        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
+        views = [self._reach.reachable(job, self.most) for job in mobile]
+        if not self.options.placement:
+            views = [replace(job, model=_OneNode(job.model)) for job in views]
+        if self._leaves is not None:
+            views = self._leaves.tapered(cluster, views)
+        tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
+        nodes = NodeRoom(cluster, mobile, running, tables.sizes)
+        at = Situation(cluster, running, tables, nodes, self.most, now, now - self.since)
+        allowed = tables.allowed
+        for term in self.terms:
+            allowed = term.mask(at, allowed)
+        if allowed is not tables.allowed:
+            held = (tables.current > 0)[:, None] & (np.arange(len(tables.sizes)) == tables.current[:, None])
+            allowed = allowed | held
+            tables = replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
+        may = allowed.copy()
+        may[:, 0] = (tables.current == 0) | self.options.preempt
+        return replace(at, tables=_steady(cluster, tables)), may
+
+    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
+        """What a unit of each job's progress is worth in this decision."""
+        options, tables, jobs = self.options, at.tables, at.tables.jobs
+        speed = tables.goodput if options.goodput else tables.speed
+        for term in self.terms:
+            speed = term.speed(at, speed)
+        remaining = np.array([self._remaining(job, rng) for job in jobs])
+        # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
+        strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
+        remaining = np.where(strange, UNKNOWN_S * speed.max(axis=1, initial=0.0), remaining)
+        done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
+        age = np.array([within(at.now - job.submitted, 0.0, LARGEST) for job in jobs])
+        outlook = Outlook(**_fields(at), speed=speed, remaining=remaining, done=done, age_s=age)
+        weight = np.ones(len(jobs))
+        for term in self.terms:
+            weight = term.weight(outlook, weight)
+        recursive = options.completion_prices
+        unit, ends = worth_of_progress(speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive)
+        return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
+
+    def choices(self, at: Priced, may: Bools) -> Choices:
+        """What each size is worth in this decision."""
+        worth = at.unit[:, None] * at.speed
+        for term in self.terms:
+            worth = term.worth(at, worth)
+        return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
+
+    def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
+        """Why jobs get their `columns` (J,), by job id, where a term decided it: the first that did."""
+        found: dict[int, Reason] = {}
+        for term in self.terms:
+            found = {**term.reasons(at, columns), **found}
+        return found
+
+    def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
+        """Progress still to come, in samples of the base batch."""
+        epochs = within(job.progress.beta, 0.01, LARGEST)
+        if not self.options.expect:
+            alpha = within(job.progress.alpha, 0.01, LARGEST)
+            epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
+        return max(job.dataset, 1) * max(epochs, 0.01)
+
+    def _search(self, at: Priced, choices: Choices, rng: np.random.Generator) -> Ints:
+        """Columns (J,) of the best candidate after all generations."""
+        options, jobs = self.options, at.tables.jobs
+        kept = fill(choices, choices.current)
+        least = greedy(choices)
+        seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
+        population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
+        population = repair(choices, population, kept, rng)
+        population = np.concatenate([population, at.nodes.fitted(choices, population)])
+        # Worths are below 0 where a promised deadline goes short.
+        dear = 2.0 * float(np.abs(choices.value(least[None])).sum()) / max(choices.gpus, 1)
+        penalties = [lost for term in self.terms if (lost := term.penalty(at, choices, dear)) is not None]
+
+        def score(candidates: Ints) -> Floats:
+            found: Floats = choices.value(candidates).sum(axis=1)
+            for lost in penalties:
+                found = found - lost(candidates)
+            return found
+
+        population, scores = best_of(population, score(population), options.population)
+        enough = ENOUGH * dual_bound(choices, clearing_price(choices)) if options.greedy and len(jobs) else np.inf
+        for _ in range(options.generations if len(jobs) else 0):
+            if scores[0] >= enough:
+                break
+            parents = population[np.arange(options.population) % len(population)]
+            children = uniform_crossover(parents, rng)
+            mutants = mutate(choices, parents, options.mutation, rng)
+            born = repair(choices, np.concatenate([children, mutants]), least, rng)
+            young = improve(choices, born, ROUNDS if options.local_search else 0)
+            young = at.nodes.fitted(choices, young)
+            if len(penalties) > 1:  # local search knows nothing of them, and may lead away from what they prefer
+                young = np.concatenate([young, born])
+            population = np.concatenate([population, young])
+            scores = np.concatenate([scores, score(young)])
+            population, scores = best_of(population, scores, options.population)
+        self._population = choices.sizes[population]
+        self._places = {job.job_id: j for j, job in enumerate(jobs)}
+        best: Ints = population[0]
+        return best
+
+    def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
+        """The remembered population (K, J) for today's jobs and sizes: cut to what each may have now."""
+        if not self._population.size or not jobs:
+            return np.zeros((0, len(jobs)), dtype=np.int64)
+        places = np.array([self._places.get(job.job_id, -1) for job in jobs])
+        gpus = np.where(places >= 0, self._population[:, places], choices.sizes[choices.current])
+        columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
+        rows = np.arange(len(jobs))
+        found: Ints = np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
+        return found
+
+
+class _OneNode:
+    """A model of throughput asked as if every size were in one node."""
+
+    def __init__(self, model: ThroughputModel) -> None:
+        self._model = model
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.throughput(np.ones_like(nodes), gpus, batches)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.uncertainty(np.ones_like(nodes), gpus, batches)
+
+
+def _steady(cluster: ClusterView, tables: Tables) -> Tables:
+    """The tables with the batch in force at a running job's size, where that is nearly as good as the best: a batch
+    that follows every new figure would never settle."""
+    kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
+    fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
+    rows = np.arange(len(kept))
+    asked = np.flatnonzero((tables.current > 0) & (kept != tables.batch[rows, tables.current]) & np.array(fits, bool))
+    at = tables.current[asked]
+    jobs = [tables.jobs[j] for j in asked]
+    own = np.array([job.held_nodes for job in jobs], dtype=np.int64)
+    fast, good = predict_each(jobs, own if cluster.uniform else tables.nodes[at], tables.sizes[at], kept[asked])
+    steady = good >= STEADY * tables.goodput[asked, at]
+    here = (asked[steady], at[steady])
+    batch, speed, goodput = tables.batch.copy(), tables.speed.copy(), tables.goodput.copy()
+    batch[here], speed[here], goodput[here] = kept[here[0]], fast[steady], good[steady]
+    return replace(tables, batch=batch, speed=speed, goodput=goodput)
+
+
+def _placed(
+    cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
+) -> dict[int, Shape]:
+    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or
+    shrink where nodes are too fragmented stays as it is; with every running job as it is there is always room."""
+    sizes = dict(wanted)
+    while True:
+        shapes = place(cluster, [*fixed, *mobile], sizes)
+        lost = [
+            job
+            for job in mobile
+            if job.shape is not None
+            and sizes[job.job_id] not in (0, job.shape.gpus)
+            and (job.job_id not in shapes or shapes[job.job_id].gpus < min(sizes[job.job_id], job.shape.gpus))
+        ]
+        if not lost:
+            return shapes
+        sizes |= {job.job_id: job.shape.gpus for job in lost if job.shape is not None}
+
+
+def _fields(found: Situation) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in fields(found)}
+
+
+WEIGHED = 3
+"""Sizes of each job that a schedule names."""
+
+
+def _reasons(
+    jobs: Sequence[JobView],
+    fixed: Mapping[int, Reason],
+    tables: Tables,
+    wanted: Mapping[int, int],
+    allocations: Mapping[int, Allocation],
+    free: int,
+    said: Mapping[int, Reason],
+) -> dict[int, Reason]:
+    """For each job of the round, `fixed` ones included. `wanted` are the GPUs of the best candidate,
+    `free` those that there are for all who may change, `said` what rules of the objective say by job id."""
+    row = {job.job_id: j for j, job in enumerate(tables.jobs)}
+    column = {int(size): u for u, size in enumerate(tables.sizes)}
+    found = dict(fixed)
+    for job in jobs:
+        if job.job_id not in fixed:
+            goodput = tables.goodput[row[job.job_id]]
+            why = said.get(job.job_id)
+            found[job.job_id] = _reason(
+                job, goodput, column, wanted[job.job_id], allocations.get(job.job_id), free, why
+            )
+    return found
+
+
+def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
+    """The columns of most worth to each job that may change, best first; `parts` are the nodes of each kind."""
+    if not tables.jobs:
+        return {}
+    # Of sizes of one worth the smaller comes first.
+    best = np.argsort(-choices.worth, axis=1, kind="stable")[:, :WEIGHED]
+    worth = np.take_along_axis(choices.worth, best, axis=1)
+    shapes = [shape_of(parts[k], int(size)) for k, size in zip(tables.kind, tables.sizes, strict=True)]
+    kinds = [part.kinds[0] if len(parts) > 1 else "" for part in parts]
+    found = {}
+    for j, (columns, values) in enumerate(zip(best.tolist(), worth.tolist(), strict=True)):
+        named = []
+        for u, value in zip(columns, values, strict=True):
+            shape = tables.jobs[j].shape if u and u == tables.current[j] else shapes[u]
+            got = Allocation(shape, int(tables.batch[j, u]), kinds[tables.kind[u]]) if u and shape is not None else None
+            if np.isfinite(value):
+                named.append(Weighed(got, value))
+        found[tables.jobs[j].job_id] = tuple(named)
+    return found
+
+
+def _reason(
+    job: JobView,
+    goodput: Floats,
+    column: Mapping[int, int],
+    wanted: int,
+    got: Allocation | None,
+    free: int,
+    said: Reason | None,
+) -> Reason:
+    """`goodput` (U,) is 0 where the job may not be; `column` says where each size is."""
+    gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
+    if not goodput.any():
+        return said or fits_nowhere(job)
+    smallest = list(column)[int((goodput > 0).argmax())]
+    if gpus != wanted or (got is None and smallest > free):
+        return reason("no_room", gpus=wanted or smallest)
+    if said is not None:
+        return said
+    if got is None or not before:
+        return reason("least_total_time")
+    if gpus == before:
+        if got.batch != job.batch:
+            return reason("better_batch", batch=got.batch, before=job.batch)
+        return reason("no_change_repays", seconds=job.resize_s)
+    factor = float(goodput[column[gpus]] / max(goodput[column[before]], 1e-300))
+    return reason("trains_faster" if factor > 1 else "gives_up_gpus", factor=factor)
