@@ -18,7 +18,7 @@ from slurm_ones.config import LimitSettings, ResizeSettings, Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
-from slurm_ones.policy.contract import Allocation, Schedule
+from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.blocks import BLOCKS, Moves, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
@@ -75,18 +75,10 @@ def rules_for(
 ) -> tuple[Round, PartitionRules]:
     by_id = {one.job.job_id: one for one in jobs}
     used = {name: sum(one.holdings.get(name, 0) for one in jobs) for name in free}
-    nodes = {
-        name: Node(
-            name,
-            "IDLE+DRAIN" if name in drained else "",
-            name not in drained,
-            FULL,
-            FULL - gpus,
-            ("gpu",),
-            gpus == FULL,
-        )
-        for name, gpus in free.items()
-    }
+    nodes = {}
+    for name, gpus in free.items():
+        state, usable = ("IDLE+DRAIN", False) if name in drained else ("", True)
+        nodes[name] = Node(name, state, usable, FULL, FULL - gpus, ("gpu",), gpus == FULL)
     assert all(used[name] + free[name] <= FULL for name in free)
     queue = {id_: one.job for id_, one in by_id.items()} | {job.job_id: job for job in others}
     seen = Observation(Snapshot(NOW, queue, nodes, {"gpu": Partition("gpu", True, tuple(free), 0.0, 0, False)}), by_id)
@@ -106,8 +98,24 @@ def planned(
     return plan(Schedule(given, parked=parked), rules_for(jobs, free, *a, **other)[1])
 
 
-def waiting(count: int = 3) -> list[Job]:
-    return [task(number, Shape(1, 1)) for number in range(1, 1 + count)]
+def waiting(count: int = 3, array: int = 1) -> list[Job]:
+    return [task(number, Shape(1, 1), array=array) for number in range(1, 1 + count)]
+
+
+def change_of(job_id: int, old: Shape, new: Shape, state: str, **changes: Any) -> ResizeRecord:
+    """A resize under way: by blocks, but as `changes` say."""
+    return ResizeRecord(job_id, 0, old, 32, new, 32, state, NOW, **({"mechanism": BLOCKS, "id": job_id} | changes))
+
+
+def shown(one: Elastic, free: dict[str, int]) -> JobView:
+    """The job as a policy sees it."""
+    round_, rules = rules_for([one], free)
+    (found,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
+    return found
+
+
+def begun(made: ResizePlan) -> list[int]:
+    return [change.job_id for change in made.begin]
 
 
 SMALL = job_of_blocks(task(0, Shape(1, 1), "n1"), *waiting())
@@ -135,26 +143,11 @@ def test_free_gpus_in_pieces_are_better_than_none() -> None:
 
 def test_free_gpus_are_given_to_one_job_only() -> None:
     """Blocks that are about to join take what is free."""
-    other = job_of_blocks(
-        task(0, Shape(1, 1), "n1", array=2), *(task(n, Shape(1, 1), array=2) for n in (1, 2)), array=2
-    )
+    other = job_of_blocks(task(0, Shape(1, 1), "n1", array=2), *waiting(2, array=2), array=2)
     made = planned({1: Shape(1, 2), 2: Shape(1, 2)}, [SMALL, other], {"n1": 1, "n2": 0})
-    assert [change.job_id for change in made.begin] == [1] and made.outcomes[2].code == "no_moves"
-    under_way = ResizeRecord(
-        2,
-        0,
-        Shape(1, 1),
-        32,
-        Shape(1, 2),
-        32,
-        "joining",
-        NOW,
-        mechanism=BLOCKS,
-        added=((1, Shape(1, 1)),),
-        order_number=1,
-    )
-    made = planned({1: Shape(1, 2)}, [SMALL, other], {"n1": 1}, resizes=[under_way])
-    assert made.begin == ()
+    assert begun(made) == [1] and made.outcomes[2].code == "no_moves"
+    joins = change_of(2, Shape(1, 1), Shape(1, 2), "joining", added=((1, Shape(1, 1)),))
+    assert planned({1: Shape(1, 2)}, [SMALL, other], {"n1": 1}, resizes=[joins]).begin == ()
 
 
 def at_two() -> Elastic:
@@ -168,11 +161,11 @@ def test_a_job_waits_at_its_shape_until_there_is_room_for_another() -> None:
     take no more jobs."""
     waits = at_two()
     without = planned({1: Shape(1, 3), 2: Shape(1, 4)}, [TWO, waits], {"n1": 1, "n2": 3})
-    assert without.outcomes[2].code == "gpus_not_free" and 2 not in [change.job_id for change in without.begin]
+    assert without.outcomes[2].code == "gpus_not_free" and 2 not in begun(without)
     shrinks = planned({1: Shape(1, 1), 2: Shape(1, 3)}, [TWO, waits], {"n1": 1, "n2": 0})
-    assert [change.job_id for change in shrinks.begin] == [1, 2]
+    assert begun(shrinks) == [1, 2]
     drains = planned({1: Shape(1, 1), 2: Shape(1, 1)}, [TWO, waits], {"n1": 1, "n2": 0}, drained=("n1",))
-    assert [change.job_id for change in drains.begin] == [1] and drains.outcomes[2].code == "gpus_not_free"
+    assert begun(drains) == [1] and drains.outcomes[2].code == "gpus_not_free"
 
 
 def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> None:
@@ -186,7 +179,7 @@ def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> 
     assert room.begin == () and 2 not in room.outcomes, "it starts as it is"
     given = planned({2: Shape(1, 2)}, [waits], full)
     assert given.begin == (), "what the policy gives it comes first"
-    resize = ResizeRecord(2, -1, Shape(1, 2), 32, Shape(1, 1), 32, "waiting", NOW, id=2)
+    resize = change_of(2, Shape(1, 2), Shape(1, 1), "waiting", mechanism="requeue")
     assert planned({}, [waits], full, resizes=[resize]).begin == ()
     assert planned({2: PARKED}, [waits], full).begin == ()
     rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", comment="")
@@ -195,24 +188,20 @@ def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> 
 
 def test_what_a_waiting_job_is_about_to_get_joins_nobody_else() -> None:
     """One GPU is free beside the two that a job gives up, and a third job could have it: the waiting job needs it."""
-    other = job_of_blocks(
-        task(0, Shape(1, 1), "n2", array=3), *(task(n, Shape(1, 1), array=3) for n in (1, 2)), array=3
-    )
+    other = job_of_blocks(task(0, Shape(1, 1), "n2", array=3), *waiting(2, array=3), array=3)
     free = {"n1": 1, "n2": 0}
     assert planned({1: Shape(1, 1), 3: Shape(1, 2)}, [TWO, other], free).outcomes[3].code == "begins"
     wanted = {1: Shape(1, 1), 2: Shape(1, 3), 3: Shape(1, 2)}
     made = planned(wanted, [TWO, at_two(), other], free)
-    assert [change.job_id for change in made.begin] == [1, 2] and made.outcomes[3].code == "no_moves"
+    assert begun(made) == [1, 2] and made.outcomes[3].code == "no_moves"
 
 
 def test_what_a_job_in_the_queue_is_reshaped_for_joins_nobody_else() -> None:
     """Protects the room of a job that waits at its new shape from the next rounds, in which blocks leave for it."""
     leaving = job_of_blocks(task(0, Shape(1, 1), "n1"), task(1, Shape(1, 2), "n1"))
     other = job_of_blocks(task(0, Shape(1, 1), "n2", array=3), task(1, Shape(1, 1), array=3), array=3)
-    shrinks = ResizeRecord(
-        1, 0, Shape(1, 3), 32, Shape(1, 1), 32, "ordering", NOW, mechanism=BLOCKS, dropped=(1,), id=1
-    )
-    waits = ResizeRecord(2, -1, Shape(1, 2), 32, Shape(1, 3), 32, "waiting", NOW, id=2)
+    shrinks = change_of(1, Shape(1, 3), Shape(1, 1), "ordering", dropped=(1,))
+    waits = change_of(2, Shape(1, 2), Shape(1, 3), "waiting", mechanism="requeue")
     jobs, free = [leaving, at_two(), other], {"n1": 1, "n2": 0}
     assert planned({3: Shape(1, 2)}, jobs, free, resizes=[shrinks]).outcomes[3].code == "begins"
     assert planned({3: Shape(1, 2)}, jobs, free, resizes=[shrinks, waits]).outcomes[3].code == "no_moves"
@@ -239,7 +228,7 @@ def test_who_keeps_its_gpus_moves_to_fewer_nodes_once_it_has_settled() -> None:
     young = told(1, 0, 1, last_resize_end=NOW - PACK_S + 1)
     assert planned({1: Shape(1, 4)}, [SPREAD], room, {1: young}).begin == ()
     both = planned({1: Shape(1, 4), 2: Shape(1, 4)}, [SPREAD, at_two()], room)
-    assert [change.job_id for change in both.begin] == [2] and 1 not in both.outcomes
+    assert begun(both) == [2] and 1 not in both.outcomes
     # A batch changes before that.
     batch = plan(Schedule({1: Allocation(Shape(1, 4), 64)}), rules_for([SPREAD], room)[1])
     assert [change.resizes for change in batch.begin] == [False]
@@ -249,8 +238,7 @@ def test_views_say_on_how_many_nodes_a_job_is_at_each_size() -> None:
     """Protects from a circle: a size that is worth having on one node, and is left again once it is on two."""
 
     def nodes_at(free: dict[str, int]) -> dict[int, int]:
-        round_, rules = rules_for([SPREAD], free)
-        (seen,) = job_views(round_, rules, cluster_view(round_, rules), Learner())
+        seen = shown(SPREAD, free)
         assert seen.nodes_at is not None and seen.held_nodes == 2
         return dict(seen.nodes_at)
 
@@ -316,10 +304,10 @@ def test_the_first_change_that_begins_a_term_is_as_dear_as_such_changes_are() ->
 
 def test_changes_of_blocks_do_not_wait_for_requeues() -> None:
     """Each kind is counted by itself."""
-    requeue = ResizeRecord(9, 0, Shape(1, 1), 32, Shape(1, 2), 32, "draining", NOW)
+    requeue = change_of(9, Shape(1, 1), Shape(1, 2), "draining", mechanism="requeue")
     jobs = [SMALL]
     assert planned({1: Shape(1, 2)}, jobs, {"n1": 3}, resizes=[requeue], max_open=1).begin
-    change = ResizeRecord(9, 0, Shape(1, 1), 32, Shape(1, 2), 32, "joining", NOW, mechanism=BLOCKS)
+    change = change_of(9, Shape(1, 1), Shape(1, 2), "joining")
     full = planned({1: Shape(1, 2)}, jobs, {"n1": 3}, resizes=[change], max_open_blocks=1)
     assert full.outcomes[1].code == "max_open"
 
@@ -332,9 +320,7 @@ def test_caps_count_blocks_that_are_about_to_run() -> None:
     assert planned({1: Shape(1, 4)}, [whole], {"n1": 1}, caps=[cap]).begin
     replaced = planned({1: Shape(1, 4)}, [whole], free, caps=[cap], split_nodes=False)
     assert replaced.begin and replaced.begin[0].moves == Moves(((1, Shape(1, 1)),))
-    joining = ResizeRecord(
-        1, 0, Shape(1, 3), 32, Shape(1, 4), 32, "joining", NOW, mechanism=BLOCKS, added=((1, Shape(1, 2)),)
-    )
+    joining = change_of(1, Shape(1, 3), Shape(1, 4), "joining", added=((1, Shape(1, 2)),))
     _, rules = rules_for([whole], {"n1": 1, "n2": 4}, resizes=[joining])
     assert rules.jobs[1].gpus == 5
 
@@ -376,9 +362,7 @@ def test_tasks_that_others_hold_are_not_used() -> None:
 
 def test_what_is_held_by_us() -> None:
     """By our resizes; not what its owner was seen to hold since."""
-    first = ResizeRecord(
-        1, 0, Shape(1, 1), 32, Shape(1, 2), 32, "done", 1.0, mechanism=BLOCKS, held=(1, 2, 3), dropped=(0,)
-    )
+    first = change_of(1, Shape(1, 1), Shape(1, 2), "done", held=(1, 2, 3), dropped=(0,))
     held = held_by_others({2})
     second = replace(first, held=(), dropped=(), added=((2, Shape(1, 1)),), outcome=held)
     other = replace(first, mechanism="requeue", held=(7,))
@@ -397,7 +381,7 @@ def test_a_rigid_job_gets_what_blocks_give_up() -> None:
     cluster = cluster_view(round_, rules)
     bounds = bounds_of(round_, rules)
     assert [one.job_id for one in bounds.demand.pending] == [50]
-    dropping = ResizeRecord(1, 0, Shape(2, 4), 32, Shape(1, 4), 32, "joining", NOW, mechanism=BLOCKS, dropped=(1,))
+    dropping = change_of(1, Shape(2, 4), Shape(1, 4), "joining", dropped=(1,))
     round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[rigid], resizes=[dropping])
     assert bounds_of(round_, rules).demand.free["n2"] == 4
     assert cluster.gpus == 8
@@ -413,8 +397,7 @@ def test_a_waiting_block_is_no_rigid_job() -> None:
 
 def test_a_policy_is_shown_what_a_job_keeps() -> None:
     """At each size that blocks that leave make."""
-    round_, rules = rules_for([TWO], {"n1": 1})
-    (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
+    view = shown(TWO, {"n1": 1})
     assert view.smaller == {1: {"n1": 1}, 2: {"n1": 2}} and view.shape == Shape(1, 3)
 
 
@@ -422,15 +405,14 @@ def test_a_policy_is_shown_sizes_that_a_job_can_go_down_to() -> None:
     """One block makes no smaller size: others have to join before it leaves, where that many GPUs are free."""
     one = job_of_blocks(task(0, Shape(1, 4), "n1"), *waiting())
     for free, sizes in (({"n1": 0, "n2": 1}, {1, 4}), ({"n1": 0, "n2": 2}, {1, 2, 4}), ({"n1": 0}, {4})):
-        round_, rules = rules_for([one], free)
-        (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
+        view = shown(one, free)
         assert {n for n in view.limits.gpus if n <= 4} == sizes and view.joins
 
 
 @pytest.mark.parametrize("state", [state for state in State if not state.final])
 def test_what_a_change_under_way_heads_for(state: State) -> None:
     """One that is taken back heads for what the job had, and gives nothing up."""
-    change = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 3), 32, state.value, NOW, mechanism=BLOCKS, dropped=(1,))
+    change = change_of(1, Shape(1, 1), Shape(1, 3), state.value, dropped=(1,))
     round_, _ = rules_for([TWO], {"n1": 1}, resizes=[change])
     back = state is State.WITHDRAWING or state.value.endswith("_back")
     found = round_.under_way[1]
