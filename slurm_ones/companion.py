@@ -1,4 +1,4 @@
-"""The companion: observe → learn → rules → decide → act, once a tick."""
+"""The companion: observe → learn → rules → decide → plan → act, once a tick."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 from ones_db import JobHistory, ResizeRecord, Store
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
-from slurm_ones.act.actor import Actor, PartitionSchedule
+from slurm_ones.act.actor import Actor
+from slurm_ones.act.arrays import Leftovers, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import Fusions, without_fused
-from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.leftovers import Leftovers, waiting_arrays
+from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
-from slurm_ones.act.stale_holds import StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.eligibility import Observation
@@ -30,7 +29,7 @@ from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import Round, under_way
-from slurm_ones.rules.plan import PlannedChange
+from slurm_ones.rules.plan import PartitionSchedule, PlannedChange, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
 from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches
@@ -119,7 +118,7 @@ class Companion:
         self._held = HeldTasks(store)
         self._stale = StaleHolds(client, store, clock)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
-        self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
+        self._actor = Actor(machine, settings, held=self._held, say=say)
         self._split_nodes: bool | None = None
         self._types_given: bool | None = None
         self._slow: Mapping[str, SlowNode] = {}
@@ -139,7 +138,8 @@ class Companion:
         self._tidy(observation, histories, {resize.job_id for resize in resizes})
         round_ = self._round(observation, histories, resizes)
         decided = self._decide(round_)
-        begun = self._actor.act(round_, decided, kept=fused.keys())
+        planned = plans(round_, decided, begins=self._actor.acting)
+        begun = self._actor.act(planned, observation, kept=fused.keys())
         outcomes, ended = self._actor.outcomes, self._machine.take_ended()
         return Tick(observation, decided, begun, time.monotonic() - started, histories, outcomes, ended, self._slow)
 

@@ -19,7 +19,7 @@ from ones_db import ActionRecord, Store
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_db.views import VIEWS
-from slurm_ones.act.advice import commands
+from slurm_ones.act.actor import commands
 from slurm_ones.cli import app
 from slurm_ones.jobs.eligibility import Elastic
 from slurm_ones.rules.plan import PlannedChange

@@ -1,44 +1,35 @@
-"""Carrying schedules out: begins resizes, takes those under way further, and writes down what was decided."""
+"""Carrying plans out: begins resizes, takes those under way further, and writes down what was decided. In advise mode
+it prints the commands instead."""
 
 from __future__ import annotations
 
+import json
 import logging
-import time
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Collection, Hashable, Sequence
+from pathlib import Path
 
-from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, PromiseRecord, ResizeRecord, Store
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, PromiseRecord, ResizeRecord
 from ones_db.reasons import NO_REASON, Reason, reason
 from ones_db.shape import PARKED
-from ones_wrapper.protocol import Order
-from slurm_ones.act.advice import commands, waiting_commands
-from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.orders import OrderError, OrderWriter
+from ones_wrapper.protocol import Order, encode
+from slurm_ones.act.holds import HeldTasks
+from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Observation
 from slurm_ones.policy.contract import JobView, Schedule
 from slurm_ones.policy.figures import expected_gain
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves
-from slurm_ones.rules.gate import JobRules, Round, UnderWay
-from slurm_ones.rules.plan import PlannedChange, ResizePlan, plan
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves, task_of
+from slurm_ones.rules.gate import JobRules
+from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan
 from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 from slurm_ones.slurm.model import Task
+from slurm_ones.text import plain
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PartitionSchedule:
-    """A policy's answer for one partition, and what it took."""
-
-    partition: str
-    schedule: Schedule
-    seconds: float
-    views: Mapping[int, JobView] = field(default_factory=dict)
-    """What the policy was shown of each job."""
 
 
 class Actor:
@@ -47,22 +38,16 @@ class Actor:
     def __init__(
         self,
         machine: ResizeMachine,
-        store: Store,
         settings: Settings,
-        deferrals: Deferrals,
-        orders: OrderWriter,
         *,
         held: HeldTasks | None = None,
-        clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
     ) -> None:
         self._machine = machine
-        self._deferrals = deferrals
-        self._orders = orders
-        self._held = held or HeldTasks(store)
-        self._store = store
+        self._deferrals, self._orders = machine.deferrals, machine.orders
+        self._store, self._clock = machine.store, machine.clock
+        self._held = held or HeldTasks(machine.store)
         self._settings = settings
-        self._clock = clock
         self._say = say
         self._ordered: dict[int, int | None] = {}
         self._advised: dict[int, Hashable] = {}
@@ -105,46 +90,39 @@ class Actor:
         return resize
 
     def act(
-        self, round_: Round, schedules: list[PartitionSchedule], *, kept: Collection[int] = ()
+        self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
     ) -> list[PlannedChange]:
-        """Begin what the schedules ask for and rules allow; returns the changes begun (or advised).
+        """Begin what the plans say, unless there is a stop file; returns the changes begun (or advised).
 
         Then the jobs that must wait, those `kept` among them, are kept from starting, and all others released. Raises
         `Unreachable`.
         """
-        seen = round_.seen
         if self.acting and not self._settings.stop_file.exists():
             self._orders.mark()
         begun: list[PlannedChange] = []
         self.outcomes = {}
-        deferred: set[int] = set()
-        queued: set[int] = set()
-        for one in schedules:
-            rules = round_.partition(one.partition)
-            made = plan(one.schedule, rules)
+        deferred, queued = {*kept}, set[int]()
+        for one in plans:
+            made = one.plan
             if self._settings.stop_file.exists():
                 stopped = reason("stop_file", path=str(self._settings.stop_file))
                 made = ResizePlan((), dict.fromkeys(made.outcomes, stopped))
             else:
-                self._promise(one)
-            self.outcomes |= {**one.schedule.refused, **made.outcomes}
-            # A job in the middle of a resize is not decided about.
-            decision = self._write(one, [job for job in rules.jobs.values() if job.under_way is None], made)
+                self._promise(one.decided)
+            self.outcomes |= {**one.decided.schedule.refused, **made.outcomes}
+            decision = self._write(one, made)
             for change in made.begin:
-                self._begin(change, decision, one.views.get(change.job_id))
-            if self.acting:
-                resized = [change for change in made.begin if change.resizes]
-                round_ = round_.begun({one.job_id: UnderWay(one.new, one.new_kind, one.moves) for one in resized})
+                self._begin(change, decision, one.decided.views.get(change.job_id))
             begun += made.begin
             deferred |= made.deferred
             queued |= made.queued
-        self._reconcile(deferred | {*kept}, queued, seen)
+        self._reconcile(deferred, queued, seen)
         self._forget(seen)
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store what was said of deadlines, before anything is done for them. Where nothing may be done, in advise mode
-        or for the stop file, nothing is promised."""
+        """Store what was promised of deadlines, before anything is done for them; nothing if nothing may be done, in
+        advise mode or for the stop file."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -242,25 +220,25 @@ class Actor:
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
-    def _write(self, one: PartitionSchedule, jobs: list[JobRules], made: ResizePlan) -> int | None:
+    def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
         """Store the decision, unless it says the same as the last one of its partition."""
-        acted = made.deferred | {change.job_id for change in made.begin}
-        records = tuple(_record(job, one.schedule, made, job.elastic.job.job_id in acted) for job in jobs)
+        decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
+        records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
-        refused = {**one.schedule.refused, **made.refused}
+        refused = {**decided.schedule.refused, **made.refused}
         gist = tuple(
             (r.job_id, r.shape, r.batch, r.from_shape, r.acted, r.outcome.code, refused.get(r.job_id)) for r in records
         )
-        if gist == self._written.get(one.partition) or not records:
+        if gist == self._written.get(decided.partition) or not records:
             return None
-        self._written[one.partition] = gist
+        self._written[decided.partition] = gist
         return self._store.add_decision(
             DecisionRecord(
                 time=self._clock(),
                 policy=self._settings.policy,
                 mode=self._settings.mode,
-                seconds=one.seconds,
-                score=one.schedule.score,
+                seconds=decided.seconds,
+                score=decided.schedule.score,
                 jobs=records,
             )
         )
@@ -284,3 +262,71 @@ def _record(job: JobRules, schedule: Schedule, made: ResizePlan, acted: bool) ->
             for one, worth in schedule.weighed.get(job_id, ())
         ),
     )
+
+
+# -- the commands of a change, for people ------------------------------------------------------------------------------
+
+
+def waiting_commands(job_id: int, defer_s: float) -> list[str]:
+    """Shell lines that keep a waiting job from starting."""
+    return [
+        f"# it starts by itself after {defer_s:.0f} s, unless this is repeated:",
+        shlex.join(defer_command(job_id, f"now+{defer_s:.0f}")),
+    ]
+
+
+def commands(
+    change: PlannedChange, number: int, spool: Path | None, defer_s: float, *, start_now: bool = True
+) -> list[str]:
+    """Shell lines that carry the change out by hand, in order; comments say what to wait for."""
+    job, path = change.elastic.job, order_path(change.elastic.job, spool)
+
+    def order(drain: bool) -> str:
+        text = json.dumps(json.loads(encode(Order(number, job.restart, change.new_batch, drain, change.blocks))))
+        quoted = shlex.quote(str(path))
+        return f"printf '%s\\n' {shlex.quote(text)} > {quoted}.new && mv {quoted}.new {quoted}"
+
+    if not change.resizes:
+        return [order(drain=False)]
+    if change.moves is not None:
+        return _moves(change, change.moves, order(drain=False))
+    if change.parks:
+        end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
+    else:
+        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes, kind=change.new_kind)
+        start = "now" if start_now and not job.pending else ""
+        end = [shlex.join(reshape), *map(shlex.join, release_commands(job.job_id, start=start))]
+    if job.pending:
+        return [shlex.join(hold_command(job.job_id)), *end]
+    return [
+        order(drain=True),
+        # Its owner chose the name: a line break in it must not begin a command.
+        f"# wait until {plain(str(path.parent))} reports the checkpoint, then within a minute:",
+        shlex.join(requeue_command(job.job_id)),
+        f"# wait until job {job.job_id} is PENDING and no longer COMPLETING, then:",
+        *end,
+    ]
+
+
+def _moves(change: PlannedChange, moves: Moves, order: str) -> list[str]:
+    """Blocks join and leave while the job trains."""
+    job_id = change.job_id
+    lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
+    if moves.added and any(job.throttle for job in change.elastic.blocks):
+        lines.append(shlex.join(["scontrol", "update", f"JobId={job_id}", "ArrayTaskThrottle=0"]))
+    tasks = {task_of(job): job for job in change.elastic.blocks}
+    for task, shape in moves.added:
+        if not tasks[task].pending:
+            lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
+        key, whole = Task(job_id, task), change.elastic.whole_nodes
+        lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind)))
+    lines.append(order)
+    for task, _ in moves.added:
+        start = "" if tasks[task].pending and not tasks[task].restart else "now"
+        lines += map(shlex.join, release_commands(Task(job_id, task), start=start))
+    if moves.dropped:
+        lines.append(
+            f"# when tasks {','.join(map(str, moves.dropped))} have completed, so that they can be used again:"
+        )
+        lines += [shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]) for task in moves.dropped]
+    return lines

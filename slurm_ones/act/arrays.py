@@ -1,14 +1,33 @@
-"""A job of blocks as Slurm has it: the tasks of its array, and which of them live."""
+"""A job of blocks as Slurm has it, and what it leaves behind: tasks held for nothing, and blocks that train apart.
+
+Once it is over it cancels its waiting tasks itself if it can (`ones-run`); here that is made sure of, also by a
+companion that is started later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ones_db import ResizeRecord
+from ones_db import MembershipRecord, ResizeRecord, Store
+from ones_wrapper.protocol import Order
+from slurm_ones.act.holds import HeldTasks
+from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.act.transitions import State
+from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.rules.blocks import task_of
-from slurm_ones.slurm.client import SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, Task
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.model import Job, JobState, Task
+
+log = logging.getLogger(__name__)
+
+SURE_S = 10.0
+"""A job is over so long after the end of its last block: until then Slurm may be about to requeue that."""
+ENDS = frozenset({"finished", "stopped", "error"})
+"""Last words (`protocol.Bye`) of a job that is over."""
+APART_S = 300.0
+"""A block that runs and does not train with the others for so long is ordered to end."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +79,139 @@ def held_in_part(client: SlurmClient, resize: ResizeRecord, job: Job) -> bool:
     if resize.added or job.array_id != job.job_id:
         return False
     return any(one.pending and one.held for one in client.tasks(job.job_id))
+
+
+def waiting_arrays(seen: Observation) -> dict[int, list[Job]]:
+    """The tasks of each job array of which some wait in a hold; also of one that opted out since, whose tasks we may
+    have held before."""
+    found: dict[int, list[Job]] = {}
+    for job in seen.snapshot.jobs.values():
+        if job.array_id:
+            found.setdefault(job.array_id, []).append(job)
+    for one in [*seen.elastic.values(), *seen.left.values()]:
+        if one.blocks:
+            found[one.job.job_id] = list(one.blocks)
+    return {id_: jobs for id_, jobs in found.items() if any(job.pending and job.held for job in jobs)}
+
+
+@dataclass
+class Leftovers:
+    """Looks after them once a tick."""
+
+    client: SlurmClient
+    store: Store
+    held: HeldTasks
+    orders: OrderWriter
+    clock: Callable[[], float]
+    _seen_over: dict[int, float] = field(default_factory=dict)
+    """When each job was first seen to be over."""
+    _gone_on: set[int] = field(default_factory=set)
+    """Jobs of which a task was released to go on."""
+    _told: set[tuple[int, int, int]] = field(default_factory=set)
+    """Job, task and restart of blocks that were told to end."""
+
+    def cancel_waiting(self, arrays: Mapping[int, Sequence[Job]], *, acting: bool = True) -> None:
+        """Cancel the tasks that wait in holds of ours of those jobs that are over; raises `Unreachable`.
+
+        `arrays` have their tasks as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One
+        whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over. Of
+        one whose blocks all left without a word of its end another task is released, once, to go on from its last
+        checkpoint.
+        """
+        before, self._seen_over = self._seen_over, {}
+        for job_id, tasks in arrays.items():
+            if job_id in before:
+                self._seen_over[job_id] = before[job_id]
+            if not self._over(job_id, tasks):
+                continue
+            try:
+                tasks = tuple(look_at(self.client, job_id).tasks.values())
+                if not self._over(job_id, tasks):
+                    continue
+                if acting and self._left_alone(job_id, tasks):
+                    self._go_on(job_id, tasks)
+                else:
+                    log.info("job %d: it is over; its tasks that wait are cancelled", job_id)
+                    self.client.cancel_waiting(job_id)
+            except UnknownJob:
+                continue
+            except Refused as error:
+                log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
+
+    def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
+        """Whether no block runs or may start, and all that wait do so for us: by the job's own word of its end also
+        those that their owner was seen to hold."""
+        waiting = {task for job in tasks if job.pending for task in job.array_tasks}
+        if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
+            return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
+        self._seen_over.pop(job_id, None)
+        return False
+
+    def _waits_for_us(self, job_id: int, waiting: set[int]) -> bool:
+        ours = waiting <= self.held.of(job_id)
+        return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
+
+    def _kept_by_others(self, job_id: int) -> set[int]:
+        """The tasks that trained last, which we had no reason to hold since."""
+        members = self.store.membership(job_id)
+        trained = {*members.report.blocks} if members is not None else {0}
+        held: set[int] = set()
+        for one in self.store.resizes(job_id):
+            held |= {*one.held}
+            if one.state == State.DONE.value:
+                held -= {task for task, _ in one.added}
+        return trained - held
+
+    def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
+        """Whether its last block ended long enough ago, by Slurm's time or since it was seen: clocks differ."""
+        now = self.clock()
+        seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
+        return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
+
+    def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
+        """Whether its last blocks completed, and neither they nor anybody else ended the job."""
+        members = self.store.membership(job_id)
+        if members is None or job_id in self._gone_on:
+            return False
+        last = [job for job in tasks if task_of(job) in members.report.blocks]
+        ended = bool(last) and all(job.state is JobState.COMPLETED for job in last)
+        return ended and self._last_word(job_id) not in ENDS
+
+    def _last_word(self, job_id: int) -> str | None:
+        """What its last run said of its end."""
+        runs = self.store.runs(job_id)
+        return runs[-1].end_reason if runs else None
+
+    def _go_on(self, job_id: int, tasks: Sequence[Job]) -> None:
+        """Raises `Refused`."""
+        self._gone_on.add(job_id)
+        first = min((job for job in tasks if job.pending), key=task_of)
+        log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
+        self.client.release(first.key, start_now=True)
+
+    def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
+        """Order away the blocks that run and do not train with the others. `jobs` are in no resize."""
+        now = self.clock()
+        for elastic, members in jobs:
+            if members is None or elastic.refusal or not elastic.job.running:
+                continue
+            running = {task_of(job): job for job in elastic.blocks if job.running}
+            staying = sorted({*members.report.blocks} & running.keys())
+            apart = {
+                (elastic.job.job_id, task, job.restart)
+                for task, job in running.items()
+                if task not in staying and now - max(job.start_time, members.time) > APART_S
+            }
+            if not staying or not apart - self._told:
+                continue
+            self._told |= apart
+            job = replace(elastic.job, restart=members.term)
+            try:
+                self.orders.write(job, Order(self.orders.next_number(job), job.restart, blocks=tuple(staying)))
+            except OrderError as error:
+                log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Leave nothing behind of jobs that have ended."""
+        self._gone_on &= {*alive}
+        self._told = {key for key in self._told if key[0] in alive}

@@ -1,4 +1,4 @@
-"""Changing a job of blocks while it trains: new blocks are held, shaped and released, then some join and others leave.
+"""The resize of a job of blocks while it trains: tasks are held, shaped and released, then some join and others leave.
 
 No state of this road takes anything from the job: it trains on as it is until all blocks that it is ordered to train
 with are ready, and it is the job that says when it does. So a companion may die anywhere; the next one goes on from the
@@ -9,34 +9,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Membership, Order
 from slurm_ones.act.arrays import Array, is_alive, look_at
+from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
-from slurm_ones.act.preparing import changes, elsewhere, prepared, to_join, unfit
-from slurm_ones.act.stale_holds import forgotten, may_be_ours
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import held_by_others
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import JobState
+from slurm_ones.slurm.model import Job, JobState
 
 log = logging.getLogger(__name__)
 
+Step = Callable[[Machine, ResizeRecord, Array], None]
 
-def advance_blocks(
-    machine: Machine, resize: ResizeRecord, handle: Callable[[ResizeRecord, Array], ResizeRecord]
-) -> ResizeRecord:
+
+def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     """Look at the job, and do what the resize's state asks for."""
     try:
         array = look_at(machine.client, resize.job_id)
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     others = _held_by_others(machine, resize, array)
-    chosen = others & to_join(resize)
+    chosen = others & dict(resize.added).keys()
     # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.
     resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
     if not array.alive:
@@ -49,9 +50,10 @@ def advance_blocks(
         why = held_by_others(chosen) if chosen else reason("job_ended", state=last.state.value)
         return machine.move(resize, State.ENDED, why)
     if chosen:
-        return _withdraw(machine, resize, held_by_others(chosen))
+        return machine.move(resize, State.WITHDRAWING, held_by_others(chosen))
     # Whatever its task says, its term is what its reports and orders go by.
-    return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
+    array = replace(array, job=replace(array.job, restart=resize.restart))
+    return BLOCK_HANDLERS[State(resize.state)](machine, resize, array)
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------
@@ -59,26 +61,106 @@ def advance_blocks(
 
 def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     machine.new.discard(resize.id)
-    if (why := machine.hindered(resize, array.job)) is not None:
-        return _withdraw(machine, resize, why)
-    if not resize.added:
-        return machine.move(resize, State.OPENING)
-    if (why := unfit(resize, array)) is not None:
-        return _withdraw(machine, resize, why)
-    if machine.times.late(resize):
-        return _withdraw(machine, resize, reason("blocks_not_ready"))
-    if not prepared(resize, array) and machine.times.due(resize):
-        for change in changes(resize):
-            why = change(machine, resize, array)
-            if why is not None:
-                return _withdraw(machine, resize, why)
-            array = look_at(machine.client, resize.job_id)
-            why = reason("switched_off") if not machine.wanted(array.job) else unfit(resize, array)
-            if why is not None:
-                return _withdraw(machine, resize, why)
-            if prepared(resize, array):
-                break
-    return machine.move(resize, State.OPENING) if prepared(resize, array) else resize
+    why = machine.hindered(resize, array.job)
+    if why is None and resize.added:
+        why = _unfit(resize, array)
+        if why is None and machine.late(resize):
+            why = reason("blocks_not_ready")
+        if why is None and not _prepared(resize, array) and machine.due(resize):
+            array, why = _prepare(machine, resize, array)
+    if why is not None:
+        return machine.move(resize, State.WITHDRAWING, why)
+    return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize
+
+
+def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> tuple[Array, Reason | None]:
+    """Make tasks ready to join: held with all that waits, without a throttle, in the shape to have. The job as it is
+    then, and why it cannot be. Each step may be repeated; none lets a task start, or takes anything from those that
+    train."""
+    steps: list[tuple[str, Step]] = [("hold_refused", _hold), ("throttle_refused", _lift_throttle)]
+    steps += [("shape_refused", partial(_give_shape, task=task)) for task, _ in resize.added]
+    for refused, step in steps:
+        try:
+            with suppress(UnknownJob):  # which the next look shows
+                step(machine, resize, array)
+        except Refused as error:
+            return array, reason(refused, answer=str(error))
+        array = look_at(machine.client, resize.job_id)
+        why = reason("switched_off") if not machine.wanted(array.job) else _unfit(resize, array)
+        if why is not None or _prepared(resize, array):
+            return array, why
+    return array, None
+
+
+def _hold(machine: Machine, resize: ResizeRecord, array: Array) -> None:
+    unheld = _unheld(resize, array)
+    if len(unheld) > 1:
+        # By name: a block that trains and is requeued by Slurm at this moment waits too, and has to start again.
+        machine.client.hold_waiting(resize.job_id, unheld)
+    else:
+        for task in unheld:
+            machine.client.hold(array.key(task))
+
+
+def _lift_throttle(machine: Machine, resize: ResizeRecord, array: Array) -> None:
+    # Never before the holds: all tasks would start.
+    if _throttled(array) and not _unheld(resize, array) and not _let_go(array):
+        machine.client.throttle(resize.job_id, 0)
+
+
+def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: int) -> None:
+    """Have a block that completed wait again, and give one that is to join its shape, unless something else has to come
+    first."""
+    job = array.tasks[task]
+    if _unheld(resize, array) or _throttled(array) or job.completing:
+        return
+    if not job.pending:
+        machine.client.reuse(array.key(task))
+    machine.client.reshape(array.key(task), dict(resize.added)[task], kind=resize.new_kind)
+
+
+def _prepared(resize: ResizeRecord, array: Array) -> bool:
+    """Whether all that wait are held, and those that are to join have their shapes."""
+    joining = [(array.tasks[task], shape) for task, shape in resize.added]
+    shaped = all(j.pending and j.held and j.has_shape(shape) and j.kind == resize.new_kind for j, shape in joining)
+    return not joining or (shaped and not _unheld(resize, array) and not _throttled(array))
+
+
+def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
+    tasks = ({*resize.held} | dict(resize.added).keys()) & array.tasks.keys()
+    return sorted(task for task in tasks if array.tasks[task].pending and not array.tasks[task].held)
+
+
+def _throttled(array: Array) -> bool:
+    return any(job.throttle for job in array.tasks.values())
+
+
+def _let_go(array: Array) -> bool:
+    """Whether a task that never ran waits in nobody's hold: its owner let it go since this was planned, and it would
+    start without us."""
+    return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
+
+
+def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
+    """Why one of the blocks that are to join cannot be prepared."""
+    for task, _ in resize.added:
+        job = array.tasks.get(task)
+        if job is None:
+            return reason("block_unknown", task=task)
+        if job.admin_held:
+            return reason("block_held", task=task)
+        if not job.pending and job.state is not JobState.COMPLETED:
+            return reason("block_taken", task=task)
+    return _elsewhere(resize, array)
+
+
+def _elsewhere(resize: ResizeRecord, array: Array) -> Reason | None:
+    """That one of those that are to join waits in another partition than the others train in: its owner moved it since
+    this was planned, and its shape is none of that partition's."""
+    jobs = (array.tasks.get(task) for task, _ in resize.added)
+    if all(job is None or not job.pending or job.shares_partition(array.job) for job in jobs):
+        return None
+    return reason("blocks_differ", what="partition")
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
@@ -93,59 +175,53 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if (why := machine.hindered(resize, array.job) or elsewhere(resize, array)) is not None:
-        return _withdraw(machine, resize, why)
-    # The order first: a block that starts looks whether it is wanted.
-    if machine.orders.last_number(array.job) < (resize.order_number or 0):
-        blocks = (_training(machine, resize, array) - {*resize.dropped}) | {task for task, _ in resize.added}
-        if not blocks:
-            return _withdraw(machine, resize, reason("blocks_not_ready"))
-        try:
-            _order(machine, resize, array, blocks, resize.new_batch, resize.order_number or 0)
-        except OrderError as error:
-            return _withdraw(machine, resize, reason("order_not_written", problem=str(error)))
-    if (closed := _ours_to_release(resize, array)) and machine.times.due(resize):
+    why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _order_blocks(machine, resize, array)
+    if why is not None:
+        return machine.move(resize, State.WITHDRAWING, why)
+    ours = [(task, job) for task, job in _joining_jobs(resize, array) if job.pending and job.held]
+    if closed := [task for task, job in ours if not job.admin_held]:
+        if not machine.due(resize):
+            return resize
         for task in closed:
             try:
-                _release(machine, array, task)
+                # Slurm delays what was requeued, nothing else.
+                machine.release(array.key(task), now=array.tasks[task].restart > 0)
             except Refused as error:
-                return _withdraw(machine, resize, reason("release_refused", answer=str(error)))
-    elif closed:
-        return resize
-    wait_s = machine.settings.blocks_wait_s if resize.added else machine.settings.drain_timeout_s
-    return machine.move(resize, State.JOINING, deadline=machine.clock() + wait_s)
+                return machine.move(resize, State.WITHDRAWING, reason("release_refused", answer=str(error)))
+    # Blocks that leave are waited for as a checkpoint is.
+    deadline = machine.deadline(State.JOINING if resize.added else State.DRAINING)
+    return machine.move(resize, State.JOINING, deadline=deadline)
 
 
-def _ours_to_release(resize: ResizeRecord, array: Array) -> list[int]:
-    jobs = ((task, array.tasks.get(task)) for task, _ in resize.added)
-    return [task for task, job in jobs if job is not None and job.pending and job.held and not job.admin_held]
+def _order_blocks(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+    """Order the job to train with its new blocks, if that order is not in force yet; why it cannot be. Before they are
+    released: a block that starts looks whether it is wanted."""
+    if machine.orders.last_number(array.job) >= (resize.order_number or 0):
+        return None
+    blocks = (_training(machine, resize, array) - {*resize.dropped}) | dict(resize.added).keys()
+    if not blocks:
+        return reason("blocks_not_ready")
+    try:
+        _order(machine, resize, array, blocks, resize.new_batch, resize.order_number or 0)
+    except OrderError as error:
+        return reason("order_not_written", problem=str(error))
+    return None
 
 
-def _release(machine: Machine, array: Array, task: int) -> None:
-    """Raises `Refused`."""
-    key = array.key(task)
-    # Slurm delays what was requeued, nothing else.
-    if machine.settings.start_now and array.tasks[task].restart > 0:
-        try:
-            machine.client.release(key, start_now=True)
-            return
-        except Refused as error:
-            log.info("job %s: it is released to start after Slurm's own delay: %s", key, error)
-    machine.client.release(key, start_now=False)
+def _joining_jobs(resize: ResizeRecord, array: Array) -> list[tuple[int, Job]]:
+    return [(task, array.tasks[task]) for task, _ in resize.added if task in array.tasks]
 
 
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     if _joined(machine, resize, array) is not None:
-        return machine.move(resize, State.LEAVING, deadline=machine.clock() + machine.settings.blocks_wait_s)
-    if (why := machine.hindered(resize, array.job) or elsewhere(resize, array)) is not None:
-        return _withdraw(machine, resize, why)
-    why = _hindered(machine, resize, array)
-    return _withdraw(machine, resize, why) if why is not None else resize
+        return machine.move(resize, State.LEAVING)
+    why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _in_vain(machine, resize, array)
+    return machine.move(resize, State.WITHDRAWING, why) if why is not None else resize
 
 
-def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
     """Why the blocks will not train together; None while they may."""
-    late, now = machine.times.late(resize), machine.clock()
+    late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
         job = array.tasks.get(task)
@@ -157,15 +233,15 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
         if may_be_ours(job) and forgotten(machine.client, machine.store.resize_steps(resize.id)[-1].time):
             return reason("block_release_forgotten", task=task)
         if job.pending and job.held:
-            jobs = ((one, array.tasks.get(one)) for one in to_join(resize))
-            return held_by_others([one for one, its in jobs if its and its.held and not its.never_starts])
+            jobs = _joining_jobs(resize, array)
+            return held_by_others([one for one, its in jobs if its.held and not its.never_starts])
         if job.ended or job.completing:
             return reason("block_ended", task=task, state=job.state.value)
         waiting, since = waiting or job.pending, max(since, job.start_time)
     if waiting and late:
         given = machine.settings.blocks_wait_s
         return reason("queued_too_long", seconds=given) if resize.added else reason("blocks_not_joined")
-    # Where this host's clock is behind Slurm's, a start lies in the future: then the wait as a whole counts.
+    # If this host's clock is behind Slurm's, a start lies in the future: then the wait as a whole counts.
     if not waiting and (now > since + machine.settings.start_timeout_s or (late and now < since)):
         return reason("blocks_not_joined")
     return None
@@ -173,7 +249,7 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
 
 def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     left = _put_back(machine, array, resize.dropped)
-    if left and not machine.times.late(resize):
+    if left and not machine.late(resize):
         return resize
     why = reason("blocks_linger", task=min(left)) if left else reason("blocks_train")
     seen = machine.reports.membership(array.job, resize.order_number)
@@ -181,10 +257,6 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
-
-
-def _withdraw(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    return machine.move(resize, State.WITHDRAWING, why, deadline=machine.times.start_deadline)
 
 
 def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
@@ -201,28 +273,23 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
     except OrderError as error:
         log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
     if seen is not None:
-        deadline = machine.clock() + machine.settings.blocks_wait_s
-        return machine.move(resize, State.LEAVING, reason("blocks_joined"), deadline=deadline)
-    # Where some had joined already they stay, and those whose place they took are gone.
-    tasks = [task for task in (*(task for task, _ in resize.added), *resize.dropped) if task not in training]
-    # Whom we hold must be known also where the job never reports that they left, or is stopped right after; and whom we
+        return machine.move(resize, State.LEAVING, reason("blocks_joined"))
+    # If some had joined already they stay, and those whose place they took are gone.
+    tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
+    # Whom we hold must be known even if the job never reports that they left, or is stopped right after; and whom we
     # do not, since its owner may.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
     resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
     left = _put_back(machine, array, tasks)
-    if left and not machine.times.late(resize):
+    if left and not machine.late(resize):
         return resize
-    return machine.move(resize, State.ROLLED_BACK, _cause(machine, resize))
+    # As it was written down when it was taken back.
+    steps = [step for step in machine.store.resize_steps(resize.id) if step.state == State.WITHDRAWING.value]
+    return machine.move(resize, State.ROLLED_BACK, steps[-1].detail)
 
 
 def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> ResizeRecord:
     return resize if tasks == {*resize.held} else machine.store.note_held(resize.id, sorted(tasks))
-
-
-def _cause(machine: Machine, resize: ResizeRecord) -> Reason:
-    """Why it was taken back, as it was written down then."""
-    steps = [step for step in machine.store.resize_steps(resize.id) if step.state == State.WITHDRAWING.value]
-    return steps[-1].detail
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
@@ -230,7 +297,7 @@ def _cause(machine: Machine, resize: ResizeRecord) -> Reason:
 
 def _put_back(machine: Machine, array: Array, tasks: Collection[int]) -> list[int]:
     """Have those of the tasks wait in a hold that do not run any more; those that still run. What ended in another way
-    than it was to, or Slurm has forgotten, is let go; and what waits where no other block is left for the job."""
+    than it was to, or Slurm has forgotten, is let go; and what waits if no other block is left for the job."""
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
     alone = all(job.pending and job.held for job in others)
@@ -260,7 +327,7 @@ def _newest(machine: Machine, array: Array) -> Membership | None:
 
 
 def _joined(machine: Machine, resize: ResizeRecord, array: Array) -> Membership | None:
-    """The newest membership where it is the one that was ordered: those that were to join are in it, by the start that
+    """The newest membership if it is the one that was ordered: those that were to join are in it, by the start that
     Slurm knows of, and those that were to leave are not."""
     seen = _newest(machine, array)
     if seen is None:
@@ -279,14 +346,14 @@ def _training(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
     seen = _newest(machine, array)
     known = {task for task, job in array.tasks.items() if is_alive(job)}
     members = {*seen.blocks} & known if seen is not None else set()
-    return members or _running(array) - {task for task, _ in resize.added}
+    return members or _running(array) - dict(resize.added).keys()
 
 
 def _to_start(resize: ResizeRecord, array: Array) -> set[int]:
-    """The tasks that wait in no hold: where none is known to train, those with which the job starts again. One that is
-    to join is meant where there is no other."""
+    """The tasks that wait in no hold: if none is known to train, those with which the job starts again. One that is to
+    join is meant if there is no other."""
     waiting = {task for task, job in array.tasks.items() if job.pending and not job.held}
-    return waiting - {task for task, _ in resize.added} or waiting
+    return waiting - dict(resize.added).keys() or waiting
 
 
 def _running(array: Array) -> set[int]:

@@ -11,20 +11,12 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from ones_db import Store
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
-
-
-class DeferralStore(Protocol):
-    """What deferrals need of the database (`ones_db.Store` has it)."""
-
-    def set_deferral(self, job_id: int, until: float | None) -> None: ...
-
-    def deferrals(self) -> dict[int, float]: ...
 
 
 @dataclass
@@ -32,7 +24,7 @@ class Deferrals:
     """The deferrals that this companion, or one before it, gave to waiting jobs."""
 
     client: SlurmClient
-    store: DeferralStore
+    store: Store
     length_s: float
     """How long a deferral lasts that nobody renews."""
     clock: Callable[[], float]

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from ones_db import MembershipRecord, ResizeRecord, ResizeStepRecord
+from ones_db import MembershipRecord, ResizeRecord, Store
 from ones_db.reasons import NO_REASON, Reason, reason
 from ones_db.shape import Shape
-from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol import DRAIN_WAIT_S, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
-from slurm_ones.act.timing import ActionTimes
-from slurm_ones.act.transitions import State, check_transition
+from slurm_ones.act.transitions import LASTS, State, check_transition
 from slurm_ones.config import ResizeSettings
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Job, JobKey
 
 log = logging.getLogger(__name__)
 
-
-class ResizeStore(Protocol):
-    """What the machine needs of the database (`ones_db.Store` has it)."""
-
-    def step_resize(
-        self,
-        resize_id: int,
-        state: str,
-        *,
-        time: float,
-        detail: Reason = NO_REASON,
-        deadline: float | None = None,
-    ) -> ResizeRecord: ...
-
-    def end_resize(
-        self, resize_id: int, state: str, outcome: Reason, time: float, pause_s: float | None = None
-    ) -> ResizeRecord: ...
-
-    def note_held(self, resize_id: int, tasks: Sequence[int]) -> ResizeRecord: ...
-
-    def resize_steps(self, resize_id: int) -> Sequence[ResizeStepRecord]: ...
+ASK_AGAIN_S = 10.0
+"""An action whose effect is not seen is repeated after this long."""
 
 
 class ResizeReports(Protocol):
@@ -61,10 +41,13 @@ class ResizeReports(Protocol):
 
 @dataclass
 class Machine:
-    """What the actions of a resize's states have to work with."""
+    """What the actions of a resize's states have to work with.
+
+    None of what it remembers matters after a crash: actions may be repeated, and deadlines are in the database.
+    """
 
     client: SlurmClient
-    store: ResizeStore
+    store: Store
     reports: ResizeReports
     settings: ResizeSettings
     orders: OrderWriter
@@ -75,25 +58,63 @@ class Machine:
     rival: Callable[[Job], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
     switches: Callable[[Job, Shape], int] = lambda job, shape: 0
-    """Fewest leaf switches that a shape of the job needs; 0 where none are to be asked for."""
+    """Fewest leaf switches that a shape of the job needs; 0 if none are to be asked for."""
     told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
-    """What the job says now that it can do, and what of that could not be believed; neither where it says nothing."""
-
-    def __post_init__(self) -> None:
-        self.times = ActionTimes(self.settings, self.clock)
-        self.new: set[int] = set()
-        """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
-        self.gains: dict[int, float] = {}
-        """What the decision expected of resizes that this companion has begun (`Order.gain`). For the job's log alone,
-        so that it need not outlive the companion."""
-
-        self.ended: list[ResizeRecord] = []
-        """Resizes that ended since somebody last asked (`take_ended`)."""
+    """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
+    new: set[int] = field(default_factory=set)
+    """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
+    gains: dict[int, float] = field(default_factory=dict)
+    """What the decision expected of resizes that this companion has begun (`Order.gain`), for the job's log alone."""
+    _ended: list[ResizeRecord] = field(default_factory=list, init=False)
+    _asked: dict[tuple[int, State], float] = field(default_factory=dict, init=False)
+    """When the action of each resize's state was last taken."""
+    _requeued: dict[int, float] = field(default_factory=dict, init=False)
+    """When the requeued job of each resize was first seen ready to be released."""
 
     def take_ended(self) -> list[ResizeRecord]:
         """The resizes that ended since the last call."""
-        ended, self.ended = self.ended, []
+        ended, self._ended = self._ended, []
         return ended
+
+    # -- when an action is due, and when it is too late ----------------------------------------------------------------
+
+    def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
+        """Whether the state's action is to be taken now: at first, after a restart of ours, and again if in vain."""
+        key = (resize.id, State(resize.state))
+        asked = self._asked.get(key)
+        # A clock that was set back must not put it off.
+        if asked is not None and (once or 0.0 <= self.clock() - asked < ASK_AGAIN_S):
+            return False
+        self._asked[key] = self.clock()
+        return True
+
+    def late(self, resize: ResizeRecord) -> bool:
+        """Its state's deadline is past; or further ahead than any is set, because the clock was set back since."""
+        if resize.deadline is None:
+            return False
+        longest = max(DRAIN_WAIT_S, *map(self._lasts, LASTS))
+        return not 0.0 <= resize.deadline - self.clock() <= longest
+
+    def deadline(self, state: State) -> float | None:
+        """When a state that begins now is to be over; None if it has no deadline."""
+        return self.clock() + self._lasts(state) if state in LASTS else None
+
+    def _lasts(self, state: State) -> float:
+        return float(getattr(self.settings, LASTS[state]))
+
+    def just_requeued(self, resize: ResizeRecord, job: Job) -> bool:
+        """Whether its last run was killed a moment ago.
+
+        Slurm ends a job's processes on a node by the job's id. If a node did not answer when that run was to end, its
+        daemon being started again say, Slurm repeats that a second later, and a run that began meanwhile dies of it,
+        and the job with it. Slurm's own delay after a requeue is there for that.
+        """
+        if not (self.settings.start_now and job.pending and resize.restart >= 0):
+            return False
+        now = self.clock()
+        return 0.0 <= now - self._requeued.setdefault(resize.id, now) < self.settings.settle_s
+
+    # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def hindered(self, resize: ResizeRecord, job: Job) -> Reason | None:
         """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, or the job's
@@ -105,15 +126,25 @@ class Machine:
             return reason("strategy_unread", problem=problem)
         return breaks(spec, resize.new_shape, resize.old_batch, resize.new_batch)
 
+    def release(self, key: JobKey, *, now: bool) -> None:
+        """Release what we hold: `now` if Slurm delays it, as all that was requeued. Raises `Refused`."""
+        if now and self.settings.start_now:
+            try:
+                self.client.release(key, start_now=True)
+                return
+            except Refused as error:
+                log.info("job %s: it is released to start after Slurm's own delay: %s", key, error)
+        self.client.release(key, start_now=False)
+
     def ask_for_few_switches(self, job: Job, shape: Shape) -> None:
-        """Have Slurm look for the shape below as few leaf switches as it needs: a wish that ends by itself, and whose
-        refusal changes nothing. A wish of the owner's, for longer than ours, stays."""
+        """Have Slurm look for the shape below as few leaf switches as it needs: a preference that ends by itself, and
+        whose refusal changes nothing. One of the owner's, for longer than ours, stays."""
         most = self.switches(job, shape)
         if not most:
             return
         try:
             if self.client.version() < SHOWS_SWITCHES:
-                return  # a wish of the owner's could not be told from ours
+                return  # a preference of the owner's could not be told from ours
             now = self.client.details([job.job_id]).get(job.job_id)
             if now is None or (now.switches and now.switch_wait_s != SWITCH_WAIT_S) or now.switches == most:
                 return
@@ -130,16 +161,19 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Write down the state that comes next; no other code does. Raises `IllegalTransition`."""
+        """Write down the state that comes next, by default with the deadline of the table; no other code does. Raises
+        `IllegalTransition`."""
         check_transition(State(resize.state), state)
         log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
-        detail = why or NO_REASON
+        detail, now = why or NO_REASON, self.clock()
         if not state.final:
-            self.times.entered(resize, state)
-            return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
-        self.times.forget(resize)
+            self._asked.pop((resize.id, state), None)
+            deadline = deadline if deadline is not None else self.deadline(state)
+            return self.store.step_resize(resize.id, state.value, time=now, detail=detail, deadline=deadline)
+        self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
+        self._requeued.pop(resize.id, None)
         self.gains.pop(resize.id, None)
         self.new.discard(resize.id)
-        ended = self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)
-        self.ended.append(ended)
+        ended = self.store.end_resize(resize.id, state.value, detail, now, pause_s)
+        self._ended.append(ended)
         return ended

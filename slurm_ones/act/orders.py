@@ -1,7 +1,7 @@
 """Writing orders where a job looks for them.
 
-Into the job's own directory where the companion may write there (its own jobs, or as root), else into the site's
-spool, a directory of the companion's that every user can read.
+Into the job's own directory if the companion may write there (its own jobs, or as root), else into the site's spool, a
+directory of the companion's that every user can read.
 """
 
 from __future__ import annotations
@@ -97,32 +97,6 @@ def write_order(job: Job, order: Order, spool: Path | None) -> None:
         raise OrderError(f"{path}: {error.strerror}") from None
 
 
-def last_number(job: Job, spool: Path | None) -> int:
-    """Of the order in force, 0 where there is none to be read. A job's user who wrote a number there of their own
-    misleads their job alone."""
-    last = 0
-    for owner in {os.geteuid(), job.uid}:
-        try:
-            path = order_path(job, spool)
-            with directory_of(path.parent, job.uid if path.name == ORDERS else os.geteuid()) as directory:
-                last = max(last, decode_order(read_from(directory, path.name, owner, 0, MAX_LINE + 1)[0]).number)
-        except (OSError, NotBelieved, ProtocolError):
-            continue
-    return last
-
-
-def clear_spool(spool: Path, alive: Container[int]) -> None:
-    """Remove the spool's orders to jobs that are not alive any more: Slurm will give their ids to other jobs, which
-    would obey. What cannot be removed stays until the next time."""
-    try:
-        for path in spool.iterdir():
-            number = path.stem.rpartition("-")[2]
-            if number.isdecimal() and path.name == spool_order_name(int(number)) and int(number) not in alive:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("%s: orders to jobs that ended could not be removed: %s", spool, error)
-
-
 @dataclass
 class OrderWriter:
     """Gives orders to jobs, and wakes those that run."""
@@ -142,8 +116,17 @@ class OrderWriter:
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: Job) -> int:
-        """Of the order in force, 0 where there is none to be read."""
-        return last_number(job, self.spool)
+        """Of the order in force, 0 if there is none to be read. A job's user who wrote a number there of their own
+        misleads their job alone."""
+        last = 0
+        for owner in {os.geteuid(), job.uid}:
+            try:
+                path = order_path(job, self.spool)
+                with directory_of(path.parent, job.uid if path.name == ORDERS else os.geteuid()) as directory:
+                    last = max(last, decode_order(read_from(directory, path.name, owner, 0, MAX_LINE + 1)[0]).number)
+            except (OSError, NotBelieved, ProtocolError):
+                continue
+        return last
 
     def write(self, job: Job, order: Order, *, wake: bool = False) -> None:
         """Replace the order in force; with `wake` a job that runs is signalled to look for it now. Raises
@@ -174,7 +157,15 @@ class OrderWriter:
                 (self.spool / SPOOL_MARK).unlink(missing_ok=True)
 
     def clear(self, alive: Container[int]) -> None:
-        """Remove the spool's orders to jobs that have ended."""
-        if self.spool is not None:
-            self.check()
-            clear_spool(self.spool, alive)
+        """Remove the spool's orders to jobs that have ended: Slurm will give their ids to other jobs, which would obey.
+        What cannot be removed stays until the next time."""
+        if self.spool is None:
+            return
+        self.check()
+        try:
+            for path in self.spool.iterdir():
+                number = path.stem.rpartition("-")[2]
+                if number.isdecimal() and path.name == spool_order_name(int(number)) and int(number) not in alive:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s: orders to jobs that ended could not be removed: %s", self.spool, error)

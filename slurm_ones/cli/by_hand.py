@@ -22,7 +22,7 @@ from rich.table import Table
 
 from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
-from slurm_ones.act.orders import OrderError, last_number, write_order
+from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import JsonOption, command, console, job_number, print_json
 from slurm_ones.jobs.blocks import arrays, block_job
 from slurm_ones.jobs.optin import MAX_GPUS, BadComment, parse_comment, with_size
@@ -293,10 +293,11 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 def rehearsed(client: CommandClient, job: Job, timeout_s: float, say: Callable[[str], None]) -> Bill:
     """Carry it out. Raises `BadInput` where the job does not take part, `SlurmError` where Slurm does not."""
     reports, before = OwnReports(), job.restart
-    number = max(round(time.time() * 1000), last_number(job, None) + 1)
+    orders = OrderWriter(client, None, time.time)
+    number = orders.next_number(job)
     ordered = time.time()
     try:
-        write_order(job, Order(number, before, drain=True), None)
+        orders.write(job, Order(number, before, drain=True))
     except OrderError as error:
         raise BadInput(f"job {job.job_id}: {error}") from None
     client.signal(job.key, LOOK_SIGNAL)

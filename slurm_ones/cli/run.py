@@ -20,10 +20,9 @@ from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, ReloadableSettings, Settings
 from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.service.health import Health, summary
+from slurm_ones.service.health import Health, Notifier, summary
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.publisher import Publisher
-from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import check_client, connect
 from slurm_ones.text import plain

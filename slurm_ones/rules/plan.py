@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from ones_db.reasons import SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.eligibility import Elastic
-from slurm_ones.policy.contract import Allocation, Schedule
+from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import FreeGpus, Moves, hot, members_of, moves
 from slurm_ones.rules.caps import CapUse
-from slurm_ones.rules.gate import JobRules, PartitionRules, WaitingStart
+from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
 from slurm_ones.rules.job_rules import breaks, parts_groups
 from slurm_ones.text import resized
 
@@ -355,3 +355,38 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
         return None
     cap = use.hindering(change.job_id, gpus)
     return cap.reason if cap is not None else None
+
+
+@dataclass(frozen=True)
+class PartitionSchedule:
+    """A policy's answer for one partition, and what it took."""
+
+    partition: str
+    schedule: Schedule
+    seconds: float
+    views: Mapping[int, JobView] = field(default_factory=dict)
+    """What the policy was shown of each job."""
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """What of a schedule may begin now."""
+
+    decided: PartitionSchedule
+    jobs: Sequence[JobRules]
+    """The jobs that were decided about."""
+    plan: ResizePlan
+
+
+def plans(round_: Round, decided: Sequence[PartitionSchedule], *, begins: bool = True) -> list[PartitionPlan]:
+    """What may begin of the schedules. If it `begins`, what does in one partition counts in those after it."""
+    found = []
+    for one in decided:
+        rules = round_.partition(one.partition)
+        made = plan(one.schedule, rules)
+        # A job in the middle of a resize is not decided about.
+        found.append(PartitionPlan(one, [job for job in rules.jobs.values() if job.under_way is None], made))
+        if begins:
+            resized = [change for change in made.begin if change.resizes]
+            round_ = round_.begun({one.job_id: UnderWay(one.new, one.new_kind, one.moves) for one in resized})
+    return found

@@ -11,8 +11,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, Histogram
@@ -28,11 +28,19 @@ from slurm_ones.companion import Tick
 from slurm_ones.config import Settings
 from slurm_ones.policy.contract import ThroughputModel
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
-from slurm_ones.service.labels import NONE, OTHER, Labels, Who
 from slurm_ones.show.live import LATE
+from slurm_ones.text import plain
 
 SPACE = "slurm_ones"
 WHOSE = ("partition", "account")
+OTHER = "other"
+"""In place of every name beyond the bounds."""
+NONE = "none"
+"""In place of an empty name: to Prometheus an empty label is no label."""
+LENGTH = 64
+"""Characters of a name."""
+PARTITIONS, PAIRS = 16, 48
+"""Partitions, and pairs of partition and account, that have figures of their own: those that come first."""
 WAITING = "waiting"
 """Label of a resize of a job that waited, beside those of `rules.blocks`."""
 PHASES: Mapping[str, tuple[str, ...]] = {
@@ -47,29 +55,59 @@ SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
 OTHERS, OWN = "other jobs", "own sizes"
 """What a prediction was learned from: the second once a job had measured at any size."""
+HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
 """A ratio beyond this, or below its inverse, counts as this: one odd report must not be all of the mean."""
 
-K = TypeVar("K", bound=tuple[str, ...])
+Who = tuple[str, str]
+"""Partition and account."""
 Phases = Mapping[int, Mapping[str, float]]
 """Seconds of each phase, by a resize's id and the phase's column (`Store.resize_phases`)."""
 NO_PHASES: Phases = {}
 
 
-@dataclass(frozen=True)
-class _Now:
-    """What is so at one moment, by partition and account."""
+class Figure(NamedTuple):
+    """One family of series."""
 
-    until: float = -math.inf
-    """When it is too old to be shown."""
-    took: Mapping[tuple[()], float] = field(default_factory=dict)
-    """Seconds of the tick."""
-    running: Mapping[Who, int] = field(default_factory=dict)
-    waiting: Mapping[Who, int] = field(default_factory=dict)
-    gpus: Mapping[Who, int] = field(default_factory=dict)
-    refused: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    slow: Mapping[tuple[str], float] = field(default_factory=dict)
-    """Speed of slow nodes."""
+    kind: type[Gauge | Total | Histogram]
+    text: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+FIGURES = {
+    "info": Figure(Gauge, "the companion, always 1", ("version", "policy", "mode")),
+    "last_tick_timestamp_seconds": Figure(Gauge, "end of the last tick that was not in vain"),
+    "tick_interval_seconds": Figure(Gauge, "seconds between ticks, by the settings"),
+    "ticks": Figure(Total, "ticks that were not in vain"),
+    "errors": Figure(Total, "errors that were logged"),
+    "resizes_begun": Figure(Total, "resizes begun, or advised", WHOSE),
+    "resizes": Figure(Total, "resizes that ended, by the state they ended in", (*WHOSE, "way", "state")),
+    "resize_failures": Figure(Total, "resizes without effect, by the reason", (*WHOSE, "reason")),
+    "refusals": Figure(Total, "times that a job began to get no other size", (*WHOSE, "reason")),
+    "gpu_seconds": Figure(Total, "GPU-seconds that elastic jobs held", WHOSE),
+    "gpu_seconds_gained": Figure(Total, "those beyond what the jobs asked for", WHOSE),
+    "gpu_seconds_given_up": Figure(Total, "those that jobs asked for and ran without", WHOSE),
+    "gpu_seconds_lost": Figure(Total, "those held while a resize kept training still", (*WHOSE, "way")),
+    "resize_phase_seconds": Figure(Histogram, "phases of resizes", (*WHOSE, "way", "phase"), SECONDS),
+    "throughput_ratio": Figure(
+        Histogram,
+        "throughput first measured after a change of size, over what was predicted of it before",
+        (*WHOSE, "learned_from"),
+        RATIOS,
+    ),
+}
+"""What is set, counted or observed as it happens."""
+
+NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "last_tick_seconds": ("what the last tick took", ()),
+    "running_jobs": ("elastic jobs that run", WHOSE),
+    "waiting_jobs": ("elastic jobs that wait", WHOSE),
+    "gpus": ("GPUs on which elastic jobs run", WHOSE),
+    "slow_node_speed": ("speed of a slow node over that of others, as jobs measured", ("node",)),
+    "refused_jobs": ("elastic jobs that get no other size now", (*WHOSE, "reason")),
+}
+"""What is so at one moment: text and labels."""
 
 
 class _Present(Collector):
@@ -78,24 +116,52 @@ class _Present(Collector):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.now = _Now()
+        self.until = -math.inf
+        """When the values are too old to be shown."""
+        self.values: Mapping[str, Mapping[Any, float]] = {}
+        """By name and labels."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See `Collector`."""
-        now = self.now if self._clock() <= self.now.until else _Now()
-        yield _family("last_tick_seconds", "what the last tick took", now.took)
-        yield _family("running_jobs", "elastic jobs that run", now.running, *WHOSE)
-        yield _family("waiting_jobs", "elastic jobs that wait", now.waiting, *WHOSE)
-        yield _family("gpus", "GPUs on which elastic jobs run", now.gpus, *WHOSE)
-        yield _family("slow_node_speed", "speed of a slow node over that of others, as jobs measured", now.slow, "node")
-        yield _family("refused_jobs", "elastic jobs that get no other size now", now.refused, *WHOSE, "reason")
+        values = self.values if self._clock() <= self.until else {}
+        for name, (text, labels) in NOW.items():
+            family = GaugeMetricFamily(f"{SPACE}_{name}", text, labels=labels)
+            for whose, value in values.get(name, {}).items():
+                family.add_metric(whose, value)
+            yield family
 
 
-def _family(name: str, text: str, values: Mapping[K, float], *labels: str) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"{SPACE}_{name}", text, labels=labels)
-    for whose, value in values.items():
-        family.add_metric(whose, value)
-    return family
+class Labels:
+    """The partition and the account of each job, as labels: so few that whoever names them cannot fill a Prometheus.
+    Names are text: what is not printable is shown as `?`."""
+
+    def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
+        self._most = partitions, pairs
+        self._partitions: set[str] = {OTHER}
+        self._pairs: set[Who] = set()
+        self._known: dict[Who, Who] = {}
+
+    def who(self, partition: str, account: str) -> Who:
+        """The labels of a job of that partition and account: `OTHER` for names that come too late."""
+        found = self._known.get((partition, account))
+        if found is not None:
+            return found
+        name, whose = _text(partition), _text(account)
+        if name not in self._partitions:
+            if len(self._partitions) > self._most[0]:
+                name = OTHER
+            self._partitions.add(name)
+        if (name, whose) not in self._pairs:
+            if len(self._pairs) >= self._most[1]:
+                return name, OTHER
+            self._pairs.add((name, whose))
+        if len(self._known) < 4 * self._most[1]:
+            self._known[partition, account] = name, whose
+        return name, whose
+
+
+def _text(name: str) -> str:
+    return plain(name, LENGTH) or NONE
 
 
 @dataclass(frozen=True)
@@ -130,49 +196,27 @@ class Metrics:
         """Those that are new since the last tick, once for each time that they are to be counted up."""
         self._present = _Present(clock)
         self.registry.register(self._present)
-        self._info = self._gauge("info", "the companion, always 1", "version", "policy", "mode")
-        self._time = self._gauge("last_tick_timestamp_seconds", "end of the last tick that was not in vain")
-        self._interval = self._gauge("tick_interval_seconds", "seconds between ticks, by the settings")
-        self._ticks = self._total("ticks", "ticks that were not in vain")
-        self._errors = self._total("errors", "errors that were logged")
-        self._begun = self._total("resizes_begun", "resizes begun, or advised", *WHOSE)
-        self._ended = self._total("resizes", "resizes that ended, by the state they ended in", *WHOSE, "way", "state")
-        self._failed = self._total("resize_failures", "resizes without effect, by the reason", *WHOSE, "reason")
-        self._refusals = self._total("refusals", "times that a job began to get no other size", *WHOSE, "reason")
-        self._held = self._total("gpu_seconds", "GPU-seconds that elastic jobs held", *WHOSE)
-        self._gained = self._total("gpu_seconds_gained", "those beyond what the jobs asked for", *WHOSE)
-        self._given = self._total("gpu_seconds_given_up", "those that jobs asked for and ran without", *WHOSE)
-        self._lost = self._total("gpu_seconds_lost", "those held while a resize kept training still", *WHOSE, "way")
-        self._phases = self._histogram("resize_phase_seconds", "phases of resizes", SECONDS, *WHOSE, "way", "phase")
-        self._ratio = self._histogram(
-            "throughput_ratio",
-            "throughput first measured after a change of size, over what was predicted of it before",
-            RATIOS,
-            *WHOSE,
-            "learned_from",
-        )
+        self._figures: dict[str, Any] = {}
+        for name, (kind, text, names, buckets) in FIGURES.items():
+            more: dict[str, Any] = {"buckets": buckets} if buckets else {}
+            self._figures[name] = kind(name, text, names, namespace=SPACE, registry=self.registry, **more)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, labels, namespace=SPACE, registry=self.registry)
-
-    def _total(self, name: str, text: str, *labels: str) -> Total:
-        return Total(name, text, labels, namespace=SPACE, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, text, labels, namespace=SPACE, registry=self.registry, buckets=buckets)
+    def _of(self, name: str, *labels: str) -> Any:
+        """One series."""
+        return self._figures[name].labels(*labels) if labels else self._figures[name]
 
     def leads(self, settings: Settings) -> None:
         """The companion leads from now on, by these settings."""
         # What was so before, another companion may have counted.
         self._seen, self._expected = None, {}
         self._interval_s = settings.interval_s
-        self._interval.set(settings.interval_s)
-        self._info.clear()
-        self._info.labels(slurm_ones.__version__, settings.policy, settings.mode).set(1)
+        self._of("tick_interval_seconds").set(settings.interval_s)
+        self._of("info").clear()
+        self._of("info", slurm_ones.__version__, settings.policy, settings.mode).set(1)
 
     def failed(self, errors: int) -> None:
         """Count errors."""
-        self._errors.inc(errors)
+        self._of("errors").inc(errors)
 
     @property
     def due(self) -> list[ResizeRecord]:
@@ -194,10 +238,10 @@ class Metrics:
             self._begin_for(who)
         # Of a job whose resize ended with it the last word counts.
         before, self._who = self._who, whose
-        self._time.set(now)
-        self._ticks.inc()
+        self._of("last_tick_timestamp_seconds").set(now)
+        self._of("ticks").inc()
         for change in tick.begun:
-            self._begun.labels(*whose[change.job_id]).inc()
+            self._of("resizes_begun", *whose[change.job_id]).inc()
         for resize in tick.ended:
             self._count(resize, whose.get(resize.job_id) or before.get(resize.job_id) or (NONE, NONE))
         self._hold(tick, whose)
@@ -207,26 +251,26 @@ class Metrics:
         gpus: Counter[Who] = Counter()
         for job_id, one in running.items():
             gpus[whose[job_id]] += one.shape.gpus
-        self._present.now = _Now(
-            self._clock() + LATE * self._interval_s,
-            {(): tick.seconds},
-            Counter(whose[job_id] for job_id in running),
-            Counter(whose[job_id] for job_id in elastic if job_id not in running),
-            gpus,
-            Counter((*whose[job_id], code) for job_id, code in causes.items()),
-            {(name,): node.factor for name, node in tick.slow_nodes.items()},
-        )
+        self._present.until = self._clock() + LATE * self._interval_s
+        self._present.values = {
+            "last_tick_seconds": {(): tick.seconds},
+            "running_jobs": Counter(whose[job_id] for job_id in running),
+            "waiting_jobs": Counter(whose[job_id] for job_id in elastic if job_id not in running),
+            "gpus": gpus,
+            "slow_node_speed": {(name,): node.factor for name, node in tick.slow_nodes.items()},
+            "refused_jobs": Counter((*whose[job_id], code) for job_id, code in causes.items()),
+        }
 
     def _begin_for(self, who: Who) -> None:
         """A series that is there from the beginning is one whose first increase is seen."""
         self._begun_for.add(who)
-        for total in (self._begun, self._held, self._gained, self._given):
-            total.labels(*who)
+        for name in ("resizes_begun", *HELD):
+            self._of(name, *who)
         for source in (OTHERS, OWN):
-            self._ratio.labels(*who, source)
+            self._of("throughput_ratio", *who, source)
         for way in PHASES:
             for state in FINAL:
-                self._ended.labels(*who, way, state.value)
+                self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
         """Add up what jobs held since the last tick: as now, and for longer than a few ticks nobody knows."""
@@ -245,8 +289,8 @@ class Metrics:
                 sums[1] += max(more, 0) * seconds
                 sums[2] += max(-more, 0) * seconds
         for who, sums in held.items():
-            for total, gpu_s in zip((self._held, self._gained, self._given), sums, strict=True):
-                total.labels(*who).inc(gpu_s)
+            for name, gpu_s in zip(HELD, sums, strict=True):
+                self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
         """Why jobs get no other size, by job; each that was not so before is counted."""
@@ -260,7 +304,7 @@ class Metrics:
                 continue
             self._causes[job_id] = code
             if before.get(job_id) != code:
-                self._count_reason("refusals", self._refusals, (*self._who[job_id], code))
+                self._count_reason("refusals", (*self._who[job_id], code))
         return self._causes
 
     def _compare(self, tick: Tick, whose: Mapping[int, Who]) -> None:
@@ -277,40 +321,40 @@ class Metrics:
                     predicted = float(model.throughput(*(np.array([number]) for number in asked))[0])
                     source = OTHERS if known.size is None else OWN
                     if (ratio := _ratio(last.samples_per_s, predicted)) is not None:
-                        self._ratio.labels(*whose[job_id], source).observe(ratio)
+                        self._of("throughput_ratio", *whose[job_id], source).observe(ratio)
                 expected[job_id] = _Expected(view.model, view.on, size)
         self._expected = expected
 
     def _count(self, resize: ResizeRecord, who: Who) -> None:
         way = _way(resize)
         for phase in (TOTAL, *PHASES[way]):
-            self._phases.labels(*who, way, phase)
-        self._lost.labels(*who, way)
-        self._ended.labels(*who, way, resize.state).inc()
+            self._of("resize_phase_seconds", *who, way, phase)
+        self._of("gpu_seconds_lost", *who, way)
+        self._of("resizes", *who, way, resize.state).inc()
         self._due.append((resize, who))
         if resize.state != RESIZE_DONE:
             code = resize.outcome.code if resize.outcome.code in SENTENCES else OTHER
-            self._count_reason("failures", self._failed, (*who, code))
+            self._count_reason("resize_failures", (*who, code))
 
-    def _count_reason(self, name: str, total: Total, labels: tuple[str, ...]) -> None:
+    def _count_reason(self, name: str, labels: tuple[str, ...]) -> None:
         """Count one more. There are too many reasons to show each from the beginning: one that is new is shown with 0
         until the next tick, so that its first increase is seen."""
         if (name, *labels) in self._shown:
-            total.labels(*labels).inc()
+            self._of(name, *labels).inc()
         else:
-            self._later.append(((name, *labels), total.labels(*labels)))
+            self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
         """Take in where the time of a resize went. What a job tells of itself counts no longer than the resize lasted
         by the companion's clock."""
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
-        self._phases.labels(*who, way, TOTAL).observe(lasted)
+        self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)
         told = {of: min(max(phases[f"{of}_s"], 0.0), lasted) for of in PHASES[way] if f"{of}_s" in phases}
         for name, seconds in told.items():
-            self._phases.labels(*who, way, name).observe(seconds)
+            self._of("resize_phase_seconds", *who, way, name).observe(seconds)
         stalled = min(max(phases.get("stall_s", 0.0), 0.0), lasted)
-        self._lost.labels(*who, way).inc(lost(resize, told, stalled))
+        self._of("gpu_seconds_lost", *who, way).inc(lost(resize, told, stalled))
 
 
 def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> float:

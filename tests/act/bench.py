@@ -12,14 +12,15 @@ from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
-from slurm_ones.act.actor import Actor, PartitionSchedule
+from slurm_ones.act.actor import Actor
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.held_tasks import HeldTasks
+from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.policy.contract import Allocation, JobView, Promise, Schedule
 from slurm_ones.rules.gate import Round, under_way
+from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
 from tests.act.make import NOW, elastic, history
@@ -83,16 +84,10 @@ class Bench:
         self.folder = folder
         settings = {"mode": "act", "stop_file": folder / "stop"} | settings
         self.settings = Settings(**settings)
-        self.actor = Actor(
-            self.machine,  # type: ignore[arg-type]
-            store,
-            self.settings,
-            Deferrals(self.slurm, store, LEASE_S, self.clock),  # type: ignore[arg-type]
-            OrderWriter(self.slurm, self.settings.spool, self.clock),  # type: ignore[arg-type]
-            held=held,
-            clock=self.clock,
-            say=self.said.append,
-        )
+        self.machine.store, self.machine.clock = store, self.clock
+        self.machine.deferrals = Deferrals(self.slurm, store, LEASE_S, self.clock)  # type: ignore[arg-type]
+        self.machine.orders = OrderWriter(self.slurm, self.settings.spool, self.clock)  # type: ignore[arg-type]
+        self.actor = Actor(self.machine, self.settings, held=held, say=self.said.append)  # type: ignore[arg-type]
 
     def clock(self) -> float:
         self.now += 0.001
@@ -124,7 +119,8 @@ class Bench:
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         histories = {id_: history(id_) for id_ in elastic}
         round_ = Round(seen, histories, self.settings, under_way(self.store.open_resizes()), self.clock())
-        return [change.job_id for change in self.actor.act(round_, decided)]
+        planned = plans(round_, decided, begins=self.actor.acting)
+        return [change.job_id for change in self.actor.act(planned, seen)]
 
     def change(self, job_id: int, **changes: Any) -> None:
         """The job as Slurm has it from now on."""

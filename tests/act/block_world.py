@@ -13,9 +13,9 @@ import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
+from slurm_ones.act.arrays import Leftovers, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.leftovers import Leftovers, waiting_arrays
+from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State

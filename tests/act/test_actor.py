@@ -12,7 +12,7 @@ from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store, Stor
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
-from slurm_ones.act.held_tasks import HeldTasks
+from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.policy.contract import Allocation, Promise

@@ -14,8 +14,7 @@ from ones_db import ResizeRecord, Store, StoreError
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
-from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.stale_holds import StaleHolds
+from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Task

@@ -13,13 +13,12 @@ import pytest
 from ones_db.reasons import reason
 from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Fusion, decode_order, directory_name, encode
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, Fusions, without_fused
+from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, MOST, Fusions, without_fused
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.jobs.eligibility import Elastic, Observation
-from slurm_ones.rules.sweeps import MOST
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, Snapshot
-from tests.rules.test_sweeps import swept
+from tests.act.test_sweeps import swept
 
 NOW = 1000.0
 

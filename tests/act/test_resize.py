@@ -14,7 +14,7 @@ from ones_db.shape import Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
 from slurm_ones.act.blocks import BLOCK_HANDLERS
-from slurm_ones.act.stale_holds import StaleHolds
+from slurm_ones.act.holds import StaleHolds
 from slurm_ones.act.transitions import FINAL, State
 from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobKey, JobState

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.resize import HANDLERS
-from slurm_ones.act.transitions import FINAL, TRANSITIONS, IllegalTransition, State, first_state, picture
+from slurm_ones.act.transitions import (
+    BY_BLOCKS,
+    EDGES,
+    FINAL,
+    TRANSITIONS,
+    IllegalTransition,
+    State,
+    first_state,
+    picture,
+)
 from tests.act.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -16,18 +26,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 def test_every_state_has_a_row_and_a_handler() -> None:
     """Protects from a state that a resize never leaves."""
-    assert TRANSITIONS.keys() == set(State)
-    assert HANDLERS.keys() == set(State) - FINAL == {state for state in State if TRANSITIONS[state]}
+    assert TRANSITIONS.keys() == set(State) - FINAL and all(edge.why for edge in EDGES)
+    assert len({edge[1:3] for edge in EDGES}) == len(EDGES)
+    assert HANDLERS.keys() == set(State) - FINAL - BY_BLOCKS and BLOCK_HANDLERS.keys() == BY_BLOCKS
 
 
 def test_every_state_is_reached_and_leads_to_an_end() -> None:
     """Protects from a row that nothing leads to, and from a loop without a way out."""
     reached = {first_state(running=True), first_state(running=False), first_state(running=True, by_blocks=True)}
-    while more := {after for state in reached for after in TRANSITIONS[state]} - reached:
+    while more := {after for state in reached for after in TRANSITIONS.get(state, ())} - reached:
         reached |= more
     assert reached == set(State)
     ending = set(FINAL)
-    while more := {state for state in State if TRANSITIONS[state] & ending} - ending:
+    while more := {state for state in TRANSITIONS if TRANSITIONS[state] & ending} - ending:
         ending |= more
     assert ending == set(State)
 

@@ -9,10 +9,10 @@ from unittest import mock
 
 from ones_db import ResizeRecord, leaders
 from ones_db.shape import Shape
-from slurm_ones.act import blocks, preparing
+from slurm_ones.act import blocks
 from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
-from slurm_ones.act.resize import HANDLERS, ResizeMachine
+from slurm_ones.act.resize import HANDLERS
 from slurm_ones.act.transitions import TRANSITIONS, State
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.gate import target_of
@@ -42,12 +42,12 @@ def no_reading_back() -> Iterator[None]:
 def refused_and_forgotten() -> Iterator[None]:
     """A refused update ends the resize, and nobody releases the job."""
 
-    def reshaping(self: ResizeMachine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+    def reshaping(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
         try:
-            self.client.reshape(job.job_id, target_of(resize))
+            machine.client.reshape(job.job_id, target_of(resize))
         except Refused:
-            return self.move(resize, State.ABANDONED)
-        return self.move(resize, State.RELEASING)
+            return machine.move(resize, State.ABANDONED)
+        return machine.move(resize, State.RELEASING)
 
     allowed = {State.RESHAPING: TRANSITIONS[State.RESHAPING] | {State.ABANDONED}}
     with mock.patch.dict(HANDLERS, {State.RESHAPING: reshaping}), mock.patch.dict(TRANSITIONS, allowed):  # type: ignore[arg-type]
@@ -105,13 +105,13 @@ def released_unordered() -> Iterator[None]:
             machine.client.release(array.key(task), start_now=False)
         return resize if held else opening(machine, resize, array)
 
-    with mock.patch.dict(HANDLERS, {State.OPENING: hasty}):  # type: ignore[dict-item]
+    with mock.patch.dict(blocks.BLOCK_HANDLERS, {State.OPENING: hasty}):
         yield
 
 
 def never_held() -> AbstractContextManager[Any]:
     """Tasks that wait behind the throttle of their array are not held before it is lifted, and all of them start."""
-    return mock.patch.multiple(preparing, _unheld=lambda resize, array: [], _let_go=lambda array: False)
+    return mock.patch.multiple(blocks, _unheld=lambda resize, array: [], _let_go=lambda array: False)
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -15,13 +15,13 @@ from pathlib import Path
 from ones_db import Store, StoreLost
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Checkpoint
-from slurm_ones.act.actor import PartitionSchedule
-from slurm_ones.act.leftovers import SURE_S
+from slurm_ones.act.arrays import SURE_S
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.jobs.report_reader import FUTURE_S
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import Round
+from slurm_ones.rules.plan import PartitionSchedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import EPOCH

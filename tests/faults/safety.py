@@ -12,7 +12,7 @@ from pathlib import Path
 from ones_db import ResizeRecord, StoreError
 from ones_db.shape import Shape
 from ones_wrapper.protocol import CHECKPOINTS, DRAIN_WAIT_S, MANIFEST, Order
-from slurm_ones.act.timing import ASK_AGAIN_S
+from slurm_ones.act.machine import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import BadComment, parse_comment

@@ -12,7 +12,7 @@ from ones_db import JobHistory, JobRecord, MembershipRecord, ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Membership, Spec
-from slurm_ones.act.advice import commands
+from slurm_ones.act.actor import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation

@@ -9,7 +9,7 @@ import pytest
 from ones_db import ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.act.advice import commands
+from slurm_ones.act.actor import commands
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.jobs.optin import OptIn

@@ -28,19 +28,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ones_db import JobRecord, ResizeRecord, Store, ThroughputPoint, migrate
 from ones_db.reasons import reason
-from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
 from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policy.contract import Schedule
+from slurm_ones.rules.plan import PartitionSchedule
 from slurm_ones.service import metrics_server
-from slurm_ones.service.health import Health
-from slurm_ones.service.labels import OTHER, Labels
+from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
-from slurm_ones.service.metrics import NO_PHASES, Metrics, Phases, lost
-from slurm_ones.service.systemd import Notifier
+from slurm_ones.service.metrics import NO_PHASES, OTHER, Labels, Metrics, Phases, lost
 from slurm_ones.slurm.model import Snapshot
 from tests.act.make import elastic, history
 from tests.db.make import resized_job

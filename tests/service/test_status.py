@@ -22,9 +22,8 @@ from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
 from slurm_ones.jobs.eligibility import Observation
-from slurm_ones.service.health import Health
+from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
-from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Snapshot
 

@@ -22,7 +22,7 @@ from slurm_ones.cli.run import JITTER, jitter
 from slurm_ones.companion import Companion
 from slurm_ones.config import Settings, parse
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.service.systemd import Notifier
+from slurm_ones.service.health import Notifier
 from tests.act.fake import Clock, FakeSlurm
 from tests.cluster import paths
 from tests.service.test_daemon import Passing
@@ -81,7 +81,7 @@ def test_the_watchdog_is_fed_in_time_and_not_at_every_turn(
 ) -> None:
     """Within half of what systemd allows, from the first turn on; and only by the process that is meant."""
     now = 1000.0
-    monkeypatch.setattr("slurm_ones.service.systemd.time.monotonic", lambda: now)
+    monkeypatch.setattr("slurm_ones.service.health.time.monotonic", lambda: now)
     notifier = told(tmp_path, WATCHDOG_USEC="20000000", WATCHDOG_PID=str(os.getpid()))
     fed = []
     for _ in range(40):

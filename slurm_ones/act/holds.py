@@ -1,4 +1,8 @@
-"""Jobs that stand in a hold of ours again after their release, because slurmctld went back in time.
+"""Whose a hold is: tasks of jobs of blocks that we keep for later, and jobs that Slurm put back into a hold of ours.
+
+A task that its owner holds looks the same to Slurm. So what we hold is written down with the resize that first needs it
+(`ResizeRecord.held`), and nothing else is ever released. Once a task is seen out of its hold (`ResizeRecord.let_go`) a
+later hold is not ours. A task that its owner lets go and holds again between two looks passes for ours.
 
 slurmctld saves what it knows a few seconds late, and if it dies in the middle of saving it begins again from what it
 saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else would
@@ -16,7 +20,7 @@ from itertools import pairwise
 
 from ones_db import ResizeRecord, Store, UnknownRecord
 from slurm_ones.act.transitions import State
-from slurm_ones.rules.blocks import BLOCKS, task_of
+from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_us, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobKey
 from slurm_ones.slurm.parse import started_at
@@ -28,6 +32,82 @@ FORGOTTEN_S = 300.0
 _HOLDS = {State.HOLDING.value, State.HOLDING_BACK.value}
 _RELEASES = {State.RELEASING.value, State.RELEASING_BACK.value}
 _RELEASED = {State.WAITING.value, State.STARTING.value, State.WAITING_BACK.value, State.STARTING_BACK.value}
+
+
+class HeldTasks:
+    """The waiting tasks of jobs of blocks that stand in holds of ours: read from the database once a job, and kept up
+    to date by what is noted since."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._resizes: dict[int, dict[int, ResizeRecord]] = {}
+        """Of each job its resizes by blocks, by id."""
+        self._held: dict[int, frozenset[int]] = {}
+
+    def of(self, job_id: int) -> frozenset[int]:
+        """Tasks of the job that are in a hold of ours whenever they wait."""
+        if job_id not in self._held:
+            self._held[job_id] = held_by_us(self._in_order(job_id))
+        return self._held[job_id]
+
+    def ever(self, job_id: int) -> frozenset[int]:
+        """The same with those that left it, or that their owner was seen to hold; empty for a job of which no change by
+        blocks was begun."""
+        return ever_held_by_us(self._in_order(job_id))
+
+    def look(self, job_id: int, tasks: Iterable[Job]) -> None:
+        """Note those of ours that are out of their hold, by what Slurm shows of the job's tasks now.
+
+        Not those that a change under way holds, or has join and leave.
+        """
+        if not (ours := self.of(job_id)):
+            return
+        newest = self._in_order(job_id)[-1]
+        if newest.ended is None:
+            if newest.state == State.PREPARING.value:
+                return
+            ours -= {*newest.dropped, *dict(newest.added)}
+        # A record may stand for several tasks, and a task may have a second one of an earlier end.
+        seen = [(task, job.completing or (job.pending and job.held)) for job in tasks for task in job.array_tasks]
+        if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:
+            try:
+                self.note(self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone)))
+            except Exception:
+                self.read_again(job_id)
+                raise
+
+    def note(self, resize: ResizeRecord) -> None:
+        """A resize was begun, or taken further."""
+        if resize.mechanism == BLOCKS:
+            self._known(resize.job_id)[resize.id] = resize
+            self._held.pop(resize.job_id, None)
+
+    def read_again(self, job_id: int) -> None:
+        """What was stored of its resizes is not known: a write failed, or was only said to have failed."""
+        self._resizes.pop(job_id, None)
+        self._held.pop(job_id, None)
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Leave nothing behind of jobs that have ended."""
+        for job_id in self._resizes.keys() - {*alive}:
+            self.read_again(job_id)
+
+    def _in_order(self, job_id: int) -> list[ResizeRecord]:
+        """Its resizes by blocks, as they were begun: clocks may go back."""
+        return [resize for _, resize in sorted(self._known(job_id).items())]
+
+    def _known(self, job_id: int) -> dict[int, ResizeRecord]:
+        if job_id not in self._resizes:
+            resizes = _resizes_of(self._store, job_id)
+            self._resizes[job_id] = {resize.id: resize for resize in resizes if resize.mechanism == BLOCKS}
+        return self._resizes[job_id]
+
+
+def _resizes_of(store: Store, job_id: int) -> list[ResizeRecord]:
+    try:
+        return store.resizes(job_id)
+    except UnknownRecord:
+        return []  # somebody's who did not opt in
 
 
 def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
@@ -90,10 +170,7 @@ class StaleHolds:
 
         Not only the last resize counts: one that found the job in this hold gave up.
         """
-        try:
-            resizes = self._store.resizes(id_)
-        except UnknownRecord:
-            return False  # somebody's who did not opt in
+        resizes = _resizes_of(self._store, id_)
         requeued = any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes)
         return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
 
@@ -103,8 +180,7 @@ class StaleHolds:
 
     def _released(self, resize: ResizeRecord, job: Job) -> float:
         """When the job was last seen out of the hold that the resize had put on it; infinity if there was none."""
-        steps = self._store.resize_steps(resize.id)
-        added = {task for task, _ in resize.added}
+        steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf
         if resize.mechanism == BLOCKS:
