@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -21,16 +23,24 @@ from tests.act.fake import FakeJob
 from tests.act.world import LEASE_S, NEW, Crash, World
 
 
-def _nothing(world: World) -> None:
-    pass
-
-
 def _refused(world: World) -> None:
     world.slurm.refuses = lambda shape: "Job violates accounting/QOS policy" if shape == NEW else ""
 
 
+def _all_refused(world: World) -> None:
+    world.slurm.refuses = lambda shape: "no"
+
+
 def _in_part(world: World) -> None:
     world.slurm.takes_part = lambda shape: shape == NEW
+
+
+def _not_released(world: World) -> None:
+    world.slurm.release_refused = lambda shape: "Requested partition configuration not available" * (shape == NEW)
+
+
+def _never_started(world: World) -> None:
+    world.slurm.impossible = lambda shape: shape == NEW
 
 
 def _crowded(world: World) -> None:
@@ -42,12 +52,20 @@ def _full(world: World) -> None:
     world.slurm.gpus = 0
 
 
+def _without_directory(world: World) -> None:
+    shutil.rmtree(world.job.directory)
+
+
 def _not_deferred(world: World) -> None:
     world.slurm.defer_refused = "Access/permission denied"
 
 
-def _slow(world: World) -> None:
-    world.job.drain_s = 1000.0
+def _not_at_once(world: World) -> None:
+    world.slurm.start_now_refused = "no"
+
+
+def _not_requeued_or_held(world: World) -> None:
+    world.slurm.requeue_refused = world.slurm.hold_refused = "Requested operation is presently disabled"
 
 
 @dataclass(frozen=True)
@@ -55,36 +73,65 @@ class Road:
     """One way that a resize goes, and how it ends when nothing interrupts it."""
 
     name: str
-    end: State
-    running: bool = True
-    parks: bool = False
-    prepare: Callable[[World], None] = _nothing
-    kinds: tuple[str, str] = ("", "")
-    """Types of GPU before and after."""
-    late: bool = False
-    """The job waits for its own --begin, as a pending job that could start would."""
+    states: str
+    code: str
+    """Why it ended so, or turned back."""
+    prepare: Callable[[World], object] = lambda world: None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    begin_s: float = 0.0
+    """The job waits for its own --begin for so long, as a pending job that could start would."""
+
+    @property
+    def end(self) -> State:
+        return State(self.states.split()[-1])
+
+    @property
+    def parks(self) -> bool:
+        return bool(self.options.get("parks"))
 
 
+DRAINED, HELD, WAITS = "draining requeuing reshaping", "holding reshaping", {"running": False}
+THERE, PARKING = f"{DRAINED} releasing waiting starting done", "draining requeuing parking"
+RELEASED = "releasing_back waiting_back starting_back rolled_back"
+BACK, WAITS_BACK = f"reshaping_back {RELEASED}", "releasing_back waiting_back rolled_back"
+LATE, TYPES, PARKS = f"{DRAINED} releasing waiting holding_back {BACK}", {"kinds": ("v100", "a100")}, {"parks": True}
 ROADS = [
-    Road("there", State.DONE),
-    Road("other-type", State.DONE, kinds=("v100", "a100")),
-    Road("refused", State.ROLLED_BACK, prepare=_refused),
-    Road("in-part", State.ROLLED_BACK, prepare=_in_part),
-    Road("waits-too-long", State.ROLLED_BACK, prepare=_crowded, kinds=("", "a100")),
-    Road("no-checkpoint", State.ABANDONED, prepare=_slow),
-    Road("parked", State.DONE, parks=True),
-    Road("park-refused", State.ROLLED_BACK, parks=True, prepare=_not_deferred),
-    Road("park-no-checkpoint", State.ABANDONED, parks=True, prepare=_slow),
-    Road("waiting", State.DONE, running=False, prepare=_full),
-    Road("waiting-refused", State.ROLLED_BACK, running=False, prepare=_refused, late=True),
-    Road("waiting-begin", State.ROLLED_BACK, running=False, late=True),
+    Road("there", THERE, "stands"),
+    Road("other-type", THERE, "stands", options=TYPES),
+    Road("refused", f"{DRAINED} {BACK}", "shape_refused", _refused),
+    Road("in-part", f"{DRAINED} {BACK}", "shape_refused", _in_part),
+    Road("waits-too-long", LATE, "queued_too_long", _crowded, {"kinds": ("", "a100")}),
+    Road("no-checkpoint", "draining abandoned", "no_checkpoint", options={"drain_s": 1000.0}),
+    Road("parked", f"{PARKING} done", "parked", options=PARKS),
+    Road("park-refused", f"{PARKING} {RELEASED}", "defer_refused", _not_deferred, PARKS),
+    Road("park-no-checkpoint", "draining abandoned", "no_checkpoint", options=PARKS | {"drain_s": 1000.0}),
+    Road("waiting", f"{HELD} releasing waiting done", "stands", _full, WAITS),
+    Road("waiting-refused", f"{HELD} reshaping_back {WAITS_BACK}", "shape_refused", _refused, WAITS, 500.0),
+    Road(
+        "waiting-begin",
+        f"{HELD} releasing waiting waiting_back rolled_back",
+        "waits_for_other",
+        begin_s=500.0,
+        options=WAITS,
+    ),
 ]
+BYWAYS = [
+    Road("old-shape-refused-too", f"{DRAINED} {BACK}", "old_shape_refused", _all_refused),
+    Road("not-released", f"{DRAINED} releasing {BACK}", "release_refused", _not_released),
+    Road("never-started", LATE, "never_starts", _never_started),
+    Road("not-requeued", "draining requeuing abandoned", "requeue_refused", _not_requeued_or_held),
+    Road("not-held", f"holding {WAITS_BACK}", "hold_refused", _not_requeued_or_held, WAITS, 500.0),
+    Road("not-at-once", THERE, "stands", _not_at_once, {"settings": {"max_wait_s": 300}}),
+    Road("no-directory", "draining abandoned", "order_not_written", _without_directory),
+    Road("silent", THERE, "stands_no_start_report", options={"hello_s": 1e9}),
+]
+"""Those that are not interrupted."""
 
 
 def world_of(road: Road, store: Store, folder: Path, *, counts_early: bool) -> World:
-    world = World(store, folder, running=road.running, parks=road.parks, kinds=road.kinds, counts_early=counts_early)
-    if road.late:
-        world.job.begin_time = world.clock() + 500
+    world = World(store, folder, **{"counts_early": counts_early, **road.options})
+    if road.begin_s:
+        world.job.begin_time = world.clock() + road.begin_s
     road.prepare(world)
     return world
 
@@ -96,6 +143,20 @@ def steps_of(road: Road, store: Store, folder: Path) -> int:
         assert world.finish().state == road.end
         world.check()
         return len(world.events)
+
+
+@pytest.mark.parametrize("counts_early", [False, True])
+@pytest.mark.parametrize("road", ROADS + BYWAYS, ids=lambda road: road.name)
+def test_a_road_that_nothing_interrupts(store: Store, tmp_path: Path, road: Road, counts_early: bool) -> None:
+    """Its states and why it ends so, with the shape and batch that its end has (`World.check`), held by nobody."""
+    with world_of(road, store, tmp_path, counts_early=counts_early) as world:
+        begin_time = world.job.begin_time
+        world.begin()
+        resize = world.finish()
+        world.check()
+        assert " ".join(world.states) == road.states
+        assert road.code in {step.detail.code for step in world.store.resize_steps(resize.id)}
+        assert not road.begin_s or world.job.begin_time == begin_time, "its owner's"
 
 
 @pytest.mark.parametrize("road", ROADS, ids=lambda road: road.name)

@@ -26,14 +26,10 @@ def parked(make_world: Make, **options: object) -> World:
     raise AssertionError(world.states)
 
 
-@pytest.mark.parametrize("counts_early", [False, True])
-def test_a_running_job_is_parked(make_world: Make, counts_early: bool) -> None:
-    """Drained, requeued, deferred and only then released: it waits, held by nobody, though all GPUs are free."""
-    world = parked(make_world, counts_early=counts_early)
-    assert world.states == ["draining", "requeuing", "parking", "done"]
-    assert world.calls == ["requeue_hold", "defer", "release"]
-    assert (str(world.resize.outcome), world.resize.pause_s) == ("it is parked", None)
-    world.check()
+def test_a_running_job_is_parked(make_world: Make) -> None:
+    """Deferred and only then released: it waits, held by nobody, though all GPUs are free."""
+    world = parked(make_world)
+    assert world.calls == ["requeue_hold", "defer", "release"] and world.resize.pause_s is None
     order = decode_order((world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes())
     assert order.drain and order.batch is None
     world.slurm.pass_time(300)
@@ -64,19 +60,6 @@ def test_a_parked_job_starts_again_at_another_shape(make_world: Make) -> None:
     assert world.calls[3:] == ["hold", "reshape", "release", "defer"]
     assert world.store.deferrals().get(world.job_id) is None
     assert world.store.histories([world.job_id])[world.job_id].resizes == 1
-
-
-@pytest.mark.parametrize("start_now", [True, False])
-def test_a_refused_deferral_lets_the_job_run_on(make_world: Make, start_now: bool) -> None:
-    """It starts at its old shape at once; it is neither held nor left waiting for a lease."""
-    world = make_world(parks=True, settings={"start_now": start_now, "max_wait_s": 300})
-    world.slurm.defer_refused = "Access/permission denied"
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert world.states[2:] == ["parking", "releasing_back", "waiting_back", "starting_back", "rolled_back"]
-    assert str(resize.outcome) == "it runs at its old shape" and resize.pause_s is not None
-    assert "denied" in str(world.store.resize_steps(resize.id)[3].detail)
 
 
 def test_a_release_that_is_refused_ends_the_deferral_too(make_world: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,18 +58,14 @@ def stop_file(world: World) -> None:
 OPT_OUTS = [switch_off, remove_comment, stop_file]
 
 
-@pytest.mark.parametrize("counts_early", [False, True])
-def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) -> None:
-    """The whole road: drained, requeued, reshaped, released, running, restarted."""
-    world = make_world(counts_early=counts_early)
+def test_a_running_job_gets_its_new_shape(make_world: Make) -> None:
+    """Restarted once, with its new batch, and its pause is known."""
+    world = make_world()
     world.begin()
     resize = world.finish()
-    world.check()
-    assert world.states == THERE
     assert world.calls == ["requeue_hold", "reshape", "release"]
-    assert str(resize.outcome) == "it runs at its new shape" and resize.pause_s is not None
+    assert resize.pause_s is not None and world.job.restart == 1
     assert world.job.trainer is not None and world.job.trainer.batch == NEW_BATCH
-    assert world.job.restart == 1
 
 
 def test_the_job_is_told_what_is_expected(make_world: Make) -> None:
@@ -129,17 +124,6 @@ def test_a_hold_of_the_owners_that_came_first_is_not_lifted(make_world: Make) ->
     assert world.calls == [] and resize.state == State.ABANDONED and world.job.held_by == "owner"
 
 
-def test_a_job_that_waits_for_its_earliest_start_keeps_its_shape(make_world: Make) -> None:
-    """Until then Slurm does not say whether it would ever start at another one."""
-    world = make_world(running=False)
-    world.job.begin_time = begin_time = world.clock() + 1000
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape")
-    assert (world.job.begin_time, world.job.shape) == (begin_time, OLD)
-
-
 def test_the_delay_after_a_requeue_is_skipped_only_where_settings_say_so(make_world: Make) -> None:
     """start_now decides whether Slurm's two minutes are waited for."""
     pauses = []
@@ -154,58 +138,6 @@ def test_the_delay_after_a_requeue_is_skipped_only_where_settings_say_so(make_wo
     assert world.job.start_time - 1_000_000 > 121
 
 
-def test_a_job_is_released_where_start_now_is_refused(make_world: Make) -> None:
-    """A refused StartTime=now must not keep the job held."""
-    world = make_world(settings={"max_wait_s": 300})
-    world.slurm.start_now_refused = "no"
-    world.begin()
-    assert world.finish().state == State.DONE
-    world.check()
-
-
-@pytest.mark.parametrize("words", ["Update of this parameter is not supported", "Job violates accounting/QOS policy"])
-def test_a_refused_shape_is_rolled_back(make_world: Make, words: str) -> None:
-    """Whatever words Slurm refuses with, the job goes on at its old shape and batch, and the words are kept."""
-    world = make_world()
-    world.slurm.refuses = lambda shape: words if shape == NEW else ""
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert world.states == [*THERE[:3], *BACK]
-    assert str(resize.outcome) == "it runs at its old shape"
-    assert words in str(world.store.resize_steps(resize.id)[3].detail)
-
-
-def test_an_update_carried_out_in_part_is_undone(make_world: Make) -> None:
-    """Slurm changes the nodes and refuses the GPUs: the old shape is put back."""
-    world = make_world()
-    world.slurm.takes_part = lambda shape: shape == NEW
-    world.begin()
-    assert world.finish().state == State.ROLLED_BACK
-    world.check()
-
-
-def test_a_refused_shape_of_a_waiting_job_is_rolled_back(make_world: Make) -> None:
-    """It waits on at its old shape, not held."""
-    world = make_world(running=False)
-    world.job.begin_time = world.clock() + 1000
-    world.slurm.refuses = lambda shape: "no" if shape == NEW else ""
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape")
-
-
-def test_a_job_whose_old_shape_is_refused_too_is_let_go(make_world: Make) -> None:
-    """Even then it is not left held; the resize says what Slurm answered."""
-    world = make_world()
-    world.slurm.refuses = lambda shape: "no"
-    world.begin()
-    resize = world.finish()
-    assert not world.job.held_by and resize.state == State.ROLLED_BACK
-    assert "old shape was refused" in " ".join(str(s.detail) for s in world.store.resize_steps(resize.id))
-
-
 def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
     """Others took the GPUs in between: after max_wait_s the job runs at its old shape and batch again."""
     world = make_world()
@@ -215,11 +147,9 @@ def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
     began = world.clock()
     resize = world.finish()
     world.check()
-    assert world.states == [*THERE[:5], "holding_back", *BACK]
-    assert resize.state == State.ROLLED_BACK
     steps = {step.state: step for step in world.store.resize_steps(resize.id)}
     assert steps["holding_back"].time - began <= world.settings.max_wait_s + 5
-    assert "waited longer than 30 s" in str(steps["holding_back"].detail)
+    assert dict(steps["holding_back"].detail.arguments) == {"seconds": 30}
 
 
 def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_world: Make) -> None:
@@ -270,33 +200,6 @@ def test_a_job_that_starts_before_anything_was_done_is_left_alone(make_world: Ma
     resize = world.finish()
     assert world.calls == [] and world.job.shape == OLD
     assert (resize.state, resize.outcome.code) == ("abandoned", RESIZE_OVERTAKEN)
-
-
-def test_a_shape_that_slurm_takes_but_does_not_release_is_rolled_back(make_world: Make) -> None:
-    """26.05 refuses a node count, holds it all the same, and does not release the job any more: seen after a crash."""
-    world = make_world()
-    world.slurm.release_refused = lambda shape: (
-        "Requested partition configuration not available" if shape == NEW else ""
-    )
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert resize.state == State.ROLLED_BACK and world.states[3:5] == ["releasing", "reshaping_back"]
-
-
-@pytest.mark.parametrize("running", [True, False])
-def test_a_refused_hold_or_requeue_leaves_the_job_as_it_is(make_world: Make, running: bool) -> None:
-    """A job that Slurm will not requeue trains on with its old batch; one that it will not hold waits on."""
-    world = make_world(running=running)
-    world.job.begin_time = 0 if running else world.clock() + 1000
-    world.slurm.requeue_refused = world.slurm.hold_refused = "Requested operation is presently disabled"
-    world.begin()
-    resize = world.finish()
-    world.check()
-    told = str(resize.outcome) + " ".join(str(step.detail) for step in world.store.resize_steps(resize.id))
-    assert "presently disabled" in told
-    assert resize.state == (State.ABANDONED if running else State.ROLLED_BACK)
-    assert set(world.calls) <= {"release"}
 
 
 def test_a_refused_hold_on_the_way_back_is_done_without(make_world: Make) -> None:
@@ -354,16 +257,6 @@ def test_a_shape_or_type_that_was_taken_alone_is_put_back(make_world: Make, half
 # -- the drain -------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_does_not_checkpoint_in_time_is_told_to_train_on(make_world: Make) -> None:
-    """After drain_timeout_s the drain is called off, so that a late checkpoint does not make it wait."""
-    world = make_world(drain_s=1000.0)
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert (resize.state, str(resize.outcome)) == ("abandoned", "no checkpoint in time")
-    assert world.calls == [] and world.job.trainer is not None and world.job.trainer.draining is None
-
-
 def test_a_companion_that_comes_back_late_leaves_the_job_to_train_on(make_world: Make) -> None:
     """A job waits a minute for its requeue: after that it has gone on, and a requeue would cost it work."""
     world = make_world()
@@ -413,16 +306,6 @@ def test_the_order_is_written_once(make_world: Make) -> None:
     assert decode_order(text).number == world.resize.order_number
     assert world.finish().state == State.DONE
     world.check()
-
-
-def test_no_directory_means_no_resize(make_world: Make) -> None:
-    """A job that was not started by ones-run cannot be drained, and is not touched."""
-    world = make_world()
-    shutil.rmtree(world.job.directory)
-    world.begin()
-    resize = world.finish()
-    assert resize.state == State.ABANDONED and "no such directory" in str(resize.outcome)
-    assert world.calls == []
 
 
 @pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING])
@@ -760,14 +643,6 @@ def test_a_hold_on_a_running_job_is_kept(make_world: Make, state: State, by: str
     resize = world.finish()
     assert (world.job.state, world.job.held_by, world.job.restart) == (JobState.RUNNING, by, 0)
     assert (resize.state, str(resize.outcome)) == (State.ABANDONED, "it was held while it ran")
-
-
-def test_a_run_that_says_nothing_does_not_keep_the_resize_open(make_world: Make) -> None:
-    """Its hello is waited for start_timeout_s long."""
-    world = make_world(hello_s=1e9)
-    world.begin()
-    resize = world.finish()
-    assert str(resize.outcome) == "it runs at its new shape, and has not reported its start" and resize.pause_s is None
 
 
 def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
