@@ -198,11 +198,12 @@ def _order_blocks(machine: Machine, resize: ResizeRecord, array: Array) -> Reaso
     released: a block that starts looks whether it is wanted."""
     if machine.orders.last_number(array.job) >= (resize.order_number or 0):
         return None
-    blocks = (_training(machine, resize, array) - {*resize.dropped}) | dict(resize.added).keys()
+    seen = _newest(machine, array)
+    blocks = (_training(resize, array, seen) - {*resize.dropped}) | dict(resize.added).keys()
     if not blocks:
         return reason("blocks_not_ready")
     try:
-        _order(machine, resize, array, blocks, resize.new_batch, resize.order_number or 0)
+        _order(machine, resize, array, seen, blocks, resize.new_batch, resize.order_number or 0)
     except OrderError as error:
         return reason("order_not_written", problem=str(error))
     return None
@@ -213,7 +214,7 @@ def _joining_jobs(resize: ResizeRecord, array: Array) -> list[tuple[int, Job]]:
 
 
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if _joined(machine, resize, array) is not None:
+    if _joined(resize, array, _newest(machine, array)):
         return machine.move(resize, State.LEAVING)
     why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _in_vain(machine, resize, array)
     return machine.move(resize, State.WITHDRAWING, why) if why is not None else resize
@@ -261,18 +262,19 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
 
 def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     number, last = resize.order_number or 0, machine.orders.last_number(array.job)
-    seen = _joined(machine, resize, array) if last >= number else None
-    training = _training(machine, resize, array) or _to_start(resize, array)
+    seen = _newest(machine, array)
+    joined = last >= number and _joined(resize, array, seen)
+    training = _training(resize, array, seen) or _to_start(resize, array)
     try:
-        if seen is not None and last > number:
+        if seen is not None and joined and last > number:
             # It had the order before it could be called off: what it does is what it is to do.
             running = {*seen.blocks} & _running(array)
-            _order(machine, resize, array, running, resize.new_batch, machine.orders.next_number(array.job))
-        elif seen is None and last == number:
-            _order(machine, resize, array, training, resize.old_batch, machine.orders.next_number(array.job))
+            _order(machine, resize, array, seen, running, resize.new_batch, machine.orders.next_number(array.job))
+        elif not joined and last == number:
+            _order(machine, resize, array, seen, training, resize.old_batch, machine.orders.next_number(array.job))
     except OrderError as error:
         log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
-    if seen is not None:
+    if joined:
         return machine.move(resize, State.LEAVING, reason("blocks_joined"))
     # If some had joined already they stay, and those whose place they took are gone.
     tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
@@ -326,24 +328,22 @@ def _newest(machine: Machine, array: Array) -> Membership | None:
     return found.report if found is not None else None
 
 
-def _joined(machine: Machine, resize: ResizeRecord, array: Array) -> Membership | None:
-    """The newest membership if it is the one that was ordered: those that were to join are in it, by the start that
+def _joined(resize: ResizeRecord, array: Array, seen: Membership | None) -> bool:
+    """Whether the newest membership is the one that was ordered: those that were to join are in it, by the start that
     Slurm knows of, and those that were to leave are not."""
-    seen = _newest(machine, array)
     if seen is None:
-        return None
+        return False
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
     for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None or not job.running or restarts.get(task) != job.restart:
-            return None
-    return seen if restarts.keys().isdisjoint(resize.dropped) else None
+            return False
+    return restarts.keys().isdisjoint(resize.dropped)
 
 
-def _training(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
+def _training(resize: ResizeRecord, array: Array, seen: Membership | None) -> set[int]:
     """The tasks that train together, by their newest report as far as Slurm agrees; or that run, without those that are
     to join. One that Slurm starts again is still meant."""
-    seen = _newest(machine, array)
     known = {task for task, job in array.tasks.items() if is_alive(job)}
     members = {*seen.blocks} & known if seen is not None else set()
     return members or _running(array) - dict(resize.added).keys()
@@ -361,10 +361,15 @@ def _running(array: Array) -> set[int]:
 
 
 def _order(
-    machine: Machine, resize: ResizeRecord, array: Array, blocks: Collection[int], batch: int | None, number: int
+    machine: Machine,
+    resize: ResizeRecord,
+    array: Array,
+    seen: Membership | None,
+    blocks: Collection[int],
+    batch: int | None,
+    number: int,
 ) -> None:
     """Order the job to train with these blocks; durable when it returns. Raises `OrderError`."""
-    seen = _newest(machine, array)
     leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
     job = array.job
     if leader is not None and leader.running:

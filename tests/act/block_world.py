@@ -54,12 +54,13 @@ class BlockWorld:
         before: Mapping[int, Shape] | None = None,
         *,
         waits: bool = False,
+        launch_s: float = 30.0,
     ) -> None:
         """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
-        none: its nodes are drained."""
+        none: its nodes are drained. A block takes `launch_s` until it is ready."""
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=Hot(launch_s=30.0))
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=Hot(launch_s=launch_s))
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert training.hot is not None

@@ -456,7 +456,7 @@ def test_a_clock_behind_slurms_does_not_make_a_change_last(make: Make, monkeypat
     slurms = world.clock
     world.clock = lambda: slurms() - 7200.0  # type: ignore[method-assign]
     world.machine = world.companion()
-    monkeypatch.setattr(blocks, "_joined", lambda *_: None)
+    monkeypatch.setattr(blocks, "_joined", lambda *_: False)
     world.begin({1: ONE})
     world.finish()
     assert world.resize.state == State.ROLLED_BACK and "did not train together" in str(world.resize.outcome)
