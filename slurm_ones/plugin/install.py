@@ -1,6 +1,6 @@
 """Writes the plugin's files where they are asked for, each as a whole, and says which lines of Slurm's files use them.
 
-Slurm's own files are not touched.
+Slurm's own files are not touched. A trial says whether the plugin is loaded and works, by submissions that only test.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ RULES = "slurm_ones.lua"
 JOB_SUBMIT = "job_submit.lua"
 CLI_FILTER = "cli_filter.lua"
 OURS = "Written by slurm-ones plugin install."
+WRONG = "2-1"
+"""A range that the plugin refuses."""
 _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 
@@ -159,3 +161,54 @@ def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Pa
         raise PluginError(f"{to}: {error.strerror or error}") from None
     todo = [f"Where you submit:\n    export SLURM_CONF={to}/slurm.conf\n    slurm-ones plugin check"]
     return [*written, to / "plugstack.conf", to / "slurm.conf"], todo
+
+
+# -- the trial ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrialFinding:
+    """One thing that was tried."""
+
+    what: str
+    good: bool
+    text: str
+
+
+def _submission(*options: str) -> tuple[bool, str]:
+    """Whether Slurm would take a job that does nothing, and what it says; the job is not submitted."""
+    done = run("sbatch", "--test-only", *options, "--wrap", "true")
+    return done.returncode == 0, (done.stderr + done.stdout).strip()
+
+
+def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
+    """What works of the plugin, here and for the user who asks; raises `PluginError` where there is no Slurm."""
+    taken, said = _submission()
+    # A site may refuse such a job for reasons of its own: what counts is that none of them is ours.
+    text = "a job without our options is not touched" if taken else f"not submitted: {_last(said)}"
+    found = [TrialFinding("plain jobs", "ones:" not in said, text)]
+    offered = "--elastic-gpus" in run("sbatch", "--help").stdout
+    text = "sbatch knows --elastic-gpus" if offered else f"sbatch does not know --elastic-gpus: see {site.plugstack}"
+    found.append(TrialFinding("options", offered, text))
+    option = f"--elastic-gpus={WRONG}" if offered else f"--comment=ones: gpus={WRONG}"
+    taken, said = _submission(option)
+    ours = next((line.partition("ones:")[2].strip() for line in said.splitlines() if "ones:" in line), "")
+    if taken:
+        text = f"{option} is taken, so nothing is checked and options have no effect: {_why(site)}"
+    else:
+        text = f"{option} is refused: {ours}" if ours else f"could not be tried: {_last(said)}"
+    found.append(TrialFinding("checks", not taken and bool(ours), text))
+    return tuple(found)
+
+
+def _why(site: PluginSite) -> str:
+    """What is probably missing where no script of ours runs."""
+    plugins = {"JobSubmitPlugins": site.job_submit, "CliFilterPlugins": site.cli_filter}
+    lua = [name for name, value in plugins.items() if "lua" in value.split(",")]
+    if not lua:
+        return f"neither JobSubmitPlugins nor CliFilterPlugins names lua in {site.conf}"
+    return f"lua is in {' and '.join(lua)}, so its script does not call ours, or cannot read it"
+
+
+def _last(said: str) -> str:
+    return said.splitlines()[-1] if said else "no reason given"

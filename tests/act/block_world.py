@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-from unittest import mock
 
-import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
 from slurm_ones.act.arrays import Leftovers, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.holds import HeldTasks
-from slurm_ones.act.orders import OrderWriter, write_order
+from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
@@ -28,9 +25,8 @@ from slurm_ones.simulate.training.application import Hot, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World as Simulated
-from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Job, Task
-from tests.act.world import Crash, ResizeStore
+from tests.act.world import Interrupted, ResizeStore
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
@@ -44,8 +40,8 @@ LOOK_AGAIN_S = 5.0
 _databases = itertools.count(1)
 
 
-class BlockWorld:
-    """One job of blocks, one change of it, one companion that may crash and be started again."""
+class BlockWorld(Interrupted):
+    """One job of blocks, and one change of it."""
 
     def __init__(
         self,
@@ -58,6 +54,7 @@ class BlockWorld:
     ) -> None:
         """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
         none: its nodes are drained. A block takes `launch_s` until it is ready."""
+        super().__init__()
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
         self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=Hot(launch_s=launch_s))
@@ -66,16 +63,12 @@ class BlockWorld:
         assert training.hot is not None
         self.training = training
         self.cluster, self.clock = self.simulated.cluster, self.simulated.timeline
-        self.events: list[str] = []
         self.wait_s = 1.0
         """Until the companion looks again."""
-        self.interrupt: Callable[[int, str], None] = lambda number, event: None
-        """Called with the number (from 0) and name of each event; may raise."""
         self.client = _Client(self)
         self.store = open_store(self.folder)
         self.stop_file = self.folder / "stop"
         self.settings = Settings.model_validate({"stop_file": str(self.stop_file), "resize": RESIZE})
-        self.resize: ResizeRecord
         self.machine = self.companion()
         self.prepared = bool(before)
         if waits:
@@ -86,16 +79,12 @@ class BlockWorld:
         if before:
             self._train_with(before)
 
-    def __enter__(self) -> BlockWorld:
-        self._patch = mock.patch.object(orders_module, "write_order", self._order)
-        self._patch.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._patch.stop()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self.store.close()
+
+    def pass_time(self, seconds: float) -> None:
+        self.simulated.pass_time(seconds)
 
     def companion(self) -> ResizeMachine:
         """A companion that has just started."""
@@ -175,39 +164,12 @@ class BlockWorld:
         return self.resize
 
     @property
-    def states(self) -> list[str]:
-        return [step.state for step in self.store.resize_steps(self.resize.id)]
-
-    @property
     def tasks(self) -> dict[int, Job]:
         return {task_of(job): job for job in self.simulated.client.tasks(self.job_id)}
 
     @property
     def order(self) -> Order:
         return decode_order((self.training.files.directory / ORDERS).read_bytes())
-
-    def advance(self) -> None:
-        """What the companion does once a second; one that is killed is started again."""
-        for resize in self.store.open_resizes():
-            try:
-                self.machine.advance(resize)
-            except Unreachable:
-                pass
-            except Crash:
-                self.machine = self.companion()
-
-    def tick(self, seconds: float = 1.0) -> None:
-        self.simulated.pass_time(seconds)
-        self.advance()
-
-    def until(self, state: State) -> None:
-        """Go on until the resize is in that state."""
-        for _ in range(400):
-            if self.resize.state == state:
-                return
-            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
-            self.tick()
-        raise AssertionError(f"stuck in {self.resize.state}")
 
     def finish(self) -> ResizeRecord:
         """Go on until the resize is closed, then a little further."""
@@ -249,16 +211,9 @@ class BlockWorld:
         ordered = [number for number, event in enumerate(self.events) if event == "after order"]
         assert not released or (ordered and ordered[0] < released[0]), "released before it was ordered"
 
-    def _event(self, event: str) -> None:
-        number = len(self.events)
-        self.events.append(event)
-        self.interrupt(number, event)
-
     def _order(self, job: Job, order: Order, spool: Path | None) -> None:
         assert order.blocks, "an order to a job of blocks names its blocks"
-        self._event("before order")
-        write_order(job, order, spool)
-        self._event("after order")
+        super()._order(job, order, spool)
 
 
 class _Client:

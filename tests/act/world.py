@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 from unittest import mock
 
 import slurm_ones.act.orders as orders_module
@@ -31,12 +31,88 @@ LONGEST_S = 3000
 _ids = itertools.count(1)
 
 
+W = TypeVar("W", bound="Interrupted")
+
+
 class Crash(BaseException):
     """Stands for SIGKILL: no handler of the code under test catches it."""
 
 
-class World:
-    """One job, one resize, one companion that may crash and be started again."""
+class Interrupted:
+    """One resize of one job, and one companion that may crash, or be cut off, between any two events."""
+
+    store: Store
+    job_id: int
+    machine: ResizeMachine
+    resize: ResizeRecord
+    """As the store has it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        """Every journal write, order write and client call so far, `before` and `after` it."""
+        self.interrupt: Callable[[int, str], None] = lambda number, event: None
+        """Called with the number (from 0) and name of each event; may raise."""
+
+    def __enter__(self: W) -> W:
+        self._patch = mock.patch.object(orders_module, "write_order", self._order)
+        self._patch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.stop()
+
+    def companion(self) -> ResizeMachine:
+        """A companion that has just started."""
+        raise NotImplementedError
+
+    def pass_time(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    @property
+    def states(self) -> list[str]:
+        """The states that the resize went through."""
+        return [step.state for step in self.store.resize_steps(self.resize.id)]
+
+    def advance(self) -> None:
+        """What the companion does once a second; one that is killed is started again."""
+        for resize in self.store.open_resizes():
+            if resize.job_id != self.job_id:
+                continue
+            try:
+                self.machine.advance(resize)
+            except Unreachable:
+                pass
+            except Crash:
+                self.machine = self.companion()
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """A second passes, and the companion looks."""
+        self.pass_time(seconds)
+        self.advance()
+
+    def until(self, *states: State) -> None:
+        """Go on until the resize is in one of these states; fails when it ends in another or hangs."""
+        for _ in range(LONGEST_S):
+            if self.resize.state in states:
+                return
+            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
+            self.tick()
+        raise AssertionError(f"stuck in {self.resize.state}")
+
+    def _event(self, event: str) -> None:
+        number = len(self.events)
+        self.events.append(event)
+        self.interrupt(number, event)
+
+    def _order(self, job: Job, order: Order, spool: Path | None) -> None:
+        """`write_order`, between two events."""
+        self._event("before order")
+        write_order(job, order, spool)
+        self._event("after order")
+
+
+class World(Interrupted):
+    """A resize by a requeue, or of a job that waits, in the fake cluster."""
 
     def __init__(
         self,
@@ -51,6 +127,7 @@ class World:
     ) -> None:
         """`parks` takes the job to zero GPUs rather than to NEW; `kinds` are the types of GPU that it asks for before
         and after."""
+        super().__init__()
         self.kinds = kinds
         self.clock = Clock()
         self.slurm = FakeSlurm(self.clock)
@@ -62,27 +139,13 @@ class World:
         """The stop file is there."""
         self.told: tuple[Spec | None, str] = (None, "")
         """What the job says that it can do, and what is wrong with that."""
-        self.events: list[str] = []
-        """Every journal write, order write and client call so far, `before` and `after` it."""
-        self.interrupt: Callable[[int, str], None] = lambda number, event: None
-        """Called with the number (from 0) and name of each event; may raise."""
         self.job_id = next(_ids)
         self.job = self.slurm.add(
             FakeJob(self.job_id, folder / str(self.job_id), OLD, kind=kinds[0], **job), running=running
         )
         store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD)])
         self.machine = self.companion()
-        self.resize: ResizeRecord
-        """As the store has it."""
-        self.slurm.fault = self._event
-
-    def __enter__(self) -> World:
-        self._patch = mock.patch.object(orders_module, "write_order", self._order)
-        self._patch.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._patch.stop()
+        self.slurm.fault = lambda event: None if event in ("job", "snapshot") else self._event(event)
 
     def companion(self) -> ResizeMachine:
         """A companion that has just started."""
@@ -97,6 +160,9 @@ class World:
             deferrals=self.deferrals,
             told=lambda job: self.told,
         )
+
+    def pass_time(self, seconds: float) -> None:
+        self.slurm.pass_time(seconds)
 
     def begin(self) -> ResizeRecord:
         """Write the resize down, as the actor does."""
@@ -121,40 +187,9 @@ class World:
         return self.resize
 
     @property
-    def states(self) -> list[str]:
-        """The states that the resize went through."""
-        return [step.state for step in self.store.resize_steps(self.resize.id)]
-
-    @property
     def calls(self) -> list[str]:
         """What was done to the job, in order."""
         return [name for name, _ in self.slurm.calls]
-
-    def advance(self) -> None:
-        """What the companion does once a second; one that is killed is started again."""
-        for resize in self.store.open_resizes():
-            if resize.job_id != self.job_id:
-                continue
-            try:
-                self.machine.advance(resize)
-            except Unreachable:
-                pass
-            except Crash:
-                self.machine = self.companion()
-
-    def tick(self, seconds: float = 1.0) -> None:
-        """A second passes, and the companion looks."""
-        self.slurm.pass_time(seconds)
-        self.advance()
-
-    def until(self, *states: State) -> None:
-        """Go on until the resize is in one of these states; fails when it ends in another or hangs."""
-        for _ in range(LONGEST_S):
-            if self.resize.state in states:
-                return
-            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
-            self.tick()
-        raise AssertionError(f"stuck in {self.resize.state}")
 
     def finish(self) -> ResizeRecord:
         """Go on until the resize is closed, then let the job go on for a while."""
@@ -169,19 +204,6 @@ class World:
     def _wanted(self, job: Job) -> bool:
         optin = parse_comment(job.comment)
         return not self.stopped and optin is not None and optin.resize
-
-    def _event(self, event: str) -> None:
-        if event in ("job", "snapshot"):
-            return
-        number = len(self.events)
-        self.events.append(event)
-        self.interrupt(number, event)
-
-    def _order(self, job: Job, order: Order, spool: Path | None) -> None:
-        """`write_order`, between two events."""
-        self._event("before order")
-        write_order(job, order, spool)
-        self._event("after order")
 
     def check(self) -> None:
         """What must hold of every resize that was closed, however it went."""
@@ -218,15 +240,6 @@ class _DeferralStore:
 
     def deferrals(self) -> dict[int, float]:
         return {id_: until for id_, until in self._world.store.deferrals().items() if id_ == self._world.job_id}
-
-
-class Interrupted(Protocol):
-    """A world that is interrupted between two events."""
-
-    store: Store
-    resize: ResizeRecord
-
-    def _event(self, event: str) -> None: ...
 
 
 class ResizeStore:
