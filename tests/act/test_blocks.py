@@ -646,7 +646,6 @@ def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch
     """The job never says that it trains without it, and ends: what waits is cancelled, though by the newest report it
     trained last."""
     world = make({1: ONE})
-    world.advance()
     world.observer.observe()
     stale = world.store.membership(world.job_id)
     assert stale is not None and stale.report.blocks == (0, 1)

@@ -74,16 +74,17 @@ class Interrupted:
         return [step.state for step in self.store.resize_steps(self.resize.id)]
 
     def advance(self) -> None:
-        """What the companion does once a second; one that is killed is started again."""
-        for resize in self.store.open_resizes():
-            if resize.job_id != self.job_id:
-                continue
-            try:
-                self.machine.advance(resize)
-            except Unreachable:
-                pass
-            except Crash:
-                self.machine = self.companion()
+        """What the companion does once a second; one that is killed is started again, and reads what is stored."""
+        if self.resize.ended is not None:
+            return
+        try:
+            self.machine.advance(self.resize)
+        except Unreachable:
+            pass
+        except Crash:
+            self.machine = self.companion()
+            opened = (resize for resize in self.store.open_resizes() if resize.job_id == self.job_id)
+            self.resize = next(opened, self.resize)
 
     def tick(self, seconds: float = 1.0) -> None:
         """A second passes, and the companion looks."""
