@@ -96,7 +96,7 @@ def waiting_arrays(seen: Observation) -> dict[int, list[Job]]:
 
 @dataclass
 class Leftovers:
-    """Looks after them once a tick."""
+    """What jobs of blocks leave behind, looked after once a tick."""
 
     client: SlurmClient
     store: Store
