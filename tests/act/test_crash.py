@@ -100,7 +100,7 @@ ROADS = [
     Road("other-type", THERE, "stands", options=TYPES),
     Road("refused", f"{DRAINED} {BACK}", "shape_refused", _refused),
     Road("in-part", f"{DRAINED} {BACK}", "shape_refused", _in_part),
-    Road("waits-too-long", LATE, "queued_too_long", _crowded, {"kinds": ("", "a100")}),
+    Road("waits-too-long", LATE, "queued_too_long", _crowded, {"kinds": ("", "a100"), "settings": {"max_wait_s": 9}}),
     Road("no-checkpoint", "draining abandoned", "no_checkpoint", options={"drain_s": 1000.0}),
     Road("parked", f"{PARKING} done", "parked", options=PARKS),
     Road("park-refused", f"{PARKING} {RELEASED}", "defer_refused", _not_deferred, PARKS),
