@@ -7,10 +7,10 @@ jobs under the cap stay within it. A cap never shrinks a job, also not where it 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings
@@ -45,40 +45,26 @@ def caps_of(
 ) -> tuple[Cap, ...]:
     """The caps of a site as they bear on the jobs `here`, in a partition of so many GPUs: its share, and those of each
     user and account. Jobs `there`, in other partitions, count with what they have."""
-    share = int(limits.share * gpus + 1e-9)
     caps = []
     if here and limits.share < 1:
+        share = int(limits.share * gpus + 1e-9)
         caps.append(Cap(share, frozenset(here), reason("partition_share", gpus=share, partition=partition)))
-    for user, (left, jobs) in _left(here, there, "user", limits.gpus_per_user, limits.gpus_of_user).items():
-        setting = "limits.gpus_of_user" if user in limits.gpus_of_user else "limits.gpus_per_user"
-        most = limits.gpus_of_user.get(user, limits.gpus_per_user) or 0
-        caps.append(Cap(left, jobs, reason("user_cap", user=user, gpus=most, setting=setting)))
-    for name, (left, jobs) in _left(here, there, "account", limits.gpus_per_account, limits.gpus_of_account).items():
-        setting = "limits.gpus_of_account" if name in limits.gpus_of_account else "limits.gpus_per_account"
-        most = limits.gpus_of_account.get(name, limits.gpus_per_account) or 0
-        caps.append(Cap(left, jobs, reason("account_cap", account=name, gpus=most, setting=setting)))
+    for kind, general, own in (
+        ("user", limits.gpus_per_user, limits.gpus_of_user),
+        ("account", limits.gpus_per_account, limits.gpus_of_account),
+    ):
+        mine: dict[str, set[int]] = defaultdict(set)
+        for job_id, job in here.items():
+            mine[getattr(job, kind)].add(job_id)
+        elsewhere: Counter[str] = Counter()
+        for job in there:
+            elsewhere[getattr(job, kind)] += job.gpus
+        for name, jobs in sorted(mine.items()):
+            if name and (most := own.get(name, general)) is not None:
+                setting = f"limits.gpus_of_{kind}" if name in own else f"limits.gpus_per_{kind}"
+                why = reason(f"{kind}_cap", **{kind: name}, gpus=most, setting=setting)
+                caps.append(Cap(most - elsewhere[name], frozenset(jobs), why))
     return tuple(caps)
-
-
-def _left(
-    here: Mapping[int, CappedJob],
-    there: Sequence[CappedJob],
-    kind: Literal["user", "account"],
-    general: int | None,
-    own: Mapping[str, int],
-) -> dict[str, tuple[int, frozenset[int]]]:
-    """For each name with a cap what is left of it here, and for which jobs."""
-    jobs: dict[str, set[int]] = defaultdict(set)
-    for job_id, job in here.items():
-        jobs[getattr(job, kind)].add(job_id)
-    elsewhere: dict[str, int] = defaultdict(int)
-    for job in there:
-        elsewhere[getattr(job, kind)] += job.gpus
-    return {
-        name: (most - elsewhere[name], frozenset(ids))
-        for name, ids in sorted(jobs.items())
-        if name and (most := own.get(name, general)) is not None
-    }
 
 
 class CapUse:
