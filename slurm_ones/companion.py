@@ -28,7 +28,7 @@ from slurm_ones.learn.learner import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
-from slurm_ones.rules.gate import Round, under_way
+from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, PlannedChange, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
@@ -137,10 +137,10 @@ class Companion:
         histories = self._learn(observation)
         self._tidy(observation, histories, {resize.job_id for resize in resizes})
         round_ = self._round(observation, histories, resizes)
-        decided = self._decide(round_)
-        planned = plans(round_, decided, begins=self._actor.acting)
+        planned = plans(round_, self._decide, begins=self._actor.acting)
         begun = self._actor.act(planned, observation, kept=fused.keys())
         outcomes, ended = self._actor.outcomes, self._machine.take_ended()
+        decided = [one.decided for one in planned]
         return Tick(observation, decided, begun, time.monotonic() - started, histories, outcomes, ended, self._slow)
 
     def _switches(self, job: Job, shape: Shape) -> int:
@@ -230,18 +230,14 @@ class Companion:
             self._slow_time = now
         return histories
 
-    def _decide(self, round_: Round) -> list[PartitionSchedule]:
-        decided = []
-        for partition in round_.partitions:
-            rules = round_.partition(partition)
-            cluster = cluster_view(round_, rules)
-            jobs = job_views(round_, rules, cluster, self._learner)
-            within = bounds_of(round_, rules)
-            started = time.monotonic()
-            schedule = decide_within(self._policy(partition), cluster, jobs, within, round_.now, self._rng)
-            views = {job.job_id: job for job in jobs}
-            decided.append(PartitionSchedule(partition, schedule, time.monotonic() - started, views))
-        return decided
+    def _decide(self, round_: Round, rules: PartitionRules) -> PartitionSchedule:
+        cluster = cluster_view(round_, rules)
+        jobs = job_views(round_, rules, cluster, self._learner)
+        within = bounds_of(round_, rules)
+        started = time.monotonic()
+        schedule = decide_within(self._policy(rules.name), cluster, jobs, within, round_.now, self._rng)
+        views = {job.job_id: job for job in jobs}
+        return PartitionSchedule(rules.name, schedule, time.monotonic() - started, views)
 
     def _policy(self, partition: str) -> Policy:
         """Each partition has a search of its own."""

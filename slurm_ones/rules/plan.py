@@ -7,7 +7,7 @@ does not (yet).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ones_db.reasons import SITE_LIMITS, Reason, reason
@@ -378,14 +378,18 @@ class PartitionPlan:
     plan: ResizePlan
 
 
-def plans(round_: Round, decided: Sequence[PartitionSchedule], *, begins: bool = True) -> list[PartitionPlan]:
-    """What may begin of the schedules. If it `begins`, what does in one partition counts in those after it."""
+def plans(
+    round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
+) -> list[PartitionPlan]:
+    """What may begin in each partition: decided and planned one after the other, each by rules that are built once. If
+    it `begins`, it counts in the partitions that follow."""
     found = []
-    for one in decided:
-        rules = round_.partition(one.partition)
-        made = plan(one.schedule, rules)
+    for partition in round_.partitions:
+        rules = round_.partition(partition)
+        decided = decide(round_, rules)
+        made = plan(decided.schedule, rules)
         # A job in the middle of a resize is not decided about.
-        found.append(PartitionPlan(one, [job for job in rules.jobs.values() if job.under_way is None], made))
+        found.append(PartitionPlan(decided, [job for job in rules.jobs.values() if job.under_way is None], made))
         if begins:
             resized = [change for change in made.begin if change.resizes]
             round_ = round_.begun({one.job_id: UnderWay(one.new, one.new_kind, one.moves) for one in resized})

@@ -19,7 +19,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.jobs.eligibility import Elastic, Observation
 from slurm_ones.policy.contract import Allocation, JobView, Promise, Schedule
-from slurm_ones.rules.gate import Round, under_way
+from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
@@ -115,11 +115,14 @@ class Bench:
         schedule = Schedule(
             wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked), promises=self.promises
         )
-        decided = [PartitionSchedule(name, schedule, 0.1, self.views) for name in sorted(parts)]
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         histories = {id_: history(id_) for id_ in elastic}
         round_ = Round(seen, histories, self.settings, under_way(self.store.open_resizes()), self.clock())
-        planned = plans(round_, decided, begins=self.actor.acting)
+
+        def decide(_: Round, rules: PartitionRules) -> PartitionSchedule:
+            return PartitionSchedule(rules.name, schedule, 0.1, self.views)
+
+        planned = plans(round_, decide, begins=self.actor.acting)
         return [change.job_id for change in self.actor.act(planned, seen)]
 
     def change(self, job_id: int, **changes: Any) -> None:

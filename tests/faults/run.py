@@ -20,7 +20,7 @@ from slurm_ones.companion import Companion, Tick
 from slurm_ones.jobs.report_reader import FUTURE_S
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
-from slurm_ones.rules.gate import Round
+from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.plan import PartitionSchedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
@@ -97,10 +97,9 @@ class SeededCompanion(Companion):
     stand for another run.
     """
 
-    def _decide(self, round_: Round) -> list[PartitionSchedule]:
-        decided = super()._decide(round_)
-        for _ in decided:
-            self._store.open_resizes()
+    def _decide(self, round_: Round, rules: PartitionRules) -> PartitionSchedule:
+        decided = super()._decide(round_, rules)
+        self._store.open_resizes()
         return decided
 
 
