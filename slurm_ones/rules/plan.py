@@ -127,14 +127,8 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     The limits of the site are looked at once more, whatever the policy was shown and has said: caps at every moment
     of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
     """
-    jobs, room = rules.jobs, GpuPool(rules)
-    # Who waits and may start counts with what it asks for.
-    most = {id_: job.gpus for id_, job in jobs.items()}
-    most |= {id_: jobs[id_].elastic.shape.gpus for id_ in schedule.allocations.keys() & jobs.keys() if not most[id_]}
-    use = CapUse(rules.caps, most)
+    jobs = rules.jobs
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
-    outcomes = {id_: job.untouchable or reason("kept_waiting") for id_, job in parked.items()}
-    deferred = frozenset(id_ for id_, job in parked.items() if job.untouchable is None)
     changes = sorted(
         (
             _change(jobs[id_], schedule.allocations.get(id_), rules)
@@ -143,90 +137,125 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
         # Shrinks and stops first: what they free is what growing and starting wait for.
         key=lambda change: (max(_gained(change), 0) if change.elastic.job.pending else _gained(change), change.job_id),
     )
-    waiting = [change for change in changes if change.elastic.job.pending and jobs[change.job_id].under_way is None]
-    starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in waiting)
-    later = [start for start in starts if not room.take(start.shape, start.kind)]
-
-    begin: list[PlannedChange] = []
-    requeues, changed = rules.open_resizes, rules.open_changes
-    queued: set[int] = set()
-    without: set[int] | None = None
+    planner = _Planner(rules, changes)
+    for change in changes:
+        planner.consider(change)
     # Who keeps its GPUs moves to fewer nodes where the others leave room for that.
-    packed = [change for change in changes if _gained(change) == 0 and _may_be_packed(jobs[change.job_id], rules)]
-    for change, pack in [*((change, False) for change in changes), *((change, True) for change in packed)]:
-        if pack and change.job_id in outcomes:
-            continue
-        if without is None and (change.elastic.job.pending or _gained(change) >= 0):
-            without = room.set_aside(later)
-        job_id, job = change.job_id, jobs[change.job_id]
-        running, by_blocks = job.elastic.job.running, hot(job.elastic)
+    for change in changes:
+        packs = _gained(change) == 0 and _may_be_packed(jobs[change.job_id], rules)
+        if packs and change.job_id not in planner.outcomes:
+            planner.consider(change, pack=True)
+    planner.let_wait_small(schedule)
+    kept = {id_: job.untouchable or reason("kept_waiting") for id_, job in parked.items()}
+    deferred = frozenset(id_ for id_, job in parked.items() if job.untouchable is None)
+    outcomes = kept | planner.outcomes
+    refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
+    return ResizePlan(tuple(planner.begin), outcomes, deferred, frozenset(planner.queued), refused)
+
+
+class _Planner:
+    """A plan as it is made, one change after the other."""
+
+    def __init__(self, rules: PartitionRules, changes: Sequence[PlannedChange]) -> None:
+        jobs = rules.jobs
+        self._rules, self._room = rules, GpuPool(rules)
+        # Who waits and may start counts with what it asks for.
+        most = {id_: job.gpus for id_, job in jobs.items()}
+        given = {change.job_id for change in changes if not change.parks}
+        self._use = CapUse(rules.caps, most | {id_: jobs[id_].elastic.shape.gpus for id_ in given if not most[id_]})
+        self._open = {True: rules.open_changes, False: rules.open_resizes}
+        """Resizes under way by blocks, and others."""
+        waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
+        starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in waiting)
+        self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
+        self._without: set[int] | None = None
+        """Waiting jobs for which there will be no room; None before GPUs are set aside for the others."""
+        self.begin: list[PlannedChange] = []
+        self.outcomes: dict[int, Reason] = {}
+        self.queued: set[int] = set()
+
+    def consider(self, change: PlannedChange, *, pack: bool = False) -> None:
+        """Begin the change, or say why not; `pack` moves a job of blocks that keeps its GPUs to fewer nodes."""
+        rules, job = self._rules, self._rules.jobs[change.job_id]
+        if self._without is None and (change.elastic.job.pending or _gained(change) >= 0):
+            self._without = self._room.set_aside(self._later)
+        by_blocks = hot(job.elastic)
         if by_blocks:
-            change = _with_moves(change, job, rules, room.free, pack=pack)
+            change = _with_moves(change, job, rules, self._room.free, pack=pack)
         moves_on = change.resizes or change.parks or (by_blocks and change.leaves_kind)
         if not moves_on and change.old.gpus == change.new.gpus:
-            # An order in the middle of a resize would call its drain off.
-            free_to_change = running and not job.elastic.refusal and job.under_way is None
-            if free_to_change and change.old_batch not in (None, change.new_batch):
-                against = breaks(job.spec, change.old, change.old_batch, change.new_batch, rules.node_gpus)
-                begin += [change] if against is None else []
-                outcomes[job_id] = against or reason("batch_changes")
-            continue
-        hindrance = _hindrance(change, job, rules, use)
-        if by_blocks and hindrance is not None and hindrance.code in SITE_LIMITS:
+            self._order_batch(change, job)
+            return
+        against = _hindrance(change, job, rules, self._use)
+        if by_blocks and against is not None and against.code in SITE_LIMITS:
             # To move to fewer nodes takes more GPUs for a moment than to be joined.
-            joined = _with_moves(change, job, rules, room.free, apart=True)
-            if joined.moves and _hindrance(joined, job, rules, use) is None:
-                change, hindrance = joined, None
-        if hindrance is not None:
-            outcomes[job_id] = hindrance
-        elif (full := _too_many(by_blocks, changed, requeues, rules)) is not None:
-            outcomes[job_id] = full
-            queued |= {job_id} if job.elastic.job.pending else set()
-        elif by_blocks and change.moves is None:
-            outcomes[job_id] = reason("no_moves", gpus=change.new.gpus)
-        elif not (by_blocks or not running or _finds_room(change, room.free, rules)) or (
-            without is not None and job_id in without and job.elastic.blocks
-        ):
-            outcomes[job_id] = reason("gpus_not_free", shape=str(change.new))
+            joined = _with_moves(change, job, rules, self._room.free, apart=True)
+            if joined.moves and _hindrance(joined, job, rules, self._use) is None:
+                change, against = joined, None
+        against = against or self._too_many(by_blocks) or self._without_room(change, job)
+        if against is None:
+            self._begin(change, job, pack)
+            return
+        self.outcomes[change.job_id] = against
+        if against.code == "max_open" and job.elastic.job.pending:
+            self.queued.add(change.job_id)
+
+    def _order_batch(self, change: PlannedChange, job: JobRules) -> None:
+        # An order in the middle of a resize would call its drain off.
+        free_to_change = job.elastic.job.running and not job.elastic.refusal and job.under_way is None
+        if free_to_change and change.old_batch not in (None, change.new_batch):
+            against = breaks(job.spec, change.old, change.old_batch, change.new_batch, self._rules.node_gpus)
+            self.begin += [change] if against is None else []
+            self.outcomes[change.job_id] = against or reason("batch_changes")
+
+    def _too_many(self, by_blocks: bool) -> Reason | None:
+        settings = self._rules.settings
+        most = settings.max_open_blocks if by_blocks else settings.max_open
+        return reason("max_open", resizes=most) if self._open[by_blocks] >= most else None
+
+    def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
+        """That there is no room for the change now; if there is, a job that is requeued takes it."""
+        if hot(job.elastic):
+            return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
+        if job.elastic.job.running:
+            only = self._rules.kinds.nodes(change.new_kind)
+            none = not self._room.free.take(change.new, change.elastic.holdings, only)
         else:
-            begin.append(change)
-            for _, shape in change.moves.added if change.moves else ():
-                room.take(shape, change.new_kind)
-            if running:
-                room.leave(job, change.moves)
-            changed, requeues = changed + by_blocks, requeues + (not by_blocks)
-            replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
-            replaced = reason("blocks_packed") if pack else reason("blocks_replaced")
-            outcomes[job_id] = replaced if replaces else reason("begins")
-            use.count_at_least(job_id, max(change.new.gpus, _at_once(change)))
-    for change in _that_wait_small(schedule, rules, room):
-        if _too_many(False, changed, requeues, rules) is None:
-            begin.append(change)
-            requeues += 1
-            outcomes[change.job_id] = reason("waits_small", gpus=change.new.gpus)
-    refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
-    return ResizePlan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
+            none = bool(job.elastic.blocks) and change.job_id in (self._without or ())
+        return reason("gpus_not_free", shape=str(change.new)) if none else None
 
+    def _begin(self, change: PlannedChange, job: JobRules, pack: bool) -> None:
+        by_blocks = hot(job.elastic)
+        self.begin.append(change)
+        for _, shape in change.moves.added if change.moves else ():
+            self._room.take(shape, change.new_kind)
+        if job.elastic.job.running:
+            self._room.leave(job, change.moves)
+        self._open[by_blocks] += 1
+        replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
+        replaced = reason("blocks_packed") if pack else reason("blocks_replaced")
+        self.outcomes[change.job_id] = replaced if replaces else reason("begins")
+        self._use.count_at_least(change.job_id, max(change.new.gpus, _at_once(change)))
 
-def _that_wait_small(schedule: Schedule, rules: PartitionRules, room: GpuPool) -> list[PlannedChange]:
-    """Jobs of blocks that wait, are given nothing now, and whose shapes find no room ask for their smallest size.
+    def let_wait_small(self, schedule: Schedule) -> None:
+        """Let jobs of blocks that wait, are given nothing now, and whose shapes find no room ask for their smallest
+        size.
 
-    Each GPU that gets free then starts one of them, and blocks that join later can leave again: a job that starts in
-    one large block cannot shrink while no GPU is free. Where rigid jobs wait, what gets free is theirs.
-    """
-    found: list[PlannedChange] = []
-    if rules.rigid_wait:
-        return found
-    for id_, job in rules.jobs.items():
-        elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
-        waits = elastic.job.pending and bool(elastic.blocks) and job.under_way is None and job.fixed is None
-        if given or not waits or job.asked is not None:
-            continue
-        least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
-        only = rules.kinds.nodes(kind)
-        if least is not None and least.gpus < shape.gpus and room.free.nodes_for(shape, only=only) is None:
-            found.append(PlannedChange(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
-    return found
+        Each GPU that gets free then starts one of them, and blocks that join later can leave again: a job that starts
+        in one large block cannot shrink while no GPU is free. Where rigid jobs wait, what gets free is theirs.
+        """
+        rules = self._rules
+        for id_, job in rules.jobs.items() if not rules.rigid_wait else ():
+            elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
+            waits = elastic.job.pending and bool(elastic.blocks) and job.under_way is None and job.fixed is None
+            if given or not waits or job.asked is not None or self._too_many(by_blocks=False):
+                continue
+            least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
+            room = self._room.free.nodes_for(shape, only=rules.kinds.nodes(kind))
+            if least is not None and least.gpus < shape.gpus and room is None:
+                self.begin.append(PlannedChange(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
+                self._open[False] += 1
+                self.outcomes[id_] = reason("waits_small", gpus=least.gpus)
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
@@ -247,17 +276,6 @@ def _gained(change: PlannedChange) -> int:
 def _may_be_packed(job: JobRules, rules: PartitionRules) -> bool:
     """Whether fewer nodes would do for a job of blocks, and it has been where it is for long enough."""
     return job.settled and len(job.elastic.job.node_list) > -(-job.gpus // max(rules.node_gpus, 1))
-
-
-def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRules) -> Reason | None:
-    """That enough resizes of this kind are under way."""
-    under_way, most = (changed, rules.settings.max_open_blocks) if by_blocks else (requeues, rules.settings.max_open)
-    return reason("max_open", resizes=most) if under_way >= most else None
-
-
-def _finds_room(change: PlannedChange, free: Ledger, rules: PartitionRules) -> bool:
-    """Take room for a requeued job."""
-    return free.take(change.new, change.elastic.holdings, rules.kinds.nodes(change.new_kind))
 
 
 def _with_moves(
