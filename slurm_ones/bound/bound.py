@@ -66,7 +66,7 @@ def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
 
 
 def _bound(plan: StudyPlan, seed: int) -> Bound:
-    return bound_of(plan.workload(seed), plan.cluster().all_parts)
+    return bound_of(plan.workload(seed), plan.cluster.all_parts)
 
 
 def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:

@@ -243,9 +243,9 @@ class SimulateOptions:
 
     def plan(self) -> StudyPlan:
         """The study that they ask for. Raises `BadInput`."""
+        from slurm_ones.simulate.spec import ClusterSpec
         from slurm_ones.simulate.study.plan import Source, StudyPlan
 
-        parts = parse_cluster(self.cluster)
         usual = QUICK_S if self.workload == QUICK_MIX else USUAL_S if self.resize == "requeue" else HOT_S
         interval = usual if self.interval is None else self.interval
         for wrong, why in (
@@ -264,15 +264,15 @@ class SimulateOptions:
             source=Source(**{field.name: getattr(self, field.name) for field in fields(Source)}),
             contenders=tuple(parse_policy(text) for text in self.policy or ["ones"]),
             seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
-            nodes=sum(part.nodes for part in parts),
-            gpus_per_node=min(part.gpus_per_node for part in parts),
+            cluster=ClusterSpec(
+                slow_nodes=parse_slow_nodes(self.slow_nodes) if self.slow_nodes else (),
+                network=parse_network(self.network) if self.network else None,
+                parts=parse_cluster(self.cluster),
+            ),
             interval_s=interval,
             mechanism=parse_mechanism(self.resize, self.resize_cost),
             idealized=self.idealized,
-            network=parse_network(self.network) if self.network else None,
-            slow_nodes=parse_slow_nodes(self.slow_nodes) if self.slow_nodes else (),
             settings=parse_pairs("--set", self.settings or ()),
-            parts=parts if parts[0].kind else (),
         )
         check_outputs(self.figures, self.html)
         plan.check()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, NodeView
+from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 
 PARTITION = "gpu"
@@ -25,7 +26,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Equal nodes in one partition, or `parts` with GPUs of a kind each. Raises ValueError for what cannot be."""
+    """Equal nodes in one partition, or `parts` with GPUs of a kind each. Raises `BadInput` for what cannot be."""
 
     nodes: int = 0
     gpus_per_node: int = 0
@@ -45,12 +46,21 @@ class ClusterSpec:
         slow_speeds(self.names, self.slow_nodes)
         if self.network is not None and self.network.leaves * self.network.nodes != self.nodes:
             below = self.network.leaves * self.network.nodes
-            raise ValueError(f"network {self.network}: {below} nodes, and the cluster has {self.nodes}")
+            raise BadInput(f"network {self.network}: {below} nodes, and the cluster has {self.nodes}")
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
         """Its parts, or itself as the only one."""
         return self.parts or (Part(self.nodes, self.gpus_per_node),)
+
+    def __str__(self) -> str:
+        """As `--cluster` has it: 16x4, or 8x4:a100+8x4:v100."""
+        return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in self.all_parts)
+
+    @property
+    def least_node(self) -> int:
+        """The fewest GPUs that a node has."""
+        return min(part.gpus_per_node for part in self.all_parts)
 
     @property
     def gpus(self) -> int:
@@ -144,9 +154,9 @@ class Network:
 
 
 def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
-    """The speeds of the nodes that are slow: spread evenly over all of them. Raises ValueError where there are more."""
+    """The speeds of the nodes that are slow: spread evenly over all of them. Raises `BadInput` if there are more."""
     if len(slow) > len(names):
-        raise ValueError(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
+        raise BadInput(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
     return {names[i * len(names) // len(slow)]: speed for i, speed in enumerate(slow)}
 
 

@@ -15,6 +15,7 @@ import pytest
 import submitit
 
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.study import kept
 from slurm_ones.simulate.study.jobs import TRIES, SeenJob, SentAs, StudyJobs, StudyQueue, Waits, parse_sbatch
 from slurm_ones.simulate.study.kept import StudyFolder, parts_of, run_part
@@ -211,7 +212,8 @@ def test_what_has_changed_is_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     """A result's name follows from seed, options, settings, files and code; its place among others does not matter."""
     one = {part.key for part in parts_of(SMALL)}
     assert one < {part.key for part in parts_of(replace(PLAN, contenders=(STRICT, FIFO)))}
-    for plan in (replace(SMALL, interval_s=30.0), replace(SMALL, nodes=5), replace(SMALL, seeds=(1,))):
+    changes = (replace(SMALL, interval_s=30.0), replace(SMALL, cluster=ClusterSpec(5, 4)), replace(SMALL, seeds=(1,)))
+    for plan in changes:
         assert not one & {part.key for part in parts_of(plan)}
     file = tmp_path / "jobs.csv"
     of_file = replace(SMALL, source=replace(SMALL.source, workload=str(file), profiles=tmp_path))

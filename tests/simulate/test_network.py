@@ -16,7 +16,6 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.placement import place
 from slurm_ones.simulate.run import run
 from slurm_ones.simulate.spec import ClusterSpec, Network, Slowdown, slowdowns
-from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.profiles import Workload, read_profile
 from slurm_ones.testing.policies import seeded
@@ -121,6 +120,5 @@ def test_what_is_wrong_with_a_network_is_said() -> None:
         with pytest.raises(BadInput, match="is not COUNT:SPEED"):
             parse_slow_nodes(text)
     assert (parse_network("4x4:3"), parse_slow_nodes("2:0.7")) == (Network(4, 4, 3.0), (0.7, 0.7))
-    plan = StudyPlan(Source("philly", jobs=2), (Contender("ones", "ones"),), (0,), nodes=4, network=Network(3, 4))
     with pytest.raises(BadInput, match="12 nodes, and the cluster has 4"):
-        plan.check()
+        ClusterSpec(4, 4, network=Network(3, 4))

@@ -14,7 +14,7 @@ from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.show.page import write_study
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.spec import Network, Part
+from slurm_ones.simulate.spec import ClusterSpec, Network, Part
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.study.present import TableRow, as_json, page, pictures, rows
 from slurm_ones.simulate.study.runs import StudyRun, run_all, summarize
@@ -47,7 +47,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
 
 
 FIFO, STRICT = Contender("fifo", "fifo"), Contender("fifo:backfill=false", "fifo", {"backfill": False})
-PLAN = StudyPlan(Source("philly", jobs=12), (FIFO, STRICT), seeds=(0, 1), nodes=4, idealized=True)
+PLAN = StudyPlan(Source("philly", jobs=12), (FIFO, STRICT), (0, 1), ClusterSpec(4, 4), idealized=True)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_json(runs: list[StudyRun]) -> None:
     run = found["run"]
     assert (run["workload"], run["engine"], run["network"], run["slow_nodes"]) == ("philly", "idealized", None, [])
     parts = (Part(6, 4, "t4"), Part(2, 8, "a100"))
-    plan = replace(PLAN, contenders=(), parts=parts, network=Network(4, 2, 3.0), slow_nodes=(0.7,))
+    plan = replace(PLAN, contenders=(), cluster=ClusterSpec(slow_nodes=(0.7,), network=Network(4, 2, 3.0), parts=parts))
     run = as_json(plan, [], [])["run"]
     assert run["cluster"] == "6x4:t4+2x8:a100"
     assert run["network"] == {"leaves": 4, "nodes": 2, "taper": 3.0} and run["slow_nodes"] == [0.7]

@@ -15,7 +15,7 @@ from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.run import companion_settings
-from slurm_ones.simulate.spec import ClusterSpec, Network, Part
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.study.figures import figures
 from slurm_ones.simulate.training.application import Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
@@ -103,21 +103,14 @@ class StudyPlan:
     source: Source
     contenders: tuple[Contender, ...]
     seeds: tuple[int, ...]
-    nodes: int = 16
-    gpus_per_node: int = 4
+    cluster: ClusterSpec
     interval_s: float = 60.0
     mechanism: Mechanism = field(default_factory=Requeue)
     """Way and costs of a resize."""
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
-    network: Network | None = None
-    """Leaf switches and the speed of the links between them; None for a network that jobs do not notice."""
-    slow_nodes: tuple[float, ...] = ()
-    """Speeds of the nodes that are slower than others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
-    parts: tuple[Part, ...] = ()
-    """Parts of a cluster with GPUs of several kinds, in place of `nodes`; `gpus_per_node` is then the fewest."""
 
     def seeds_of(self, contender: Contender) -> tuple[int, ...]:
         """Seeds that are run: with no job elastic nothing depends on the seed, and the first stands for all."""
@@ -130,43 +123,24 @@ class StudyPlan:
                 if seed in self.seeds_of(contender):
                     yield contender, seed
 
-    @property
-    def gpus(self) -> int:
-        if self.parts:
-            return sum(part.nodes * part.gpus_per_node for part in self.parts)
-        return self.nodes * self.gpus_per_node
-
-    @property
-    def nodes_and_gpus(self) -> str:
-        """As `--cluster` has it: 16x4, or 8x4:a100+8x4:v100."""
-        parts = self.parts or [Part(self.nodes, self.gpus_per_node)]
-        return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in parts)
-
-    def cluster(self) -> ClusterSpec:
-        """Cluster of the work. Raises ValueError if network and nodes do not fit."""
-        parts = self.parts or (Part(self.nodes, self.gpus_per_node),)
-        return ClusterSpec(slow_nodes=self.slow_nodes, network=self.network, parts=parts)
-
     def description(self) -> dict[str, str]:
         """Plan in words."""
         one, jobs = len(self.seeds) == 1, len(self.workload(self.seeds[0]).submissions)
+        cluster = self.cluster
         found = {
             "work": self.source.workload,
             "jobs": f"{jobs} jobs",
             "load": f"{self.source.load:g}",
-            "cluster": " + ".join(
-                f"{n} nodes × {g} {kind or 'GPUs'}"
-                for n, g, kind in self.parts or [Part(self.nodes, self.gpus_per_node)]
-            ),
+            "cluster": " + ".join(f"{n} nodes × {g} {kind or 'GPUs'}" for n, g, kind in cluster.all_parts),
             "seeds": f"{self.seeds[0]}" if one else f"{self.seeds[0]}–{self.seeds[-1]}",
             "decisions": f"every {seconds(self.interval_s)}",
             "a resize": _cost(self.mechanism),
             "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
         }
-        if self.network is not None:
-            found["network"] = f"{self.network.leaves} leaf switches, tapered {self.network.taper:g}:1"
-        if self.slow_nodes:
-            found["slow nodes"] = f"{len(self.slow_nodes)} of speed {min(self.slow_nodes):g}"
+        if cluster.network is not None:
+            found["network"] = f"{cluster.network.leaves} leaf switches, tapered {cluster.network.taper:g}:1"
+        if cluster.slow_nodes:
+            found["slow nodes"] = f"{len(cluster.slow_nodes)} of speed {min(cluster.slow_nodes):g}"
         if self.source.deadlines:
             found["deadlines"] = f"{100 * self.source.deadlines:g} % of the jobs"
         if self.settings:
@@ -176,8 +150,8 @@ class StudyPlan:
     def workload(self, seed: int, contender: Contender | None = None) -> Workload:
         """A contender's work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
         elastic = contender.elastic if contender is not None else None
-        found = self.source.load_workload(seed, self.gpus, self.gpus_per_node, elastic)
-        check_fits(found, self.gpus)
+        found = self.source.load_workload(seed, self.cluster.gpus, self.cluster.least_node, elastic)
+        check_fits(found, self.cluster.gpus)
         return found
 
     def check(self) -> None:
@@ -191,17 +165,13 @@ class StudyPlan:
                 make_policy(contender.policy, **contender.options)
             except (TypeError, ValueError) as error:
                 raise BadInput(str(error)) from None
-        try:
-            self.cluster()
-        except ValueError as error:
-            raise BadInput(str(error)) from None
         for seed in self.seeds:
             self.workload(seed)
-        if self.parts and not self.idealized:
+        if any(part.kind for part in self.cluster.all_parts) and not self.idealized:
             raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
         if self.settings:
             try:
-                companion_settings(self.cluster(), Path(), self.settings)
+                companion_settings(self.cluster, Path(), self.settings)
             except ValidationError as error:
                 wrong = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
                 raise BadInput(f"--set: {'; '.join(wrong)}") from None

@@ -138,9 +138,9 @@ def as_json(
     ended = [(run, run.outcome) for run in runs if run.outcome is not None]
     run = {
         **plan.source.described(),
-        "cluster": plan.nodes_and_gpus,
-        "network": asdict(plan.network) if plan.network else None,
-        "slow_nodes": list(plan.slow_nodes),
+        "cluster": str(plan.cluster),
+        "network": asdict(plan.cluster.network) if plan.cluster.network else None,
+        "slow_nodes": list(plan.cluster.slow_nodes),
         "seeds": list(plan.seeds),
         "interval_s": plan.interval_s,
         **(
@@ -204,7 +204,7 @@ def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> tuple[list[Lane], dic
         mark = f"{contender.label} " if contender.elastic is not None else ""
         bars = [Bar(f"{mark}{s.job}", s.start, s.end, s.gpus) for outcome in drawn for s in outcome.segments]
         goodput = drawn[0].goodput if drawn and contender.elastic is None else ()
-        lanes.append(Lane(contender.label, jct, bars, goodput, plan.gpus))
+        lanes.append(Lane(contender.label, jct, bars, goodput, plan.cluster.gpus))
         kinds |= {f"{mark}{job.name}": plan.source.kind(job) for outcome in drawn for job in outcome.jobs}
     return lanes, kinds
 

@@ -84,7 +84,7 @@ def simulate(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPr
         contender.policy,
         contender.options,
         workload,
-        plan.cluster(),
+        plan.cluster,
         oracle="pack" if plan.idealized else None,
         interval_s=plan.interval_s,
         mechanism=plan.mechanism,
@@ -263,4 +263,6 @@ def summarize(
 def _work_of(plan: StudyPlan, seed: int) -> dict[str, float]:
     """Each job's seconds at the size and batch that its user asks for."""
     work = plan.workload(seed)
-    return {s.name: undisturbed_s(work.applications[s.application], s, plan.gpus_per_node) for s in work.submissions}
+    return {
+        s.name: undisturbed_s(work.applications[s.application], s, plan.cluster.least_node) for s in work.submissions
+    }

@@ -19,6 +19,7 @@ import numpy as np
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
+from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.study.figures import share_figures, spread
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.training.application import Application, Requeue, Submission
@@ -217,8 +218,7 @@ def plan_of(
         source=TraceSource(name, profiles, stretch=stretch, curves=curves),
         contenders=tuple(Contender(share_label(share), POLICY, elastic=share) for share in shares),
         seeds=tuple(seeds),
-        nodes=stretch.nodes,
-        gpus_per_node=stretch.gpus_per_node,
+        cluster=ClusterSpec(stretch.nodes, stretch.gpus_per_node),
         interval_s=interval_of(stretch),
         mechanism=Requeue(None),
     )
