@@ -111,8 +111,6 @@ class Training:
         self.generation = 0
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first leads."""
-        self.memberships = 0
-        """Memberships that took effect."""
         self.speeds: Mapping[str, float] = {}
         """Of the nodes that are slower than others."""
         self.kinds: Mapping[str, str] = {}
@@ -368,7 +366,6 @@ class Training:
         ready_s: float = 0.0,
         order: Order | None = None,
     ) -> None:
-        self.memberships += 1
         restarts = tuple(self._blocks[task].restart for task in self.members)
         number = order.number if order is not None else None
         self._reporter.membership(
