@@ -11,7 +11,7 @@ from ones_db import ResizeRecord, Store
 from slurm_ones.rules.blocks import BLOCKS
 from slurm_ones.simulate.training.application import Hot
 from slurm_ones.simulate.world import World as Simulated
-from tests.simulate.random_faults import RandomFaults
+from tests.simulate.harness import RandomFaults
 from tests.simulate.test_engine import with_changing_policy, workload
 
 

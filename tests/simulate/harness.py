@@ -1,15 +1,22 @@
-"""A simulated Slurm with programs that do nothing, for tests of the cluster alone."""
+"""Tools of simulated Slurms in tests: programs that do nothing, faults from a seed, a policy that no good one is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from ones_db.shape import Shape
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.policy.build import place
+from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.slurm.client import NotResizable, Unreachable
 from slurm_ones.slurm.model import Job, JobKey
 
 OWNER, STRANGER = 1001, 1002
@@ -85,3 +92,101 @@ class Harness:
     def free(self) -> list[int]:
         """Free GPUs of each node."""
         return list(self.cluster.nodes.free("gpu").values())
+
+
+@dataclass
+class RandomFaults(Faults):
+    """What goes wrong at one cluster: shares of calls, and mean times between. What is off takes no random number."""
+
+    refused: float = 0.0
+    """Share of the updates of a shape that Slurm refuses."""
+    partial: float = 0.0
+    """Share of those that it takes in part, the nodes without the GPUs, and then refuses."""
+    requeue_refused: float = 0.0
+    unreachable: float = 0.0
+    """Share of the calls that get no answer; half of those have taken effect."""
+    node_mtbf_s: float = 0.0
+    """Mean time between two failures of a node, 0 for never. Slurm requeues its jobs."""
+    node_repair_s: float = 1800.0
+    preempt_mtbf_s: float = 0.0
+    """Mean time until Slurm requeues a running job by itself, as preemption does; 0 for never."""
+    seed: int = 0
+
+    def begin(self, cluster: SimulatedCluster) -> None:
+        self.cluster, self.rng = cluster, np.random.default_rng([self.seed, 1])
+        for name in cluster.nodes.names() if self.node_mtbf_s else ():
+            self._fail_some_time(name)
+
+    def started(self, job: SimulatedJob) -> None:
+        if self.preempt_mtbf_s:
+            seconds = float(self.rng.exponential(self.preempt_mtbf_s))
+            job.events.append(self.cluster.timeline.after(seconds, lambda: self.cluster.preempt(job.to_model().key)))
+
+    def ask(self, what: str) -> None:
+        if self._draw(self.unreachable):
+            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
+
+    def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
+        if what == "requeuehold" and self._draw(self.requeue_refused):
+            raise NotResizable(f"job {job_id}: Requested operation is presently disabled")
+        lost = self._draw(self.unreachable)
+        if not lost or self._draw(0.5):
+            make()
+        if lost:
+            raise Unreachable(f"{what} {job_id}: Socket timed out on send/recv operation")
+
+    def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
+        refusal = NotResizable(f"job {job.key}: Requested node configuration is not available")
+        if self._draw(self.refused):
+            raise refusal
+        nodes_alone = self._draw(self.partial)
+        self.change("update", job.key, lambda: make(nodes_alone))
+        if nodes_alone:
+            raise refusal
+
+    def _draw(self, share: float) -> bool:
+        return share > 0 and float(self.rng.random()) < share
+
+    def _fail_some_time(self, name: str) -> None:
+        timeline = self.cluster.timeline
+
+        def fail() -> None:
+            self.cluster.fail(name)
+            timeline.after(self.node_repair_s, repaired)
+
+        def repaired() -> None:
+            self.cluster.resume(name)
+            self._fail_some_time(name)
+
+        timeline.after(float(self.rng.exponential(self.node_mtbf_s)), fail)
+
+
+class ChangingPolicy:
+    """Another size and batch for every job at each decision; those that find no room are parked."""
+
+    name = "changing"
+
+    def __init__(self, *, parks: bool = True) -> None:
+        self._parks = parks
+        self._round = 0
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `policy.contract.Policy`."""
+        self._round += 1
+        order = sorted(jobs, key=lambda job: (job.job_id + self._round) % 7) if self._parks else jobs
+        found = place(cluster, order, {job.job_id: self._size(job) for job in jobs})
+        allocations = {}
+        for job in jobs:
+            if job.job_id in found:
+                shape = found[job.job_id]
+                least, most = least_and_most(job.limits, shape.gpus)
+                batch = job.batch if job.fixed else min(max(least * (1 + self._round % 3), least), most)
+                allocations[job.job_id] = Allocation(shape, batch)
+            elif job.shape is not None and (job.fixed or not self._parks):
+                allocations[job.job_id] = Allocation(job.shape, job.batch)
+        parked = {job.job_id for job in jobs if job.job_id not in allocations and not job.fixed}
+        return Schedule(allocations, parked=frozenset(parked if self._parks else ()))
+
+    def _size(self, job: JobView) -> int:
+        sizes = [n for n in job.limits.gpus if n <= 8]
+        return sizes[(self._round + job.job_id) % len(sizes)] if sizes else job.limits.gpus[0]

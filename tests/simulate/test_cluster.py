@@ -12,8 +12,7 @@ from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, backfill, place
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState
-from tests.simulate.harness import Harness
-from tests.simulate.random_faults import RandomFaults
+from tests.simulate.harness import Harness, RandomFaults
 
 DAY = 86400.0
 

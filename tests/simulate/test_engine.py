@@ -13,7 +13,7 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.rivals.ordered import Fifo
-from slurm_ones.simulate.outcome import Outcome
+from slurm_ones.simulate.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.run import AT_ONCE, SimulationFailed, run
 from slurm_ones.simulate.slurm.cluster import Faults
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
@@ -22,8 +22,7 @@ from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Su
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.profiles import BadInput, Workload
-from tests.simulate.changing_policy import ChangingPolicy
-from tests.simulate.random_faults import RandomFaults
+from tests.simulate.harness import ChangingPolicy, RandomFaults
 
 APPLICATIONS = {
     "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=16), name="cnn"),
@@ -292,3 +291,55 @@ def test_a_promise_is_stored_and_kept_through_the_companion() -> None:
     assert second.promised is not True
     assert third.deadline is None
     assert all(job.ended is not None for job in outcome.jobs)
+
+
+LONG = build(KINDS["bert-glue"], name="long")
+BRIEF = build(replace(KINDS["resnet18-cifar10"], epochs=8), name="brief")
+AT = 400.0
+"""When the rigid job comes."""
+
+
+def outcomes(asked: int, priority: int, **limits: Any) -> tuple[JobOutcome, JobOutcome]:
+    """An elastic job of so many GPUs, alone on 4 of them, and a rigid one of 2 that comes later."""
+    jobs = (
+        Submission("elastic", 0.0, "long", asked, LONG.base_batch),
+        Submission("rigid", AT, "brief", 2, BRIEF.base_batch, elastic=False, priority=priority),
+    )
+    work = Workload("two", jobs, {"long": LONG, "brief": BRIEF})
+    elastic, rigid = run("ones", {}, work, ClusterSpec(1, 4), settings={**AT_ONCE, "limits": limits}).jobs
+    return elastic, rigid
+
+
+def waited(rigid: JobOutcome) -> float:
+    assert rigid.started is not None
+    return rigid.started - rigid.submitted
+
+
+@pytest.mark.parametrize(("asked", "priority"), [(4, 2), (1, 1)])
+def test_a_rigid_job_starts_soon(asked: int, priority: int) -> None:
+    """One of higher priority, and one that only wants what the elastic job has grown into: after a tick, a drain and a
+    look of the scheduler. Without that it waits for the elastic job's end."""
+    elastic, rigid = outcomes(asked, priority)
+    assert waited(rigid) < 60 + 60
+    assert elastic.ended is not None and elastic.resizes >= 1
+    alone, late = outcomes(asked, priority, yield_to_rigid=False)
+    assert alone.ended is not None and waited(late) >= alone.ended - AT > 240
+
+
+def test_what_a_job_asked_for_is_not_given_to_one_behind_it() -> None:
+    """Of equal priority, the first come is first served."""
+    elastic, rigid = outcomes(4, 1)
+    assert elastic.ended is not None and elastic.resizes == 0
+    assert waited(rigid) >= elastic.ended - AT
+
+
+def test_a_job_grows_within_its_share() -> None:
+    """Alone on four GPUs, of which elastic jobs may grow into half."""
+    elastic, _ = outcomes(1, 1, share=0.5, yield_to_rigid=False)
+    assert elastic.gpu_s <= 2 * elastic.running_s
+
+
+def test_resizes_of_a_job_are_counted() -> None:
+    """It is interrupted so often in its life and no more, though it would grow, shrink, and grow again."""
+    assert outcomes(1, 1)[0].resizes > 1
+    assert outcomes(1, 1, resizes_per_job=1)[0].resizes == 1

@@ -84,6 +84,8 @@ class Application:
     """Rise of the metric that counts as an improvement over `patience` epochs."""
     passes_alone: int = 1
     """Passes that one GPU makes at least in a step beyond the base batch."""
+    faster: float = 1.0
+    """How many times as fast as on the reference its compute is on its kind of GPU."""
     by: TrainedBy | None = None
     """Its training strategy; None where it is plainly data parallel."""
     later: Application | None = None
@@ -148,9 +150,9 @@ class Application:
         gpus, wanted = sum(placement), np.asarray(batches, dtype=np.float64)
         passes, local = self._passes(np.array([gpus]), wanted)
         if isinstance(self.speed, PlacedSpeed):
-            step, sync = self.speed.placed(placement, local)
+            step, sync = self._paced(*self.speed.placed(placement, local))
         else:
-            step, sync = self.speed.step(len(placement), gpus, local)
+            step, sync = self._paced(*self.speed.step(len(placement), gpus, local))
         compute = np.maximum(step - sync, 0.0)
         more = passes * compute * (slowdown.compute - 1.0) + sync * (slowdown.exchange - 1.0)
         result: Floats = wanted / (step + (passes - 1.0) * compute + more)
@@ -188,8 +190,12 @@ class Application:
     def _curve(self, place: int) -> Floats:
         """(2, L) step and gradient exchange on `nodes * PLACES + gpus`."""
         if place not in self._curves:
-            self._curves[place] = np.array(self.speed.step(place // PLACES, place % PLACES, self._locals))
+            self._curves[place] = np.array(self._paced(*self.speed.step(place // PLACES, place % PLACES, self._locals)))
         return self._curves[place]
+
+    def _paced(self, step: Floats, sync: Floats) -> tuple[Floats, Floats]:
+        """A step and its exchange on its kind of GPU, from those on the reference."""
+        return (step, sync) if self.faster == 1.0 else (np.maximum(step - sync, 0.0) / self.faster + sync, sync)
 
     def gradient(self, progress: float, batch: float) -> tuple[float, float]:
         """(squared norm, variance) of the gradient at that point of the training, linear between batches."""
@@ -320,40 +326,13 @@ def factor(application: str, kind: str) -> float:
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 
-@dataclass(frozen=True)
-class FasterCompute:
-    """A speed whose compute is `factor` times as fast, its exchange as it was."""
-
-    of: Speed
-    factor: float
-
-    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`."""
-        return _faster(*self.of.step(nodes, gpus, local), self.factor)
-
-
-@dataclass(frozen=True)
-class FasterPlaced(FasterCompute):
-    """The same of a speed that knows placements."""
-
-    def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """See `application.PlacedSpeed`."""
-        assert isinstance(self.of, PlacedSpeed)
-        return _faster(*self.of.placed(placement, local), self.factor)
-
-
-def _faster(step: Floats, sync: Floats, factor: float) -> tuple[Floats, Floats]:
-    return np.maximum(step - sync, 0.0) / factor + sync, sync
-
-
 def on_kind(app: Application, kind: str) -> Application:
     """The application as it is on that kind of GPU; itself on the reference."""
     times = factor(app.name, kind)
     if times == 1.0:
         return app
-    wrapped = FasterPlaced if isinstance(app.speed, PlacedSpeed) else FasterCompute
     later = None if app.later is None else on_kind(replace(app.later, name=app.name), kind)
-    return app.altered(speed=wrapped(app.speed, times), later=later)
+    return app.altered(faster=times, later=later)
 
 
 STATE_BYTES = 12.0
