@@ -9,10 +9,9 @@ from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
-from tests.faults.block_safety import BlockSafety
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
-from tests.faults.safety import SafetyChecker
+from tests.faults.safety import BlockSafety, SafetyChecker
 
 DOWN_S = (30.0, 900.0)
 """How long a controller is down that is restarted."""

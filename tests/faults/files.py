@@ -33,10 +33,9 @@ from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, read_from
-from tests.faults.block_safety import BlockSafety
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import IN_REPORTS, FaultKind
-from tests.faults.safety import SafetyChecker
+from tests.faults.safety import BlockSafety, SafetyChecker
 
 LATE_S = 400.0
 """How long reports are late at most."""

@@ -27,7 +27,6 @@ from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.simulate.world import USER
 from tests.faults import invariants
-from tests.faults.block_safety import BlockSafety
 from tests.faults.client import Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles, faulty_access
@@ -36,7 +35,7 @@ from tests.faults.injector import FaultInjector
 from tests.faults.kinds import ON_HOST, FaultKind
 from tests.faults.plan import FaultPlan
 from tests.faults.random_policy import QuietPolicy, RandomPolicy
-from tests.faults.safety import FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
+from tests.faults.safety import BlockSafety, FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
 from tests.faults.store import FaultyStore, empty_database, shared_statements
 
 QUIET_TICKS = 2
