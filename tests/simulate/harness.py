@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ones_db.shape import Shape
-from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.policy.build import place
+from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
