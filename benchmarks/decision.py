@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from slurm_ones.learn.efficiency import NoiseEfficiency
 
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape
-from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
 from slurm_ones.learn.step_time import CAUTIOUS, StepLayout, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of

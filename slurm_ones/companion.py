@@ -21,9 +21,9 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.jobs.elastic import Observation
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
-from slurm_ones.jobs.report_reader import read_spec
+from slurm_ones.jobs.reports import read_spec
 from slurm_ones.learn.learner import Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.policies import make_policy
@@ -109,7 +109,7 @@ class Companion:
             deferrals=deferrals,
             clock=clock,
             wanted=self._observer.may_resize,
-            rival=self._observer.rivals.number,
+            rival=self._observer.other.number,
             told=read_spec,
             switches=self._switches,
         )

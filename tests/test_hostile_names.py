@@ -21,7 +21,7 @@ from ones_db.shape import Shape
 from ones_db.views import VIEWS
 from slurm_ones.act.actor import commands
 from slurm_ones.cli import app
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.show.charts import Bar, Panel, draw_gpus

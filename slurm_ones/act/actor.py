@@ -18,7 +18,7 @@ from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.jobs.elastic import Observation
 from slurm_ones.policy.contract import JobView, Schedule
 from slurm_ones.policy.figures import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves, task_of

@@ -15,7 +15,7 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import State
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Task

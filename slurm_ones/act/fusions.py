@@ -20,7 +20,7 @@ from ones_db.reasons import reason
 from ones_wrapper.protocol import FUSION, MAX_LINE, MAX_SPEC, FusedMember, Fusion, Order, ProtocolError, decode_fusion
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from

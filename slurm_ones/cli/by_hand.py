@@ -24,9 +24,9 @@ from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import JsonOption, command, console, job_number, print_json
-from slurm_ones.jobs.blocks import arrays, block_job
+from slurm_ones.jobs.elastic import arrays, block_job
 from slurm_ones.jobs.optin import MAX_GPUS, BadComment, parse_comment, with_size
-from slurm_ones.jobs.report_reader import read_reports
+from slurm_ones.jobs.reports import read_reports
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError
 from slurm_ones.slurm.command import CommandClient
@@ -275,10 +275,10 @@ class OwnReports:
     def of(self, job: Job, restart: int) -> list[ReportLine]:
         """All of a run so far. Raises `BadInput` where they cannot be read."""
         offset, number = self._at.get(restart, (0, 0))
-        found = read_reports(job, restart, offset, number, now=time.time())
+        found, _ = read_reports(job, restart, offset, number, now=time.time())
         lines = self._lines.setdefault(restart, [])
         lines += found.lines
-        self._at[restart] = (found.offset, max(found.last, number))
+        self._at[restart] = (found.offset, max(found.number or 0, number))
         return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pwd
 import time
@@ -11,25 +10,30 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, ReportLine, RunRecord, RunReports, Store
-from ones_db.reasons import reason
-from ones_wrapper import protocol
+from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, RunRecord, RunReports, Store
+from ones_db.reasons import NO_REASON, reason
+from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
-from slurm_ones.jobs.blocks import BlockJob, block_job, fold, is_whole, says_blocks, with_throttles
-from slurm_ones.jobs.eligibility import Elastic, Observation, elastic_job
-from slurm_ones.jobs.notes import Notes
+from slurm_ones.jobs.elastic import (
+    BlockJob,
+    Elastic,
+    Observation,
+    block_job,
+    elastic_job,
+    fold,
+    is_whole,
+    says_blocks,
+    with_throttles,
+)
 from slurm_ones.jobs.optin import BadComment, parse_comment
-from slurm_ones.jobs.places import JobDirectories
-from slurm_ones.jobs.records import job_record, node_record, run_record
-from slurm_ones.jobs.report_reader import lines_per_job, read_reports
-from slurm_ones.jobs.rivals import Rivals
+from slurm_ones.jobs.other_companion import OtherCompanion
+from slurm_ones.jobs.reports import JobFiles, Notes, checkpoint_stands, lines_per_job, read_reports
 from slurm_ones.jobs.terms import POSITIONS, Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
-from slurm_ones.slurm.model import Job, JobState, Snapshot
-from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
-
-log = logging.getLogger(__name__)
+from slurm_ones.slurm.model import Job, JobState, Node, Snapshot, kind_of
+from slurm_ones.slurm.parse import usable
+from slurm_ones.text import plain
 
 
 class Observer:
@@ -52,14 +56,14 @@ class Observer:
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
-        """Whether jobs of the queue were submitted with task counts, of those whose details were read."""
+        """Jobs whose details were read, and whether they were submitted with task counts."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
         self._terms = Terms(store, self._own_uid)
-        self._places = JobDirectories(settings.spool)
-        self.rivals = Rivals(self._own_uid, self._places.hello, clock)
+        self._files = JobFiles(settings.spool)
+        self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
-        """Tasks of arrays that Slurm was asked for in this look; None where it is not asked."""
+        """Tasks of arrays that Slurm was asked for in this call of `collect`; None if it must not be asked."""
         self._block_jobs: Mapping[int, BlockJob] = {}
         """The jobs of blocks of this tick."""
 
@@ -79,15 +83,15 @@ class Observer:
                 elastic_jobs[job.job_id] = elastic
             if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
                 left[job.job_id] = elastic
-        apart: dict[int, list[Job]] = defaultdict(list)
+        tasks_alone: dict[int, list[Job]] = defaultdict(list)
         for elastic in elastic_jobs.values():
             if elastic.job.array_id and not elastic.blocks:
-                apart[elastic.job.array_id].append(elastic.job)
-        no_more = self._terms.no_more(apart)
+                tasks_alone[elastic.job.array_id].append(elastic.job)
+        no_more = self._terms.no_more(tasks_alone)
         elastic_jobs = {id_: e for id_, e in elastic_jobs.items() if e.blocks or e.job.array_id not in no_more}
         read = {job_id for job_id, _ in self._specs}
-        seen = self._places.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
-        seen = self.rivals.judged(seen)
+        seen = self._files.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
+        seen = self.other.judged(seen)
         kinds = {name: node.kind for name, node in snapshot.nodes.items()}
         self._store_jobs(seen, kinds, snapshot.time)
         self._terms.store_blocks(seen, tasks)
@@ -102,8 +106,8 @@ class Observer:
         return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended}, left)
 
     def _throttles(self) -> dict[int, int]:
-        """Most tasks at once of the arrays of which the snapshot shows no limit, though they have one: not all clients
-        show it. One call, and none for those that were looked at before and found good."""
+        """Limits of arrays that the snapshot does not show, as some clients' do not: one call, and none for arrays
+        that were found good before."""
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
             for array, one in self._block_jobs.items()
@@ -117,10 +121,10 @@ class Observer:
         return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid, blocks)
 
     def _with_details(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
-        """The same with what a snapshot does not show: the details of each job that would be resized are read once,
-        those of all new ones in one call. How a job was submitted does not change."""
+        """The same with what a snapshot does not show: the details of each job that may be resized are read once, in
+        one call for all new ones, since how a job was submitted does not change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
-        # One task stands for all of its array: they were submitted together.
+        # Tasks of an array were submitted together: one stands for all.
         asked = {next((b.job_id for b in seen[id_].blocks if not b.ended), id_): id_ for id_ in new}
         details = self._client.details(list(asked)) if asked else {}
         self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in snapshot.jobs}
@@ -134,7 +138,7 @@ class Observer:
         return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
-        """Store the jobs and runs that have changed since the last tick; `kinds` are those of the nodes' GPUs."""
+        """Store the jobs and runs that have changed since the last tick; `kinds` are the nodes' types of GPU."""
         jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
         runs = {
             id_: run_record(e, self._runs.get(id_), kinds)
@@ -149,18 +153,14 @@ class Observer:
         self._terms.stored(jobs)
 
     def _store_nodes(self, snapshot: Snapshot) -> None:
-        """Store the nodes where one has changed since the last tick."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
             self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
     def _close_lost(self, snapshot: Snapshot, seen: Set[int], no_more: Set[int]) -> None:
-        """Bring up to date the jobs that are open in the database and were not found in the queue.
-
-        Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment, or the
-        word for blocks alone: of `no_more`.
-        """
+        """Update the jobs that are open in the database and not in the queue: Slurm forgets a job MinJobAge after its
+        end, and an owner may have taken the opt-in out of the comment, or of `no_more` the word for blocks alone."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -182,7 +182,6 @@ class Observer:
 
     @staticmethod
     def _array(job_id: int, record: JobRecord, snapshot: Snapshot) -> Job | None:
-        """The job array of that id, whose comment no longer says that it is one of blocks."""
         tasks = [job for job in snapshot.jobs.values() if job.array_id == job_id and job.array_tasks]
         return block_job(job_id, tasks, record, record.restart).job if tasks else None
 
@@ -214,28 +213,26 @@ class Observer:
     def _read(
         self, job: Job, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
-        """What a run has reported since it was read last, as far as it is accepted; None where that is nothing new."""
-        found = read_reports(job, restart, offset, number, now=now, most=most, others=others)
-        problem = "; ".join(filter(None, (found.problem, self._terms.problems.get(job.job_id))))
-        self._notes.looked(job.job_id, problem, now)
-        spec = found.spec if restart == job.restart else None
-        if spec is not None and self._specs.get((job.job_id, restart)) == spec:
-            spec = None
-        if found.offset == offset and spec is None:
+        """What a run has reported since it was read last, the nodes of memberships as Slurm has them; None for nothing
+        new."""
+        found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
+        problem = "; ".join(filter(None, (problem, self._terms.problems.get(job.job_id))))
+        self._notes.add(job.job_id, problem, now)
+        if restart != job.restart or self._specs.get((job.job_id, restart)) == found.spec:
+            found = replace(found, spec=None)
+        if found.offset == offset and found.spec is None:
             return None
-        return RunReports(
-            job.job_id, restart, found.offset, found.last, spec, [self._checked(job, x) for x in found.lines]
-        )
-
-    def _checked(self, job: Job, line: ReportLine) -> ReportLine:
-        """The line; of a membership the nodes are as Slurm has them."""
-        if not isinstance(line.report, Membership):
-            return line
-        return replace(line, report=self._terms.as_slurm_has_it(job.job_id, line.report, self._tasks))
+        lines = [
+            replace(line, report=self._terms.as_slurm_has_it(job.job_id, line.report, self._tasks))
+            if isinstance(line.report, Membership)
+            else line
+            for line in found.lines
+        ]
+        return replace(found, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[Job]:
-        """The tasks of an array as they are now, asked for once however many reports it has; a tick has just seen
-        them."""
+        """The tasks of an array as they are now, asked for once however many reports it has; in a tick none, since its
+        snapshot shows them."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -246,7 +243,7 @@ class Observer:
         return self._asked[array]
 
     def may_resize(self, job: Job) -> bool:
-        """Whether the job's owner still opts in and there is no stop file."""
+        """The job's owner still opts in, and there is no stop file."""
         if self._settings.stop_file.exists():
             return False
         try:
@@ -256,20 +253,60 @@ class Observer:
         # What is resized by the id of an array is a job of blocks.
         return optin is not None and optin.resize and (optin.blocks or job.array_id != job.job_id)
 
-    def checkpoint_stands(self, job: Job, name: str) -> bool:
-        """Whether the checkpoint that a job reported is there and complete, as far as can be seen.
 
-        A job that lies about its checkpoint loses its own work; this guards against files that went missing.
-        """
-        if not name or name.startswith(".") or "/" in name:
-            return False
-        try:
-            path = job_directory(job) / protocol.CHECKPOINTS / name
-            with directory_of(path, job.uid) as directory:
-                text, size = read_from(directory, protocol.MANIFEST, job.uid, 0, 1)
-                return bool(text) and size > 0
-        except (FileNotFoundError, NotBelieved):
-            return False
+def job_record(elastic: Elastic, note: str) -> JobRecord:
+    """The job for the database, its user's texts printable."""
+    job = elastic.job
+    return JobRecord(
+        job_id=job.job_id,
+        name=plain(job.name),
+        user=plain(job.user),
+        submit_time=job.submit_time,
+        requested_shape=Shape(job.nodes, elastic.shape.gpus_per_node),
+        account=plain(job.account),
+        partition=plain(",".join(job.partitions)),
+        comment=plain(job.comment, 1000),
+        work_dir=plain(job.work_dir, 4096),
+        restart=job.restart,
+        elastic=not elastic.refusal,
+        refusal=elastic.refusal or NO_REASON,
+        state=job.state.value,
+        end_time=job.end_time if job.ended else None,
+        exit_code=job.exit_code if job.ended else None,
+        report_note=note,
+    )
+
+
+def node_record(node: Node) -> NodeRecord:
+    """The node for the database, in which jobs that come and go change nothing."""
+    # A reserved node goes on being idle or busy.
+    state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
+    return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
+
+
+def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
+    """The present run: of a job of blocks its term, of which Slurm knows no start but the first one's. `before` is its
+    last record. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
+    job, shape = elastic.job, elastic.shape
+    same = before if before is not None and before.restart == job.restart else None
+    kind = (job.kind if job.of_one_kind and not elastic.blocks else "") or kind_of(job.node_list, kinds or {})
+    if elastic.blocks and same is not None and same.kind and "," not in same.kind:
+        # Others join before they train, and a term in which others lead may be read later than these.
+        kind = same.kind
+    start: float | None = job.start_time
+    if elastic.blocks:
+        first = min((block.start_time for block in elastic.blocks if block.start_time), default=start)
+        known = same.start_time if same is not None else None
+        start = known or (None if job.restart else first)
+    return RunRecord(
+        job_id=job.job_id,
+        restart=job.restart,
+        shape=shape,
+        node_list=job.node_list,
+        start_time=start,
+        end_time=job.end_time if job.ended else None,
+        kind=kind or None,
+    )
 
 
 class DrainReports:
@@ -281,13 +318,13 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: Job, restart: int, order: int) -> float | None:
-        """When the checkpoint that answers the order was reported, if it was, stands, and the job still waits."""
+        """When the checkpoint that answers the order was reported; None unless it stands and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:
             return None
         number, time, checkpoint = found
-        if not self._observer.checkpoint_stands(job, checkpoint.name):
+        if not checkpoint_stands(job, checkpoint.name):
             return None
         # A drained job reports nothing more. One that does trains on, whatever the clocks say of its minute.
         _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
@@ -297,8 +334,8 @@ class DrainReports:
         return min(time, self._clock())
 
     def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
-        """Which blocks of a job train together by its newest report of that; with an order's number, by the newest that
-        names it. None while there is none."""
+        """The newest membership of a job; with an order's number, the newest that names it. None while there is
+        none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 

@@ -7,17 +7,19 @@ GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `
 or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
 have GPUs of these types of Slurm's, and change between them.
 
-A comment that does not start with ``ones:`` opts in to nothing, not even where those words follow other text: what a
-comment says about ones, or quotes, is not what its owner allows, and a guess would change somebody's job. One that
-nearly opts in is told to its owner, with the right line.
+A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
+may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
+the right line.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 MAX_GPUS = 100_000
 MAX_BATCH = 2**31
@@ -25,7 +27,7 @@ MOST_KINDS = 16
 ANY = "any"
 """In place of types of GPU: every type."""
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-"""What a type of GPU may be called here; Slurm allows more, which such jobs are not asked for."""
+"""Types of GPU that may be named here; Slurm allows more, which such jobs do not get."""
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
 _NEARLY = re.compile(
@@ -39,10 +41,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
 """Between words: spaces, or a comma that is not between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
-
-
+_STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
+
+Range = tuple[int, int]
+"""Fewest and most, both included."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,11 @@ class BadComment(ValueError):
 
 @dataclass(frozen=True)
 class OptIn:
-    """What the owner allows. Ranges are inclusive; None where the comment does not say."""
+    """What the owner allows. Ranges are inclusive; None if the comment does not say."""
 
-    gpus: tuple[int, int] | None
-    nodes: tuple[int, int] | None
-    batch: tuple[int, int] | None
+    gpus: Range | None
+    nodes: Range | None
+    batch: Range | None
     resize: bool = True
     blocks: bool = False
     """The tasks of its array are blocks of one job."""
@@ -79,35 +83,58 @@ class OptIn:
     deadline: Deadline | None = None
     """When it shall have ended."""
     step: int = 1
-    """Of the range of GPUs every so many-th number, from the first on: what a strategy can use that nobody knows
-    before the job's first run."""
+    """Of the range of GPUs every step-th number, from the first on: for a strategy that can use no others, before the
+    job's first run reports that."""
     kinds: tuple[str, ...] = ()
     """Types of GPU that the job may have, `any` alone for all; empty: what it asked sbatch for."""
 
 
-def _stepped(word: str, text: str) -> tuple[tuple[int, int], int]:
-    """A range of GPUs, and its step."""
-    whole, colon, step = text.partition(":")
-    low, high = _range(word, whole, MAX_GPUS)
-    if not colon:
-        return (low, high), 1
-    if re.fullmatch(r"[1-9]\d{0,5}", step, re.ASCII) is None or int(step) > max(high - low, 1):
-        raise BadComment(f"{word!r}: expected a step within the range, such as 4-16:4 for 4, 8, 12 and 16")
-    return (low, high), int(step)
+class _NotUnderstood(ValueError):
+    """A value is not as it has to be; the message says what was expected."""
 
 
-def _range(word: str, text: str, most: int) -> tuple[int, int]:
+def _range(text: str, most: int) -> Range:
     match = _RANGE.fullmatch(text)
     if match is None:
-        raise BadComment(f"{word!r}: expected a number or a range such as 1-16")
-    low = int(match[1])
-    high = int(match[2]) if match[2] else low
+        raise _NotUnderstood("a number or a range such as 1-16")
+    low, high = int(match[1]), int(match[2] or match[1])
     if not 1 <= low <= high <= most:
-        raise BadComment(f"{word!r}: expected 1 <= first <= last <= {most}")
+        raise _NotUnderstood(f"1 <= first <= last <= {most}")
     return low, high
 
 
-def _deadline(word: str, text: str) -> Deadline:
+def _stepped(text: str) -> tuple[Range, int]:
+    """A range of GPUs, and its step."""
+    whole, colon, step = text.partition(":")
+    low, high = _range(whole, MAX_GPUS)
+    if colon and (_STEP.fullmatch(step) is None or int(step) > max(high - low, 1)):
+        raise _NotUnderstood("a step within the range, such as 4-16:4 for 4, 8, 12 and 16")
+    return (low, high), int(step or 1)
+
+
+def _size(text: str) -> int:
+    low, high = _range(text, MAX_GPUS)
+    if low != high:
+        raise _NotUnderstood("one number of GPUs such as size=8")
+    return low
+
+
+def _one_of(key: str, **words: bool) -> Callable[[str], bool]:
+    def read(text: str) -> bool:
+        if text not in words:
+            raise _NotUnderstood(" or ".join(f"{key}={word}" for word in words))
+        return words[text]
+
+    return read
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise _NotUnderstood("a name of letters, digits, dots and dashes such as fuse=sweep1")
+    return text
+
+
+def _deadline(text: str) -> Deadline:
     match = _DURATION.fullmatch(text)
     if match is not None and text:
         factors = (86400.0, 3600.0, 60.0, 1.0)
@@ -115,24 +142,32 @@ def _deadline(word: str, text: str) -> Deadline:
     if _MOMENT.fullmatch(text):
         with contextlib.suppress(ValueError, OverflowError, OSError):
             return Deadline(datetime.fromisoformat(text).timestamp(), False)
-    raise BadComment(f"{word!r}: expected a time such as deadline=2026-12-01T18:00, or since submission deadline=6h30m")
+    raise _NotUnderstood("a time such as deadline=2026-12-01T18:00, or since submission deadline=6h30m")
 
 
-def _words(text: str) -> list[str]:
-    if "kinds=" in text:
-        return [word for word in _SEPARATORS.split(text) if word]
-    return text.replace(",", " ").split()
-
-
-def _kinds(word: str, text: str) -> tuple[str, ...]:
+def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
     if not all(map(KIND.fullmatch, kinds)) or len(kinds) > MOST_KINDS or (ANY in kinds and len(kinds) > 1):
-        raise BadComment(f"{word!r}: expected types of GPU as Slurm names them, such as kinds=a100,v100, or kinds=any")
+        raise _NotUnderstood("types of GPU as Slurm names them, such as kinds=a100,v100, or kinds=any")
     return kinds
 
 
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "gpus": _stepped,
+    "nodes": lambda text: _range(text, MAX_GPUS),
+    "batch": lambda text: _range(text, MAX_BATCH),
+    "resize": _one_of("resize", on=True, off=False),
+    "array": _one_of("array", blocks=True),
+    "size": _size,
+    "fuse": _name,
+    "deadline": _deadline,
+    "kinds": _kinds,
+}
+"""Keys of a comment, and the reader of each one's value."""
+
+
 def meant(comment: str) -> str:
-    """The comment that its words would make if they were written right; an example where they would make none."""
+    """The comment that its words would make if they were written right; an example if they would make none."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "")
         for one in _WORD.finditer(comment[:1000])
@@ -145,17 +180,15 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """The line that the owner of a comment which does not opt in probably means; empty where nothing speaks for that.
+    """The line that the owner of a comment which does not opt in probably means; "" if nothing speaks for that.
 
     To be shown, never to be acted on.
     """
-    if _PREFIX.match(comment) or not _NEARLY.search(comment[:1000]):
-        return ""
-    return meant(comment)
+    return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 
 def parse_comment(comment: str) -> OptIn | None:
-    """The opt-in that a comment holds, None where it holds none.
+    """The opt-in that a comment holds, None if it holds none.
 
     Raises `BadComment` naming the word that is wrong, given twice, or contradicts another.
     """
@@ -168,75 +201,46 @@ def parse_comment(comment: str) -> OptIn | None:
         raise BadComment(f"{error}; without spaces: {right}") from None
 
 
+def _words(text: str) -> list[str]:
+    if "kinds=" in text:
+        return [word for word in _SEPARATORS.split(text) if word]
+    return text.replace(",", " ").split()
+
+
 def _parse(comment: str) -> OptIn | None:
     match = _PREFIX.match(comment)
     if match is None:
         return None
-    found: dict[str, tuple[int, int]] = {}
-    resize: bool | None = None
-    blocks, fuse, deadline, step = False, "", None, 1
-    kinds: tuple[str, ...] = ()
+    found: dict[str, Any] = {}
     for word in _words(comment[match.end() :]):
-        shown = word[:40]
-        if not shown.isprintable():
-            shown = "".join(c if c.isprintable() else "?" for c in shown)
         key, _, value = word.partition("=")
-        if key in found or (key == "resize" and resize is not None):
-            raise BadComment(f"{shown!r}: {key} is given twice")
-        if key == "gpus":
-            found[key], step = _stepped(shown, value)
-        elif key in ("nodes", "size"):
-            found[key] = _range(shown, value, MAX_GPUS)
-        elif key == "batch":
-            found[key] = _range(shown, value, MAX_BATCH)
-        elif key == "resize":
-            if value not in ("on", "off"):
-                raise BadComment(f"{shown!r}: expected resize=on or resize=off")
-            resize = value == "on"
-        elif key == "array":
-            if value != "blocks":
-                raise BadComment(f"{shown!r}: expected array=blocks")
-            if blocks:
-                raise BadComment(f"{shown!r}: array is given twice")
-            blocks = True
-        elif key == "fuse":
-            if _NAME.fullmatch(value) is None:
-                raise BadComment(f"{shown!r}: expected a name of letters, digits, dots and dashes such as fuse=sweep1")
-            if fuse:
-                raise BadComment(f"{shown!r}: fuse is given twice")
-            fuse = value
-        elif key == "deadline":
-            if deadline is not None:
-                raise BadComment(f"{shown!r}: deadline is given twice")
-            deadline = _deadline(shown, value)
-        elif key == "kinds":
-            if kinds:
-                raise BadComment(f"{shown!r}: kinds is given twice")
-            kinds = _kinds(shown, value)
-        else:
-            known = "gpus=, nodes=, batch=, resize=, array=, size=, fuse=, deadline= or kinds="
-            raise BadComment(f"{shown!r}: expected {known}")
-    if "gpus" in found and "nodes" in found:
+        shown = repr("".join(c if c.isprintable() else "?" for c in word[:40]))
+        if key in found:
+            raise BadComment(f"{shown}: {key} is given twice")
+        if key not in _VALUES:
+            *keys, last = (f"{known}=" for known in _VALUES)
+            raise BadComment(f"{shown}: expected {', '.join(keys)} or {last}")
+        try:
+            found[key] = _VALUES[key](value)
+        except _NotUnderstood as expected:
+            raise BadComment(f"{shown}: expected {expected}") from None
+    if {"gpus", "nodes"} <= found.keys():
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
-    if not {"gpus", "nodes"} & found.keys() and resize is not False:
+    if not {"gpus", "nodes"} & found.keys() and found.get("resize", True):
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
-    size = _size(found, step)
-    ranges = found.get("gpus"), found.get("nodes"), found.get("batch")
-    return OptIn(*ranges, resize is not False, blocks, size, fuse, deadline, step, kinds)
+    gpus, step = found.pop("gpus", (None, 1))
+    if "size" in found:
+        _check_size(found["size"], gpus, step)
+    blocks = found.pop("array", False)
+    return OptIn(gpus, found.pop("nodes", None), found.pop("batch", None), blocks=blocks, step=step, **found)
 
 
-def _size(found: dict[str, tuple[int, int]], step: int) -> int | None:
-    if "size" not in found:
-        return None
-    low, high = found["size"]
-    if low != high:
-        raise BadComment(f"'size={low}-{high}': expected one number of GPUs such as size=8")
-    least, most = found.get("gpus", (low, low))
-    if not least <= low <= most:
-        raise BadComment(f"'size={low}': not within gpus={least}-{most}")
-    if (low - least) % step:
-        raise BadComment(f"'size={low}': not in steps of {step} from {least}, as gpus={least}-{most}:{step} says")
-    return low
+def _check_size(size: int, gpus: Range | None, step: int) -> None:
+    least, most = gpus or (size, size)
+    if not least <= size <= most:
+        raise BadComment(f"'size={size}': not within gpus={least}-{most}")
+    if (size - least) % step:
+        raise BadComment(f"'size={size}': not in steps of {step} from {least}, as gpus={least}-{most}:{step} says")
 
 
 def with_size(comment: str, size: int | None) -> str:

@@ -1,7 +1,7 @@
-"""Jobs of blocks from one look to the next: which term they are in, and which blocks ran.
+"""Jobs of blocks from one tick to the next: which term they are in, and which blocks ran.
 
-The term is the job's own word, in its spec. So it is believed as far as it only rises, and no faster than a job can
-change its leader. Whatever a job says, it can put no more reports into the database than any other.
+The term is the job's own word, in its spec: it is believed if it only rises, and no faster than a job can change its
+leader. Whatever a job reports, it can put no more reports into the database than any other.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
-from slurm_ones.jobs.blocks import BlockJob, arrays, block_job, says_blocks
-from slurm_ones.jobs.eligibility import Elastic
-from slurm_ones.jobs.report_reader import read_spec
+from slurm_ones.jobs.elastic import BlockJob, Elastic, arrays, block_job, says_blocks
+from slurm_ones.jobs.reports import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 
 LAST_TERMS = 3
-"""Terms whose reports are read at each look: an earlier one may have been short, or written its last ones late."""
+"""Terms whose reports are read in each tick: an earlier one may have been short, or written its last ones late."""
 AT_ONCE = 16
-"""Terms by which a job goes on at one look at most; what is left is for the next looks."""
+"""Most terms by which a job goes on in one tick; the others are left for the next."""
 BURST = 64
 PER_S = 0.1
-"""A job may be in term `BURST`, and `PER_S` further for each second since it was submitted."""
+"""A job may be in term `BURST`, plus `PER_S` for each second since it was submitted."""
 POSITIONS = LAST_TERMS + AT_ONCE
-"""Runs of a job whose positions in report files are asked for."""
+"""Runs of a job whose positions in report files are needed."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """The term that a job is in that was in `before` and says `said`, and what of it is not believed, in words."""
+    """The term of a job that was in `before` and reports `said`, and what of it is not believed, in words."""
     if said < before:
         return before, f"spec.json: term {said} comes after {before}"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -39,21 +38,21 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
 
 
 class Terms:
-    """What is remembered of jobs of blocks while a companion runs. All of it follows from the database."""
+    """Memory of jobs of blocks while a companion runs. All of it follows from the database."""
 
     def __init__(self, store: Store, own_uid: int | None) -> None:
         self._store = store
         self._own_uid = own_uid
         self._known: dict[int, JobRecord | None] = {}
-        """Each as it was stored last, None of a new one."""
+        """Each as it was stored last, None for a new one."""
         self._spans: dict[int, range] = {}
-        """The terms that were to be read last of each."""
+        """Terms of each that were to be read last."""
         self._ahead: set[int] = set()
-        """Those that this tick has followed already, and whose reports it has not read yet."""
+        """Jobs that this tick has followed already, and whose reports it has not read yet."""
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
-        """The blocks of the last look, by job, task and restart."""
+        """Blocks of the last tick, by job, task and restart."""
         self._no_more: dict[int, bool] = {}
-        """Of arrays whose tasks opt in as jobs of their own: whether they were blocks of one before."""
+        """Arrays whose tasks opt in as jobs of their own, and whether they were blocks of one before."""
         self.problems: dict[int, str] = {}
         """What is not believed of a job's term, for people."""
 
@@ -73,7 +72,6 @@ class Terms:
         return jobs
 
     def _remember(self, found: Mapping[int, Sequence[Job]]) -> None:
-        """Look up those that are new to this companion, and forget those that are gone."""
         new = [array for array in found if array not in self._known]
         stored = self._store.jobs(new) if new else {}
         self._known = {array: known for array, known in self._known.items() if array in found}
@@ -84,8 +82,8 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[Job]]) -> set[int]:
-        """Of these arrays, whose tasks opt in and do not say that they are blocks, those that were a job of blocks.
-        They stay one: their scripts train as such, and what is known of the job is under the array's id."""
+        """Those arrays, of tasks that opt in and do not say that they are blocks, that were a job of blocks. They stay
+        one: their scripts train as such, and what is known of the job is under the array's id."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -95,7 +93,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Take note of what has been stored of jobs."""
+        """Remember these records of jobs."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record
@@ -107,9 +105,9 @@ class Terms:
         return known.restart if known is not None else 0
 
     def follow(self, job: Job, now: float) -> tuple[Job, range]:
-        """The job in its present term, and the terms whose reports are to be read now, that one the last of them.
+        """The job in its present term, and the terms whose reports are to be read now, that one the last.
 
-        Also of a job that no tick has shown yet, and whose submission is as one of its tasks has it.
+        No tick need have seen the job yet, and its submission may be that of one of its tasks.
         """
         known = self._known.get(job.job_id)
         if job.job_id not in self._known:
@@ -135,7 +133,7 @@ class Terms:
         return span
 
     def store_blocks(self, seen: Mapping[int, Elastic], snapshot: Snapshot) -> None:
-        """Store the blocks that have started or ended since the last look."""
+        """Store the blocks that have started or ended since the last tick."""
         if self._blocks is None:
             self._blocks = {_key(record): record for record in self._store.open_blocks()}
         before = self._blocks
@@ -144,7 +142,7 @@ class Terms:
             for array, elastic in seen.items()
             for job in elastic.blocks
             if job.start_time and not job.pending
-            for record in [_block_record(array, elastic, job)]
+            for record in (_block_record(array, elastic, job),)
         }
         for key, record in before.items():
             if key not in now and record.end_time is None:
@@ -154,9 +152,9 @@ class Terms:
         self._blocks = now
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
-        """The membership with the nodes of its blocks as Slurm knows them: blocks that share a node do not know that.
-        As it was reported where Slurm tells of other blocks or GPUs. `ask` is for the tasks of an array, where a block
-        has started since the last look."""
+        """The membership with the nodes of its blocks as Slurm knows them, since blocks that share a node do not know
+        that; as it was reported if Slurm shows other blocks or GPUs. `ask` gives the tasks of an array, for blocks that
+        have started since the last tick."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
@@ -176,8 +174,8 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[Job]) -> bool:
-    """Whether the record is that of this array, and not of an earlier one with its id: one of which no task was ever
-    requeued has its own time of submission."""
+    """The record is that of this array, and not of an earlier one with its id: an array without a requeued task has
+    its own time of submission."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -202,7 +200,7 @@ def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """A block of a job that is no longer looked at, or that Slurm has requeued or forgotten."""
+    """A block of a job that is no longer observed, or that Slurm has requeued or forgotten."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)

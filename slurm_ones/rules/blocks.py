@@ -16,7 +16,7 @@ from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import Job, JobState, Node

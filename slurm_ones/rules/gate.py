@@ -16,7 +16,7 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,

@@ -28,7 +28,7 @@ from ones_db.shape import PARKED, Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import LimitSettings, ResizeSettings
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import ANY
 from slurm_ones.learn.learner import RESIZE_S
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule

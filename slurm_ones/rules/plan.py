@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ones_db.reasons import SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED, Shape
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import FreeGpus, Moves, hot, members_of, moves

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ones_db.shape import PARKED, Shape
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.rules.blocks import Moves, training
 from slurm_ones.slurm.model import Job, Partition, Snapshot
 

@@ -13,7 +13,7 @@ from ones_db import JobHistory
 from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
 from slurm_ones.policy.ledger import Ledger

@@ -17,7 +17,7 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.policy.contract import Allocation, JobView, Promise, Schedule
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, plans

@@ -9,7 +9,7 @@ from ones_db import JobHistory, JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import OptIn
 from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of

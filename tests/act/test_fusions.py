@@ -15,7 +15,7 @@ from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Fusion, decode_or
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, MOST, Fusions, without_fused
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, Snapshot
 from tests.act.test_sweeps import swept

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ones_db import Store
 from ones_wrapper.protocol import directory_name
-from slurm_ones.jobs.blocks import block_job
+from slurm_ones.jobs.elastic import block_job
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, linux, paths

@@ -25,7 +25,7 @@ from ones_wrapper.protocol import (
     pointer_name,
     reports_name,
 )
-from slurm_ones.jobs.blocks import arrays, block_job
+from slurm_ones.jobs.elastic import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths

@@ -28,7 +28,7 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
-from slurm_ones.jobs import report_reader as reports
+from slurm_ones.jobs import reports
 from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.slurm.model import Job

@@ -17,7 +17,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Checkpoint
 from slurm_ones.act.arrays import SURE_S
 from slurm_ones.companion import Companion, Tick
-from slurm_ones.jobs.report_reader import FUTURE_S
+from slurm_ones.jobs.reports import FUTURE_S
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import PartitionRules, Round

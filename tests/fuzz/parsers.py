@@ -29,7 +29,7 @@ from ones_wrapper import protocol
 from ones_wrapper.hostlist import MOST as MOST_HOSTS
 from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
-from slurm_ones.jobs import report_reader as reading
+from slurm_ones.jobs import reports as reading
 from slurm_ones.learn.step_time import layout_of
 from slurm_ones.policy.contract import Limits
 from slurm_ones.policy.shapes import bounds, quanta
@@ -215,10 +215,10 @@ def directory(data: bytes) -> None:
     offset = after = 0
     for text in (first, first + second if len(data) % 3 else second):
         (folder / protocol.reports_name(1)).write_bytes(text)
-        piece = reading.read_reports(job, 1, offset, after, now=NOW, most=4)
+        piece, problem = reading.read_reports(job, 1, offset, after, now=NOW, most=4)
         hold(offset <= piece.offset <= max(offset, len(text)), f"it reads on at {piece.offset} of {len(text)}")
-        hold(len(piece.lines) <= 4 and len(piece.problem) <= reading.MAX_PROBLEM, "too much at once")
-        hold(piece.problem.isprintable(), f"a complaint: {piece.problem!r}")
+        hold(len(piece.lines) <= 4 and len(problem) <= reading.MAX_PROBLEM, "too much at once")
+        hold(problem.isprintable(), f"a complaint: {problem!r}")
         for line in piece.lines:
             hold(after < line.number <= reading.highest_number(job, 1, NOW), "numbers out of order, or too many")
             hold(line.time <= NOW + 300, "the future")
@@ -229,7 +229,7 @@ def directory(data: bytes) -> None:
 
 def stored(data: bytes) -> None:
     """The same directory through the observer into a database, which then is asked."""
-    from slurm_ones.jobs.records import job_record
+    from slurm_ones.jobs.observer import job_record
 
     first, _, rest = data.partition(_SPLIT)
     observer, store = _observer()
@@ -255,7 +255,7 @@ _number = [0]
 
 
 def _elastic(job: Job) -> Any:
-    from slurm_ones.jobs.eligibility import Elastic
+    from slurm_ones.jobs.elastic import Elastic
 
     return Elastic(job, None, 4, False)
 
@@ -327,7 +327,7 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.jobs.eligibility import elastic_job
+    from slurm_ones.jobs.elastic import elastic_job
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():

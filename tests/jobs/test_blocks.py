@@ -12,8 +12,7 @@ from ones_db import JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
-from slurm_ones.jobs.blocks import arrays, block_job, fold
-from slurm_ones.jobs.eligibility import Elastic, elastic_job
+from slurm_ones.jobs.elastic import Elastic, arrays, block_job, elastic_job, fold
 from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Snapshot, Task
 from tests.slurm.make import job_of
 

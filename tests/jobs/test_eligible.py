@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.jobs.eligibility import Elastic, elastic_job
+from slurm_ones.jobs.elastic import Elastic, elastic_job
 from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
 from tests.slurm.make import job_of
 

@@ -44,12 +44,13 @@ from ones_wrapper.protocol import (
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.config import Settings
 from slurm_ones.jobs.observer import Observer
-from slurm_ones.jobs.report_reader import (
+from slurm_ones.jobs.reports import (
     BURST,
     MAX_BYTES,
     MAX_LINES,
     MAX_PROBLEM,
     PER_S,
+    checkpoint_stands,
     lines_per_job,
     read_reports,
 )
@@ -317,7 +318,7 @@ def test_a_million_lines_of_nothing(site: Site) -> None:
     (site.folder / REPORTS).write_bytes(b"\n" * 1_000_000 + HELLO + line(2))
     site.look()
     assert f"{MAX_LINES} unreadable lines" in site.note()
-    piece = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
+    piece, _ = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
     assert piece.offset == MAX_LINES
 
 
@@ -393,7 +394,7 @@ def test_a_complaint_that_changes_at_every_look(site: Site, caplog: pytest.LogCa
     assert site.count("SELECT count(*) FROM jobs") == 2
     del site.queue.jobs[7]
     site.look()
-    assert 7 not in site.observer._notes
+    assert not site.observer._notes.text(7, site.queue.now)
 
 
 def _swap(path: Path, ways: list[Callable[[Path], object]], stop: threading.Event) -> None:
@@ -427,7 +428,7 @@ def test_a_file_that_is_replaced_while_it_is_read(site: Site) -> None:
     try:
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
-            piece = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
+            piece, _ = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
             seen |= {report.report.samples for report in piece.lines if isinstance(report.report, Epoch)}
     finally:
         stop.set()
@@ -464,7 +465,7 @@ def test_a_directory_that_is_swapped_while_it_is_read(site: Site) -> None:
     try:
         until = time.monotonic() + 1.5
         while time.monotonic() < until or (not seen and time.monotonic() < until + 60):
-            piece = read_reports(job(7, work), 0, 0, 0, now=NOW)
+            piece, _ = read_reports(job(7, work), 0, 0, 0, now=NOW)
             seen += [report.report.samples for report in piece.lines if isinstance(report.report, Epoch)]
     finally:
         stop.set()
@@ -490,7 +491,7 @@ def test_a_file_that_grows_while_it_is_read(site: Site) -> None:
     thread.start()
     offset, numbers = 0, [0]
     while numbers[-1] < most:
-        piece = read_reports(site.queue.jobs[7], 0, offset, numbers[-1], now=NOW)
+        piece, _ = read_reports(site.queue.jobs[7], 0, offset, numbers[-1], now=NOW)
         offset = piece.offset
         numbers += [report.number for report in piece.lines]
     thread.join()
@@ -504,15 +505,15 @@ def test_without_permission(site: Site) -> None:
     site.give(site.folder)
     os.seteuid(VICTIM)
     try:
-        assert len(read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW).lines) == 1
+        assert len(read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)[0].lines) == 1
         os.seteuid(0)
         (site.folder / REPORTS).chmod(0)
         os.seteuid(VICTIM)
-        assert "reports-0.jsonl: Permission denied" in read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW).problem
+        assert "reports-0.jsonl: Permission denied" in read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)[1]
         os.seteuid(0)
         site.folder.chmod(0)
         os.seteuid(VICTIM)
-        assert "ones-7: Permission denied" in read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW).problem
+        assert "ones-7: Permission denied" in read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)[1]
     finally:
         os.seteuid(0)
 
@@ -523,8 +524,8 @@ def test_checkpoints_that_lead_elsewhere(site: Site, name: str) -> None:
     said = json.loads(encode_report(1, 900.0, Checkpoint("x", 0, 0, 1, 1, 1.0)))
     (site.folder / REPORTS).write_bytes(json.dumps({**said, "name": name}).encode() + b"\n")
     site.look()
-    assert not site.observer.checkpoint_stands(site.queue.jobs[7], name.replace("\0", "?"))
-    assert not site.observer.checkpoint_stands(site.queue.jobs[7], name)
+    assert not checkpoint_stands(site.queue.jobs[7], name.replace("\0", "?"))
+    assert not checkpoint_stands(site.queue.jobs[7], name)
 
 
 def test_names_stay_names(site: Site) -> None:

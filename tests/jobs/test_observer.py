@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event
 
-from ones_db import Store, StoreError
-from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Spec, Throughput, encode, encode_report
+from ones_db import ActionRecord, Store, StoreError
+from ones_wrapper.protocol import (
+    Batch,
+    Checkpoint,
+    Epoch,
+    First,
+    Hello,
+    Report,
+    Spec,
+    Throughput,
+    encode,
+    encode_report,
+)
 from slurm_ones.config import Settings
-from slurm_ones.jobs.observer import Observer
+from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from tests.slurm.make import PENDING
 
@@ -353,3 +366,39 @@ def test_task_counts_that_a_snapshot_does_not_show(tmp_path: Path, store: Store)
         (elastic,) = observer.observe().elastic.values()
         assert "task counts" in str(elastic.refusal)
     assert asked == [{1}]
+
+
+def test_a_job_that_reports_more_after_its_checkpoint_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its requeue in silence: no clock need tell when its minute is over."""
+    found = (3, 995.0, Checkpoint("step-1", 0, 0, 1, 0, 0.0, order=7))
+    for answer, last, stands, expected in (
+        (found, 3, True, 995.0),
+        (found, 4, True, None),
+        (found, 3, False, None),
+        (None, 3, True, None),
+    ):
+        store = SimpleNamespace(
+            checkpoint_for_order=lambda job, restart, order, answer=answer: answer,
+            report_positions=lambda jobs, last=last: {(1, 0): (100, last)},
+        )
+        monkeypatch.setattr("slurm_ones.jobs.observer.checkpoint_stands", lambda job, name, stands=stands: stands)
+        reports = DrainReports(SimpleNamespace(collect=lambda jobs, now: None), store, lambda: 1000.0)  # type: ignore[arg-type]
+        assert reports.drained(job(), 0, 7) == expected
+
+
+def test_the_stop_file_is_recorded_once(tmp_path: Path, store: Store) -> None:
+    """Protects an admin's question who stopped the resizes: made, removed and made again, whoever starts meanwhile."""
+    path = tmp_path / "stop"
+    file = StopFile(path, store)
+    file.check(10.0)
+    assert store.actions() == []
+    path.touch()
+    os.utime(path, (20.0, 20.0))
+    for looks in (file, file, StopFile(path, store)):
+        looks.check(30.0)
+    made = ActionRecord(20.0, getpass.getuser(), "stop file made", str(path))
+    assert store.actions() == [made]
+    path.unlink()
+    file.check(40.0)
+    file.check(50.0)
+    assert store.actions() == [ActionRecord(40.0, "", "stop file removed", str(path)), made]

@@ -16,7 +16,7 @@ from ones_wrapper.protocol import Bye, Hello, Membership, Report, Spec, Throughp
 from slurm_ones.config import Settings
 from slurm_ones.jobs import terms
 from slurm_ones.jobs.observer import DrainReports, Observer
-from slurm_ones.jobs.report_reader import BURST, MAX_LINES
+from slurm_ones.jobs.reports import BURST, MAX_LINES
 from slurm_ones.jobs.terms import AT_ONCE, next_term
 from slurm_ones.slurm.model import Job, JobState
 from tests.jobs.test_blocks import ended, task

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-
 from slurm_ones.learn.efficiency import LEAST, MOST, NoiseEfficiency, noise_ratio
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import Settings
-from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.jobs.elastic import Observation
 from slurm_ones.policy.contract import ClusterView
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.rigid import RigidDemand

@@ -15,7 +15,7 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.actor import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
 from slurm_ones.policy.contract import Allocation, JobView, Schedule

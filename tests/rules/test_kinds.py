@@ -11,9 +11,9 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.act.actor import commands
 from slurm_ones.config import Settings
-from slurm_ones.jobs.eligibility import Elastic, Observation, elastic_job
+from slurm_ones.jobs.elastic import Elastic, Observation, elastic_job
+from slurm_ones.jobs.observer import run_record
 from slurm_ones.jobs.optin import OptIn
-from slurm_ones.jobs.records import run_record
 from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules, UnderWay

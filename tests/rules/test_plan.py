@@ -13,7 +13,7 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import Round, under_way

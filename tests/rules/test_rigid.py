@@ -11,7 +11,7 @@ import pytest
 from ones_db import ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.jobs.elastic import Observation
 from slurm_ones.rules.rigid import PendingJob
 from slurm_ones.slurm.model import Job
 from tests.rules.make import demand_of, rules_of, shown

@@ -12,7 +12,7 @@ import pytest
 from ones_db import EpochPoint, JobHistory, NoisePoint, PromiseRecord, ResizeRecord, ThroughputPoint
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.jobs.eligibility import Observation, elastic_job
+from slurm_ones.jobs.elastic import Observation, elastic_job
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Reserved
 from slurm_ones.policy.shapes import least_and_most

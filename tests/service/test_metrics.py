@@ -30,7 +30,7 @@ from ones_db import JobRecord, ResizeRecord, Store, ThroughputPoint, migrate
 from ones_db.reasons import reason
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
-from slurm_ones.jobs.eligibility import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policy.contract import Schedule

@@ -21,7 +21,7 @@ from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
-from slurm_ones.jobs.eligibility import Observation
+from slurm_ones.jobs.elastic import Observation
 from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.slurm.client import Unreachable

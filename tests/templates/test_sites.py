@@ -15,8 +15,7 @@ from ones_db.shape import Shape
 from slurm_ones.cli.batch_script import examine
 from slurm_ones.cli.site_script import Wishes, batch_script
 from slurm_ones.cli.sites import SITES, page
-from slurm_ones.jobs.blocks import arrays, block_job
-from slurm_ones.jobs.eligibility import elastic_job
+from slurm_ones.jobs.elastic import arrays, block_job, elastic_job
 from slurm_ones.simulate import BadInput
 from tests.cluster import Cluster, paths, sites
 from tests.slurm.sites import Site

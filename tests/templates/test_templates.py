@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.jobs.blocks import arrays, block_job
-from slurm_ones.jobs.eligibility import Elastic, elastic_job
+from slurm_ones.jobs.elastic import Elastic, arrays, block_job, elastic_job
 from slurm_ones.jobs.optin import parse_comment
 from tests.slurm.sites import Site
 

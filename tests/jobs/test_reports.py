@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db import RunReports
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Report, Spec, Throughput, encode, encode_report
-from slurm_ones.jobs.report_reader import LENGTHS, MAX_BYTES, SKEW_S, NewReports, read_reports
+from slurm_ones.jobs.reports import LENGTHS, MAX_BYTES, SKEW_S, read_reports
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.untrusted_files import job_directory
 from tests.slurm.make import job_of
@@ -53,46 +54,46 @@ def write(job: Job) -> Write:
     return append
 
 
-def read(job: Job, offset: int = 0, after: int = 0) -> NewReports:
+def read(job: Job, offset: int = 0, after: int = 0) -> tuple[RunReports, str]:
     return read_reports(job, 0, offset, after, now=NOW)
 
 
-def numbers(piece: NewReports) -> list[int]:
+def numbers(piece: RunReports) -> list[int]:
     return [x.number for x in piece.lines]
 
 
 def test_no_directory_yet(job: Job) -> None:
     """A job that has not started its wrapper is no news."""
-    assert read(job) == NewReports((), 0, None, "")
+    assert read(job) == (RunReports(job.job_id, 0, 0, 0), "")
 
 
 def test_lines_and_spec(job: Job, write: Write) -> None:
     """All that a well-behaved job says."""
     path = write(line(1), line(2))
     (job_directory(job) / "spec.json").write_bytes(encode(SPEC))
-    piece = read(job)
-    assert (numbers(piece), piece.spec, piece.problem) == ([1, 2], SPEC, "")
+    piece, problem = read(job)
+    assert (numbers(piece), piece.spec, problem) == ([1, 2], SPEC, "")
     assert piece.offset == path.stat().st_size
     write(line(3))
-    assert numbers(read(job, piece.offset, 2)) == [3]
+    assert numbers(read(job, piece.offset, 2)[0]) == [3]
 
 
 def test_a_line_that_is_being_written_waits(job: Job, write: Write) -> None:
     """It is read when its newline is there, and not before, and not twice."""
     text = line(2)
     write(line(1), text[:20])
-    piece = read(job)
-    assert (numbers(piece), piece.problem) == ([1], "")
+    piece, problem = read(job)
+    assert (numbers(piece), problem) == ([1], "")
     write(text[20:])
-    assert numbers(read(job, piece.offset, 1)) == [2]
+    assert numbers(read(job, piece.offset, 1)[0]) == [2]
 
 
 def test_a_line_cut_short_costs_itself_alone(job: Job, write: Write) -> None:
     """As a crashed rank or a full disk leaves it, with good lines after it."""
     write(line(1), line(2)[:25] + b"\n", line(3))
-    piece = read(job)
+    piece, problem = read(job)
     assert numbers(piece) == [1, 3]
-    assert "1 unreadable line, the first: not JSON" in piece.problem
+    assert "1 unreadable line, the first: not JSON" in problem
 
 
 @pytest.mark.parametrize(
@@ -125,36 +126,36 @@ def test_a_line_cut_short_costs_itself_alone(job: Job, write: Write) -> None:
 def test_a_bad_line_is_named(job: Job, write: Write, bad: bytes, words: str) -> None:
     """Wrong kinds, numbers that are none, not finite, out of order, far too large: dropped, with the reason."""
     write(line(1), bad, line(3))
-    piece = read(job)
+    piece, problem = read(job)
     assert numbers(piece) == [1, 3]
-    assert words in piece.problem
+    assert words in problem
 
 
 def test_a_report_from_the_future_was_made(job: Job, write: Write) -> None:
     """It is not believed, and counts as said: a job that talks is not waiting. A number that no job can have come to
     does not count."""
     write(line(1), line(2, at=NOW + 7200))
-    piece = read(job)
-    assert (numbers(piece), piece.last) == ([1], 2)
+    piece, _ = read(job)
+    assert (numbers(piece), piece.number) == ([1], 2)
     write(line(10**9, at=NOW + 7200), line(3))
-    piece = read(job, piece.offset, piece.last)
-    assert (numbers(piece), piece.last) == ([3], 3)
+    piece, _ = read(job, piece.offset, piece.number)
+    assert (numbers(piece), piece.number) == ([3], 3)
 
 
 def test_numbers_out_of_order(job: Job, write: Write) -> None:
     """What was believed once is not told again, in one look or over two."""
     write(line(1), line(5), line(3), line(5), line(6))
-    piece = read(job)
+    piece, problem = read(job)
     assert numbers(piece) == [1, 5, 6]
-    assert "2 unreadable lines, the first: n: 3 comes after 5" in piece.problem
+    assert "2 unreadable lines, the first: n: 3 comes after 5" in problem
     write(line(6), line(7))
-    assert numbers(read(job, piece.offset, 6)) == [7]
+    assert numbers(read(job, piece.offset, 6)[0]) == [7]
 
 
 def test_text_that_could_steer_a_terminal(job: Job, write: Write) -> None:
     """It is made harmless where it comes in."""
     write(encode_report(1, NOW, Bye("error", 3, 1, "\x1b]0;owned\x07\nnext")))
-    (found,) = read(job).lines
+    (found,) = read(job)[0].lines
     assert isinstance(found.report, Bye)
     assert found.report.note == "?]0;owned??next"
 
@@ -162,9 +163,9 @@ def test_text_that_could_steer_a_terminal(job: Job, write: Write) -> None:
 def test_a_huge_line_is_stepped_over(job: Job, write: Write) -> None:
     """It is neither waited for nor read into memory whole."""
     write(b"x" * (MAX_BYTES + 10), b"\n", line(1))
-    piece = read(job)
-    assert (piece.lines, piece.offset) == ((), MAX_BYTES)
-    piece = read(job, piece.offset)
+    piece, _ = read(job)
+    assert (len(piece.lines), piece.offset) == (0, MAX_BYTES)
+    piece, _ = read(job, piece.offset)
     assert numbers(piece) == [1]
 
 
@@ -174,7 +175,7 @@ def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
     offset, after, looks = 0, 0, 0
     found: list[int] = []
     while offset < path.stat().st_size:
-        piece = read(job, offset, after)
+        piece, _ = read(job, offset, after)
         assert 0 < piece.offset - offset <= MAX_BYTES
         found += numbers(piece)
         offset, after, looks = piece.offset, found[-1], looks + 1
@@ -185,11 +186,11 @@ def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
 def test_a_file_that_shrank(job: Job, write: Write) -> None:
     """Somebody cut or replaced it: it is said, and nothing is read from its middle."""
     path = write(line(1), line(2))
-    offset = read(job).offset
+    offset = read(job)[0].offset
     path.write_bytes(line(9))
-    piece = read(job, offset, 2)
-    assert (piece.lines, piece.offset) == ((), offset)
-    assert "shorter than before" in piece.problem
+    piece, problem = read(job, offset, 2)
+    assert (len(piece.lines), piece.offset) == (0, offset)
+    assert "shorter than before" in problem
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "directory"])
@@ -204,9 +205,9 @@ def test_reports_that_are_no_file(job: Job, write: Write, tmp_path: Path, what: 
         os.mkfifo(path)
     else:
         path.mkdir()
-    piece = read(job)
-    assert piece.lines == ()
-    assert "reports-0.jsonl" in piece.problem
+    piece, problem = read(job)
+    assert list(piece.lines) == []
+    assert "reports-0.jsonl" in problem
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files to somebody else takes root")
@@ -214,11 +215,11 @@ def test_reports_of_another_owner(job: Job, write: Write) -> None:
     """A stranger who plants a directory says nothing about the job."""
     path = write(line(1))
     os.chown(path, 12345, 12345)
-    assert "belongs to uid 12345" in read(job).problem
+    assert "belongs to uid 12345" in read(job)[1]
     os.chown(job_directory(job), 12345, 12345)
-    piece = read(job)
-    assert piece.lines == ()
-    assert "belongs to uid 12345" in piece.problem
+    piece, problem = read(job)
+    assert list(piece.lines) == []
+    assert "belongs to uid 12345" in problem
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"base_batch":-1}', b"{}" * MAX_LINE])
@@ -226,9 +227,9 @@ def test_a_bad_spec_costs_the_spec(job: Job, write: Write, text: bytes) -> None:
     """The reports beside it are read all the same."""
     write(line(1))
     (job_directory(job) / "spec.json").write_bytes(text)
-    piece = read(job)
+    piece, problem = read(job)
     assert (numbers(piece), piece.spec) == ([1], None)
-    assert piece.problem.startswith("spec.json: ")
+    assert problem.startswith("spec.json: ")
 
 
 @given(data=st.binary(max_size=400), cut=st.integers(0, 400))
@@ -243,7 +244,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: i
     offset = 0
     for size in (min(cut, len(whole)), len(whole)):
         path.write_bytes(whole[:size])
-        piece = read(job, offset, found[-1] if found else 0)
+        piece, _ = read(job, offset, found[-1] if found else 0)
         found += numbers(piece)
         offset = piece.offset
     assert offset == len(whole)
@@ -255,7 +256,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: i
 TRAINED = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
 
 
-def of_run(job: Job, write: Write, *reports: tuple[float, Report]) -> NewReports:
+def of_run(job: Job, write: Write, *reports: tuple[float, Report]) -> tuple[RunReports, str]:
     """What is read of a run that began at 1000 and ended at 1900, by Slurm's clock."""
     write(*(encode_report(number, at, report) for number, (at, report) in enumerate(reports, 1)))
     return read(replace(job, state=JobState.FAILED, start_time=1000.0, end_time=1900.0))
@@ -274,8 +275,8 @@ def test_an_honest_run_is_accepted_whatever_its_clock(reports: list[tuple[int, f
             return path
 
         said = [(float(at), replace(TRAINED, seconds=share * LENGTHS * max(at - 1000, 0))) for at, share in reports]
-        found = of_run(mine, write, *said)
-    assert found.problem == ""
+        found, problem = of_run(mine, write, *said)
+    assert problem == ""
     assert [(x.time, x.report) for x in found.lines] == said
 
 
@@ -293,13 +294,13 @@ def test_a_measurement_outside_its_run_is_dropped(
 ) -> None:
     """From before the run, from after its end, or of more seconds than it had lasted: it teaches nothing, and its owner
     reads why. The reports around it stay."""
-    found = of_run(job, write, (1100.0, TRAINED), (at, report), (1200.0, TRAINED))
+    found, problem = of_run(job, write, (1100.0, TRAINED), (at, report), (1200.0, TRAINED))
     assert numbers(found) == [1, 3]
-    assert (found.last, words in found.problem) == (3, True)
-    assert found.problem.startswith("1 of its reports not believed")
+    assert (found.number, words in problem) == (3, True)
+    assert problem.startswith("1 of its reports not believed")
 
 
 def test_last_words_count_at_the_end_of_the_run(job: Job, write: Write) -> None:
     """A farewell that comes late by its node's clock is stored with the last time that the run can have."""
-    found = of_run(job, write, (2250.0, Bye("drained", 0)))
+    found, _ = of_run(job, write, (2250.0, Bye("drained", 0)))
     assert [x.time for x in found.lines] == [1900.0 + SKEW_S]

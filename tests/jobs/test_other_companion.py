@@ -10,7 +10,7 @@ import pytest
 
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Hello, Order, directory_name, encode, spool_order_name
-from slurm_ones.jobs.rivals import YIELD_S, Rivals
+from slurm_ones.jobs.other_companion import YIELD_S, OtherCompanion
 from slurm_ones.slurm.model import Job
 from tests.slurm.make import job_of
 
@@ -32,7 +32,7 @@ def test_the_owners_yields_while_the_sites_acts(tmp_path: Path) -> None:
     mine = job(tmp_path, os.geteuid())
     clock = [NOW]
     hello: list[Hello | None] = [replace(HELLO, directory=str(tmp_path / "x"), spool=str(spool))]
-    rivals = Rivals(os.geteuid(), lambda job: hello[0], lambda: clock[0])
+    rivals = OtherCompanion(os.geteuid(), lambda job: hello[0], lambda: clock[0])
     assert rivals.refusal(mine) is None and rivals.number(mine) == 0
     mark = spool / SPOOL_MARK
     mark.touch()
@@ -61,7 +61,7 @@ def test_the_sites_yields_after_an_order_of_the_owners(tmp_path: Path) -> None:
     directory = tmp_path / directory_name(theirs.job_id)
     directory.mkdir()
     os.chown(directory, OWNER, OWNER)
-    rivals = Rivals(None, lambda job: None, lambda: clock[0])
+    rivals = OtherCompanion(None, lambda job: None, lambda: clock[0])
     assert rivals.refusal(theirs) is None
     path = directory / ORDERS
     for number, owner, yields in (

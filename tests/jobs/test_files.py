@@ -11,9 +11,9 @@ import pytest
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Hello, encode_report
-from slurm_ones.jobs.eligibility import Elastic
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import parse_comment
-from slurm_ones.jobs.places import TICKS, JobDirectories
+from slurm_ones.jobs.reports import TICKS, JobFiles
 from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
 
@@ -23,13 +23,13 @@ HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elastic:
     """It runs since 1000; this process may not write into its directory."""
-    monkeypatch.setattr("slurm_ones.jobs.places.foreign", lambda job: True)
+    monkeypatch.setattr("slurm_ones.jobs.reports.foreign", lambda job: True)
     one = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(tmp_path), restart=0)
     one = replace(one, state=JobState.RUNNING, start_time=1000.0)
     return Elastic(one, parse_comment("ones: gpus=1-4"), 4, False)
 
 
-def refusal(places: JobDirectories, job: Elastic, *, read: bool = False) -> Reason | None:
+def refusal(places: JobFiles, job: Elastic, *, read: bool = False) -> Reason | None:
     """That of one tick."""
     id_ = job.job.job_id
     return places.judged({id_: job}, {id_} if read else (), None)[id_].refusal
@@ -44,7 +44,7 @@ def report(job: Elastic, hello: Hello, restart: int = 0) -> Path:
 
 def test_a_job_whose_directory_is_not_found(job: Elastic, tmp_path: Path) -> None:
     """A reason with the path that was tried, not silence; nothing of a job that has just begun, or was read before."""
-    places = JobDirectories(None)
+    places = JobFiles(None)
     assert [refusal(places, job) for _ in range(TICKS)] == [None] * TICKS
     found = str(refusal(places, job))
     assert f"{tmp_path}/ones-{job.job.job_id}: no such directory" in found and "ONES_JOB_ROOT" in found
@@ -58,7 +58,7 @@ def test_a_pointer_to_somebody_elses_directory(job: Elastic, tmp_path: Path) -> 
     (pointer := tmp_path / f"ones-{job.job.job_id}.where").write_text("/proc\n")
     os.chown(pointer, 12345, -1)
     job = replace(job, job=replace(job.job, uid=12345))
-    places = JobDirectories(None)
+    places = JobFiles(None)
     assert "/proc: belongs to uid 0" in str([refusal(places, job) for _ in range(TICKS + 1)][-1])
 
 
@@ -75,15 +75,15 @@ def test_a_pointer_to_somebody_elses_directory(job: Elastic, tmp_path: Path) -> 
 def test_a_job_that_does_not_read_the_spool(job: Elastic, directory: str, spool: str, refused: bool) -> None:
     """It would drain for minutes, again and again, for orders that it never sees."""
     report(job, replace(HELLO, directory=directory, spool=spool))
-    found = refusal(JobDirectories(Path("/shared/spool")), job)
+    found = refusal(JobFiles(Path("/shared/spool")), job)
     assert (found is not None and found.code == "spool_not_read") is refused
     assert not refused or "ONES_SPOOL=/shared/spool" in str(found)
-    assert refusal(JobDirectories(None), job) is None
+    assert refusal(JobFiles(None), job) is None
 
 
 def test_each_run_tells_anew(job: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits is judged by its last run, and a spool that was published since is seen at the next start."""
-    places = JobDirectories(Path("/shared/spool"))
+    places = JobFiles(Path("/shared/spool"))
     assert refusal(places, job) is None  # it has not said anything yet
     folder = report(job, replace(HELLO, directory="/ones-7"))
     assert refusal(places, job) is not None
@@ -93,5 +93,5 @@ def test_each_run_tells_anew(job: Elastic, monkeypatch: pytest.MonkeyPatch) -> N
     assert refusal(places, again) is None
     (folder / "reports-1.jsonl").unlink()
     assert refusal(places, again) is None  # looked up once a run
-    monkeypatch.setattr("slurm_ones.jobs.places.foreign", lambda job: False)
+    monkeypatch.setattr("slurm_ones.jobs.reports.foreign", lambda job: False)
     assert refusal(places, job) is None

@@ -1,0 +1,103 @@
+"""Two companions that look after one job, its owner's and the site's: one of them yields.
+
+The site's leaves a mark in its spool while it acts, and the owner's yields for every job that reads that spool. The
+owner's orders lie in the job's directory, and the site's yields for a job while the newest of them is recent. If both
+begin in the same second, the job obeys the order with the higher number, and the other companion gives its resize up
+without a word to the job.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ones_db.reasons import Reason, reason
+from ones_wrapper.protocol import MAX_LINE, ORDERS, SPOOL_FILE, SPOOL_MARK, Hello, ProtocolError, decode_order
+from ones_wrapper.protocol import spool_order_name as spool_name
+from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+
+YIELD_S = 300.0
+"""Age of a mark or an order up to which its companion is at work."""
+
+
+class OtherCompanion:
+    """Refuses to resize jobs that another companion acts on."""
+
+    def __init__(self, own_uid: int | None, hello: Callable[[Job], Hello | None], clock: Callable[[], float]) -> None:
+        """`own_uid` is the owner's, of an owner's companion; `hello` what a job's newest run said first."""
+        self._own_uid = own_uid
+        self._hello = hello
+        self._clock = clock
+
+    def judged(self, seen: Mapping[int, Elastic]) -> dict[int, Elastic]:
+        """The same jobs, some of them refused."""
+        return {
+            id_: elastic
+            if elastic.refusal or elastic.job.ended
+            else replace(elastic, refusal=self.refusal(elastic.job))
+            for id_, elastic in seen.items()
+        }
+
+    def refusal(self, job: Job) -> Reason | None:
+        """Why this companion yields for the job; None if no other one acts on it."""
+        # An order's number is the time in milliseconds; one far ahead is not of a companion.
+        recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
+        if self._own_uid is None:
+            return reason("owner_acts", user=job.user, seconds=YIELD_S) if recent else None
+        for spool in self._spools(job):
+            try:
+                folder, mark = spool.stat(), (spool / SPOOL_MARK).lstat()
+            except OSError:
+                continue
+            if mark.st_uid == folder.st_uid != os.geteuid() and self._clock() - mark.st_mtime < YIELD_S:
+                return reason("site_acts", user=_name(mark.st_uid))
+        # One of root's needs no spool.
+        return reason("site_acts", user="root") if recent and not self._spools(job) else None
+
+    def number(self, job: Job) -> int:
+        """Number of the other companion's newest order to the job; 0 for none."""
+        spools = self._spools(job) if self._own_uid is not None else []
+        numbers = [_number(spool, spool_name(job.job_id), None) for spool in spools]
+        with suppress(FileNotFoundError, NotBelieved):
+            writer = job.uid if self._own_uid is None else 0
+            numbers.append(_number(job_directory(job), ORDERS, writer, job.uid))
+        return max(numbers, default=0)
+
+    def _spools(self, job: Job) -> list[Path]:
+        """Spools that the job reads: as it reported, or else as the site published."""
+        hello = self._hello(job)
+        named = hello.spool if hello is not None and hello.directory else os.environ.get("ONES_SPOOL") or _published()
+        return [Path(named)] if named.startswith("/") else []
+
+
+def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = None) -> int:
+    """Number of an order of that user in a folder of theirs, or of `folder_uid`; without a user, of the folder's. 0 for
+    none, and for one of this companion's user."""
+    try:
+        owner = folder.stat().st_uid if uid is None else uid
+        if owner == os.geteuid():
+            return 0
+        with directory_of(folder, owner if folder_uid is None else folder_uid) as directory:
+            return decode_order(read_from(directory, name, owner, 0, MAX_LINE + 1)[0]).number
+    except (OSError, NotBelieved, ProtocolError):
+        return 0
+
+
+def _published() -> str:
+    try:
+        return Path(SPOOL_FILE).read_text()[:1000].strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,345 @@
+"""Reading what jobs report: a bounded part at a time, each line checked, a bad one costing itself alone.
+
+A job's reports are its user's word. The checks guard the database and the clocks: the form of each line, numbers that
+rise no faster than a job reports, and times that lie within the run by Slurm's clock. Nothing here can tell that a job
+trains at all; what a lie about speed or progress gains is bounded in `learn`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ones_db import ReportLine, RunReports
+from ones_db.reasons import Reason, reason
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    MANIFEST,
+    MAX_LINE,
+    MAX_SPEC,
+    SPEC,
+    Epoch,
+    Hello,
+    Membership,
+    ProtocolError,
+    Spec,
+    Throughput,
+    decode_report,
+    decode_spec,
+    reports_name,
+)
+from slurm_ones.jobs.elastic import Elastic, is_whole
+from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 20
+"""Most bytes read of one job at a time."""
+MAX_LINES = 2_000
+"""Most lines, good or bad, read of one job at a time; the others wait for the next tick."""
+LEAST_LINES = 64
+"""Lines read of one job however many jobs there are: more than a job reports in a minute."""
+ALL_LINES = 100_000
+"""Lines read of all jobs at a time, unless `LEAST_LINES` of each are more."""
+BURST = 2_000
+PER_S = 2.0
+"""A run's reports are accepted up to number `BURST` + `PER_S` for each second since it began by Slurm's clock, which
+bounds what it can put into the database. A wrapper reports every 2 s by default."""
+FUTURE_S = 300.0
+"""A report that is further ahead of the companion's clock is not accepted."""
+SKEW_S = 300.0
+"""How far a node's clock may be from Slurm's."""
+LENGTHS = 1.05
+"""Measured lengths may be longer than the time they were measured in by this factor."""
+MAX_PROBLEM = 500
+"""Characters of a complaint."""
+
+
+def lines_per_job(jobs: int) -> int:
+    """Most lines to read of each of this number of jobs."""
+    return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
+
+
+def highest_number(job: Job, restart: int, now: float, others: int = 0) -> int:
+    """The highest number that a report of this run may have by now. The number of runs of a job of blocks is its own
+    word: all share what one may have, and `others` is the number of reports of its other runs."""
+    if is_whole(job):
+        return BURST + int(PER_S * max(now - job.submit_time, 0.0)) - others
+    since = job.start_time if restart == job.restart and job.start_time else job.submit_time
+    return BURST + int(PER_S * max(now - since, 0.0))
+
+
+def read_spec(job: Job) -> tuple[Spec | None, str]:
+    """What the job says that it can do, None for nothing, and what is wrong with it, in words."""
+    try:
+        with directory_of(job_directory(job), job.uid) as directory:
+            return _spec(directory, job.uid)
+    except FileNotFoundError:
+        return None, ""
+    except NotBelieved as error:
+        return None, str(error)
+
+
+_decoded = lru_cache(maxsize=256)(decode_spec)
+"""A spec is read in each tick, and changes seldom."""
+
+
+def _spec(directory: int, uid: int) -> tuple[Spec | None, str]:
+    try:
+        text, _ = read_from(directory, SPEC, uid, 0, MAX_SPEC + 1)
+        return _decoded(text), ""
+    except FileNotFoundError:
+        return None, ""
+    except (NotBelieved, ProtocolError) as error:
+        return None, f"{SPEC}: {error}"
+
+
+def read_reports(
+    job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
+) -> tuple[RunReports, str]:
+    """The complete lines of one run's reports from `offset` on whose number is above `after`, and what was not
+    accepted, in words.
+
+    Lines out of order, repeated, from the future, outside their run, cut short in mid-file or malformed are dropped. A
+    last line without its newline is left for the next time; so is what comes after `most` lines, and after more reports
+    than `highest_number`. A number from the future counts: by whichever clock, the job said something.
+    """
+    found, problem = _read(job, restart, offset, after, now, most, others)
+    lines, doubt = _within_run(found.lines, job, restart, now)
+    return replace(found, lines=lines), "; ".join(filter(None, (problem, doubt)))[:MAX_PROBLEM]
+
+
+def _within_run(lines: Sequence[ReportLine], job: Job, restart: int, now: float) -> tuple[list[ReportLine], str]:
+    """The lines that lie within their run by Slurm's clock, and what is wrong with the others, in words.
+
+    A measurement outside its run is dropped; of any other report only the time is corrected.
+    """
+    known = restart == job.restart and not job.pending
+    # Slurm does not know when a term began.
+    start = (job.submit_time if is_whole(job) else job.start_time) if known else 0.0
+    low, high = start - SKEW_S, (job.end_time if known and job.ended else now) + SKEW_S
+    accepted, doubts = [], []
+    for line in lines:
+        if not low <= line.time <= high:
+            where = f"{line.time - high:.0f} s after" if line.time > high else f"{low - line.time:.0f} s before"
+            doubts.append(f"report {line.number} is {where} its run, by Slurm's clock")
+            if not isinstance(line.report, (Throughput, Epoch)):
+                accepted.append(replace(line, time=min(max(line.time, low), high)))
+        elif isinstance(line.report, Throughput) and line.report.seconds > LENGTHS * max(line.time - start, 0) + SKEW_S:
+            doubts.append(f"report {line.number} makes it {line.report.seconds:.0f} s of training since its run began")
+        else:
+            accepted.append(line)
+    return accepted, f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
+
+
+def _check_membership(report: Membership, job: Job) -> None:
+    """Raise `ProtocolError` for what no membership of this job can be. Sizes of other jobs come from Slurm."""
+    if not is_whole(job):
+        raise ProtocolError("membership: the job is not one of blocks")
+    if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
+        raise ProtocolError("membership: blocks and restarts are not one for each block")
+    if not (0 < report.nodes <= report.world and report.gpus_per_node * report.nodes in (0, report.world)):
+        raise ProtocolError("membership: nodes and GPUs do not make up its world size")
+
+
+def _read(
+    job: Job, restart: int, offset: int, after: int, now: float, most: int, others: int
+) -> tuple[RunReports, str]:
+    name = reports_name(restart)
+    found, problem = RunReports(job.job_id, restart, offset, after), ""
+    try:
+        with directory_of(job_directory(job), job.uid) as directory:
+            spec, problem = _spec(directory, job.uid)
+            found = replace(found, spec=spec)
+            data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)
+    except FileNotFoundError:
+        return found, problem
+    except NotBelieved as error:
+        return found, str(error)
+    problems = [problem] if problem else []
+    if size < offset:
+        return found, "; ".join([*problems, f"{name}: shorter than before ({size} < {offset} bytes)"])
+    end = data.rfind(b"\n") + 1
+    if not end:
+        # A line longer than what is read at a time would be waited for for ever: step over it.
+        return replace(found, offset=offset + len(data) if len(data) == MAX_BYTES else offset), problem
+    lines: list[ReportLine] = []
+    bad = place = 0
+    first_bad = ""
+    highest = highest_number(job, restart, now, others)
+    for _ in range(most):
+        if place == end:
+            break
+        begin, place = place, data.index(b"\n", place) + 1
+        raw = data[begin : place - 1]
+        try:
+            number, time, report = decode_report(raw)
+            if time > now + FUTURE_S:
+                after = number if after < number <= highest else after
+                raise ProtocolError(f"t: {time:.0f} is in the future")
+            if isinstance(report, Membership):
+                _check_membership(report, job)
+            if number <= after:
+                raise ProtocolError(f"n: {number} comes after {after}")
+            if number > highest:
+                # It waits until it is due; a run's numbers count its reports.
+                place = begin
+                problems.append(f"{name}: it reports faster than {PER_S:g} times a second; the rest is read later")
+                break
+        except ProtocolError as error:
+            bad += 1
+            first_bad = first_bad or str(error)
+            continue
+        lines.append(ReportLine(number, time, report))
+        after = number
+    if bad:
+        problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
+    return replace(found, offset=offset + place, number=after, lines=lines), "; ".join(problems)
+
+
+TICKS = 3
+"""Failed reads after which a running job is refused: `ones-run` makes its directory before all else."""
+
+
+class JobFiles:
+    """Refuses to resize jobs whose files are not found, or to which no order would get."""
+
+    def __init__(self, spool: Path | None) -> None:
+        self._spool = spool
+        self._failed: dict[tuple[int, int], int] = {}
+        """Failed reads of each run's files."""
+        self._hellos: dict[tuple[int, int], Hello] = {}
+
+    def judged(self, seen: Mapping[int, Elastic], read: Container[int], own_uid: int | None) -> dict[int, Elastic]:
+        """The same jobs, some of them refused; once a tick. `read` are those whose files were found before."""
+        self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in seen}
+        self._failed = {key: times for key, times in self._failed.items() if key[0] in seen}
+        return {id_: self._judged(elastic, id_ in read, own_uid) for id_, elastic in seen.items()}
+
+    def _judged(self, elastic: Elastic, read: bool, own_uid: int | None) -> Elastic:
+        job = elastic.job
+        if elastic.refusal or job.ended or own_uid not in (None, job.uid):
+            return elastic
+        return replace(elastic, refusal=self._not_found(job, read) or self._not_reached(job))
+
+    def _not_found(self, job: Job, read: bool) -> Reason | None:
+        key = job.job_id, job.restart
+        problem = _fault_of_directory(job) if job.running and not read else ""
+        self._failed[key] = self._failed.get(key, 0) + 1 if problem else 0
+        return reason("no_files", problem=problem) if self._failed[key] > TICKS else None
+
+    def _not_reached(self, job: Job) -> Reason | None:
+        """A wrapper that does not say which spool it reads is believed to read the site's."""
+        if self._spool is None or not foreign(job):
+            return None
+        hello = self.hello(job)
+        if hello is None or not hello.directory or _same(hello.spool, self._spool):
+            return None
+        return reason("spool_not_read", spool=str(self._spool))
+
+    def hello(self, job: Job) -> Hello | None:
+        """The hello of the job's newest run, or of the run before, which had the same environment."""
+        for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
+            if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
+                self._hellos[key] = found
+            if key in self._hellos:
+                return self._hellos[key]
+        return None
+
+
+def _same(said: str, spool: Path) -> bool:
+    return bool(said) and os.path.normpath(said) in (os.path.normpath(spool), os.path.realpath(spool))
+
+
+def _fault_of_directory(job: Job) -> str:
+    try:
+        path = job_directory(job)
+        with directory_of(path, job.uid):
+            return ""
+    except FileNotFoundError:
+        return f"{path}: no such directory"
+    except NotBelieved as error:
+        return str(error)
+
+
+def _hello(job: Job, restart: int) -> Hello | None:
+    try:
+        with directory_of(job_directory(job), job.uid) as directory:
+            text, _ = read_from(directory, reports_name(restart), job.uid, 0, MAX_LINE + 1)
+        report = decode_report(text.split(b"\n", 1)[0])[2]
+    except (FileNotFoundError, NotBelieved, ProtocolError):
+        return None
+    return report if isinstance(report, Hello) else None
+
+
+def checkpoint_stands(job: Job, name: str) -> bool:
+    """The checkpoint that a job reported is there, and has a manifest.
+
+    A job that lies about its checkpoint loses its own work; this guards against files that went missing.
+    """
+    if not name or name.startswith(".") or "/" in name:
+        return False
+    try:
+        with directory_of(job_directory(job) / CHECKPOINTS / name, job.uid) as directory:
+            text, size = read_from(directory, MANIFEST, job.uid, 0, 1)
+            return bool(text) and size > 0
+    except (FileNotFoundError, NotBelieved):
+        return False
+
+
+STAYS_S = 3600.0
+"""How long a note is shown after its cause was last seen."""
+
+
+@dataclass(frozen=True)
+class _Note:
+    problem: str
+    since: float
+    seen: float
+    """When it was last so, by Slurm's clock."""
+
+
+class Notes:
+    """What could not be believed of each job's reports, for its owner: while it is so, and for `STAYS_S` afterwards."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, _Note] = {}
+        self._read: dict[int, float] = {}
+
+    def add(self, job_id: int, problem: str, now: float) -> None:
+        """A job's reports were read at `now`, with that problem, "" for none."""
+        self._read[job_id] = now
+        if not problem:
+            return
+        known = self._notes.get(job_id)
+        if known is None or known.problem != problem:
+            log.warning("job %d: %s", job_id, problem)
+            known = _Note(problem, now, now)
+        self._notes[job_id] = _Note(problem, known.since, now)
+
+    def text(self, job_id: int, now: float) -> str:
+        """The note as it is shown at `now`; "" for none, or one whose cause is long gone."""
+        note = self._notes.get(job_id)
+        if note is None:
+            return ""
+        if note.seen >= self._read.get(job_id, note.seen):
+            return f"{note.problem} (since {_clock(note.since)})"
+        if now - note.seen > STAYS_S:
+            del self._notes[job_id]
+            return ""
+        return f"{note.problem} (last seen {_clock(note.seen)})"
+
+    def forget(self, alive: Container[int]) -> None:
+        """Drop what is known of other jobs than these."""
+        self._notes = {id_: note for id_, note in self._notes.items() if id_ in alive}
+        self._read = {id_: when for id_, when in self._read.items() if id_ in alive}
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
