@@ -28,6 +28,7 @@ from slurm_ones.learn.efficiency import NoiseEfficiency
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
+from slurm_ones.learn.histories import NoiseEfficiency
 from slurm_ones.learn.step_time import CAUTIOUS, StepLayout, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.policies import POLICIES, make_policy

@@ -1,15 +1,15 @@
-"""What is expected of a job before it has run: the figures of its like, each group shrunk towards the wider one.
+"""Priors of a job that has not run: figures of jobs like it (hierarchical, each group shrunk towards the wider one).
 
-A tree of groups: the site, in it the families (jobs whose batches are told alike), in them the specs, in those their
-owners, and in those the jobs. Each figure of the step time (`step_time`) has a value at every node that is normal
+A tree of groups: the site, in it the families (jobs of the same batches), in them the specs, in those their owners, and
+in those the jobs. Each figure of the step time (`step_time`) has a value at every node that is normal
 around that of the node above it, with a deviation of the level, so
 
     job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
 and a job's measurements are a normal message about its own figures, that of its linearised fit. What is known of a node
-is then the product of what its children say and what is expected of it: one pass up the tree and one down. The four
+is the product of its children's messages and what is expected of it: one pass up the tree and one down. The four
 deviations are those under which what was measured is most likely (empirical Bayes, by expectation-maximisation), each
-held near a typical one as long as few jobs say otherwise (partial pooling, as in Gelman and others, Bayesian Data
+held near a typical one while few jobs indicate otherwise (partial pooling, as in Gelman and others, Bayesian Data
 Analysis, 2013, ch. 5; written from what is generally known of it).
 
 Who runs many jobs that lie must not decide what is expected of other people's:
@@ -19,34 +19,62 @@ Who runs many jobs that lie must not decide what is expected of other people's:
 - what others of its family, and of its spec, have measured moves a job's figures by at most `MOVES` deviations of the
   group above, its own by any. The site's own figures are not held: where one user's jobs alone are known they decide.
 
-**Widths.** How wide an interval must be to hold as often as it says: measured on what the database's own jobs did next.
+**Widths** make intervals hold as often as they promise. Each size that a finished job measured is predicted from its
+other sizes, and from what the other half of the jobs teaches about one like it. How far off these predictions are, in
+their own deviations, gives one factor for sizes inside a node and one across nodes, such that intervals of `HOLDS` hold
+that often (split conformal prediction; Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005). With
+few predictions the factor stays near 1. No user's predictions count for more than those of all others together.
 
-Each size that a finished job measured is predicted from its other sizes, and from what the other half of the jobs
-teaches about one like it. How far off these predictions are, in their own deviations, gives one factor for sizes inside
-a node and one across nodes, such that intervals of `HOLDS` hold that often (split conformal prediction; Vovk, Gammerman
-and Shafer, Algorithmic Learning in a Random World, 2005). With few predictions the factor stays near 1.
+**Kinds of GPU.** A job's curve is fitted on the kind on which it has measured most. On another kind it computes a
+factor faster, while its exchange of gradients takes as long as before. The factor's logarithm has three levels, each
+with the doubt that its few measurements leave:
 
-No user's predictions count for more than those of all others together.
+- of all jobs of the site: Normal(0, `SITE`²) before any is measured; if the site has guessed how fast its kinds are
+  (`gpu_speeds`), Normal(guess, `SCRIPT`²);
+- of jobs of one spec (one script): Normal(site, `SCRIPT`²);
+- of the job itself: Normal(script, `OWN`²), and what it measured there.
+
+Jobs that ran on both kinds show the factor, and so do those of one owner and one spec of which some ran on one kind and
+some on the other. The median of an owner's jobs of a script counts, once; for the site so does the median of all jobs
+of an owner. So two jobs of a script that ran on both kinds teach much about a third one that ran on one, and little
+about other scripts; and nobody teaches more about other people's jobs by running many.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 
-from slurm_ones.learn.step_time import FIGURES, HIGHEST, LOWEST, NOISE, Fit, Points, Prior, Sizes, fit_all
-from slurm_ones.learn.throughput import MeasuredThroughput
-from slurm_ones.policy.contract import Bools, Floats, Ints
+from slurm_ones.learn.step_time import (
+    FIGURES,
+    HIGHEST,
+    INSIDE,
+    LOWEST,
+    NOISE,
+    SPEED,
+    Fit,
+    Points,
+    Prior,
+    Sizes,
+    StepLayout,
+    fit_all,
+)
+from slurm_ones.learn.throughput import MeasuredThroughput, moved
+from slurm_ones.policy.contract import Bools, Floats, Ints, ThroughputModel
 
 LEVELS = 4
 """Site, family, spec and owner: nodes that have children."""
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Of what all others count for, what one user does at most: with as much as they, a lie would draw the middle along."""
+"""Most that one user counts for, of what all others do: with as much as they, a lie would draw the middle along."""
 SPREADS: Floats = np.array(
     [
         [1.5, 1.0, 0.9, 0.8, 0.6, 0.8, 0.5],
@@ -59,14 +87,14 @@ SPREADS: Floats = np.array(
 CERTAIN = 4.0
 """How many children those typical deviations count for."""
 WIDEST = 2.0
-"""No deviation is taken for more than so many typical ones: who lies would widen them, and pull harder."""
+"""Typical deviations that a deviation may be at most: who lies would widen it, and pull harder."""
 ROUNDS = 5
 """Of expectation-maximisation."""
 
 
 @dataclass(frozen=True)
 class GroupPath:
-    """Where a job is in the tree."""
+    """A job's place in the tree."""
 
     family: Hashable
     spec: Hashable
@@ -79,7 +107,7 @@ class GroupPath:
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """What one job's measurements say of its figures, whatever was believed before."""
+    """A job's measurements as a message about its figures, without any prior."""
 
     weighed: Floats
     """(7,) precision × value: of figures that they leave open only what is known of them together."""
@@ -109,66 +137,62 @@ class _Level:
 
 
 class Tree:
-    """What jobs that were heard teach; `around` is what is believed before any was."""
+    """What measured jobs teach; `around` is believed before any was."""
 
-    def __init__(
-        self, heard: Sequence[tuple[GroupPath, JobEvidence]], around: Prior, spreads: Floats = SPREADS
-    ) -> None:
+    def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior, spreads: Floats = SPREADS) -> None:
         self._around = around
         self.spreads = spreads.copy()
         """(LEVELS, 7) deviations of children around the node above them."""
         self._levels: list[_Level] = []
         self._places: list[dict[Hashable, int]] = [{} for _ in range(LEVELS)]
-        if not heard:
+        if not jobs:
             return
-        kins = [kin.nodes() for kin, _ in heard]
-        for nodes in kins:
+        paths = [path.nodes() for path, _ in jobs]
+        for nodes in paths:
             for level, node in enumerate(nodes):
                 self._places[level].setdefault(node, len(self._places[level]))
         parents: list[Ints] = []
         for level in range(LEVELS):
             last = level + 1 == LEVELS
-            below = list(range(len(kins))) if last else [nodes[level + 1] for nodes in kins]
-            of = dict(zip(below, (self._places[level][nodes[level]] for nodes in kins), strict=True))
-            order = range(len(kins)) if last else self._places[level + 1]
+            below = list(range(len(paths))) if last else [nodes[level + 1] for nodes in paths]
+            of = dict(zip(below, (self._places[level][nodes[level]] for nodes in paths), strict=True))
+            order = range(len(paths)) if last else self._places[level + 1]
             parents.append(np.array([of[child] for child in order], dtype=np.int64))
-        shares = _shares(parents, [kin.user for kin, _ in heard])
+        shares = _shares(parents, [path.user for path, _ in jobs])
         for above, share in zip(parents, shares, strict=True):
             count = len(above)
             self._levels.append(
                 _Level(above, share, np.ones(count), np.zeros((count, FIGURES)), np.zeros((count, FIGURES, FIGURES)))
             )
-        jobs = self._levels[-1]
-        jobs.weighed = np.stack([one.weighed for _, one in heard])
-        jobs.precision = np.stack([one.precision for _, one in heard])
+        self._levels[-1].weighed = np.stack([one.weighed for _, one in jobs])
+        self._levels[-1].precision = np.stack([one.precision for _, one in jobs])
         for _ in range(ROUNDS):
             self._up()
             self._settle()
         self._up()
 
-    def expect(self, kin: GroupPath, *, others: bool = False) -> Prior:
-        """What is believed of a job there that has measured nothing; of what `others` measured of its spec, where its
-        owner's jobs are not to count there."""
+    def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
+        """Prior of a job there that has measured nothing; from `others` without its owner's jobs of its spec."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
         precision: Floats = np.diag(_vague(self._around) ** -2.0)
-        nodes = kin.nodes()
+        nodes = path.nodes()
         for level in range(LEVELS):
             if level:
                 precision = _through(precision, self.spreads[level - 1])
             place = self._places[level].get(nodes[level])
             if place is None or (others and level + 1 == LEVELS):
                 continue
-            told, weighed = self._told[level][0][place], self._told[level][1][place]
+            found, weighed = self._from_below[level][0][place], self._from_below[level][1][place]
             below = self._places[level + 1].get(nodes[level + 1]) if level + 1 < LEVELS else None
             if below is not None:
-                # What this child says of it comes in further down.
+                # This child's message comes in further down.
                 own, own_weighed = self._messages[level]
-                told, weighed = told - own[below], weighed - own_weighed[below]
+                found, weighed = found - own[below], weighed - own_weighed[below]
             before, room = mean, MOVES * np.sqrt(np.diagonal(np.linalg.inv(precision)))
-            mean = np.linalg.solve(precision + told, precision @ mean + weighed)
-            precision = precision + told
+            mean = np.linalg.solve(precision + found, precision @ mean + weighed)
+            precision = precision + found
             if 0 < level < LEVELS - 1:
                 mean = np.clip(mean, before - room, before + room)
         covariance = np.linalg.inv(precision) + np.diag(self.spreads[-1] ** 2)
@@ -176,8 +200,8 @@ class Tree:
         return Prior(np.clip(mean, LOWEST, HIGHEST), deviation, covariance / deviation / deviation[:, None])
 
     def _up(self) -> None:
-        """What is known of each node from below, and what each child says of the node above it."""
-        self._told: list[tuple[Floats, Floats]] = []
+        """Messages of each child to the node above it, and their sums."""
+        self._from_below: list[tuple[Floats, Floats]] = []
         self._messages: list[tuple[Floats, Floats]] = []
         for level in range(LEVELS - 1, -1, -1):
             at = self._levels[level]
@@ -191,20 +215,20 @@ class Tree:
             np.add.at(total, at.parents, message)
             np.add.at(sums, at.parents, weighed)
             self._messages.insert(0, (message, weighed))
-            self._told.insert(0, (total, sums))
+            self._from_below.insert(0, (total, sums))
             if level:
                 self._levels[level - 1].precision, self._levels[level - 1].weighed = total, sums
 
     def _settle(self) -> None:
-        """One step of expectation-maximisation: the deviations that make what was heard likelier, and how much of each
+        """One step of expectation-maximisation: the deviations that make the measurements likelier, and how much a
         child counts that is far from the node above it."""
         mean: Floats = self._around.mean[None]
         covariance: Floats = np.diag(_vague(self._around) ** 2)[None]
         for level in range(LEVELS):
             at = self._levels[level]
-            told, weighed = self._told[level]
+            found, weighed = self._from_below[level]
             inverse = np.linalg.inv(covariance)
-            covariance = np.asarray(np.linalg.inv(inverse + told), dtype=np.float64)
+            covariance = np.asarray(np.linalg.inv(inverse + found), dtype=np.float64)
             mean = np.einsum("nab,nb->na", covariance, np.einsum("nab,nb->na", inverse, mean) + weighed)
             # The children, given the node above: off it by `apart`, with covariance `left`.
             tight = self.spreads[level] ** -2.0
@@ -218,16 +242,15 @@ class Tree:
             square = apart**2 + np.diagonal(left, axis1=1, axis2=2)
             counts = (at.shares * at.near)[:, None]
             total = CERTAIN * SPREADS[level] ** 2 + (counts * square).sum(axis=0)
-            found = np.sqrt(total / (CERTAIN + counts.sum()))
-            self.spreads[level] = np.minimum(found, WIDEST * SPREADS[level])
+            self.spreads[level] = np.minimum(np.sqrt(total / (CERTAIN + counts.sum())), WIDEST * SPREADS[level])
             if level + 1 < LEVELS:
-                # What is above each child, less what it said there, is what is expected of it.
-                message, said = self._messages[level]
-                rest = np.linalg.inv(above_covariance) - message
-                rest_mean = np.linalg.solve(
-                    rest, (np.einsum("cab,cb->ca", np.linalg.inv(above_covariance), above) - said)[:, :, None]
-                )[:, :, 0]
-                mean, spread = rest_mean, np.diag(self.spreads[level] ** 2)
+                # What is above each child, less its own message, is what is expected of it.
+                message, own_weighed = self._messages[level]
+                above_precision = np.linalg.inv(above_covariance)
+                rest = above_precision - message
+                weighed = np.einsum("cab,cb->ca", above_precision, above) - own_weighed
+                mean = np.linalg.solve(rest, weighed[:, :, None])[:, :, 0]
+                spread = np.diag(self.spreads[level] ** 2)
                 covariance = np.asarray(np.linalg.inv(rest) + spread, dtype=np.float64)
 
 
@@ -268,12 +291,12 @@ def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
 
 
 def _most(mine: float, every: float) -> float:
-    """What each of a user's children counts for, who has so many of every one."""
+    """Weight of each child of a user who has `mine` of `every` child."""
     return min(1.0, MAJORITY * (every - mine) / mine) if every - mine > 1e-9 else 1.0
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""Of a normal distribution, so much lies within so many deviations."""
+"""Share of a normal distribution within this number of deviations."""
 UNSURE = 10.0
 """Predictions that the factor 1 counts for."""
 LEAST, MOST = 0.4, 2.5
@@ -283,27 +306,27 @@ TESTED = 60
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
     """The factors inside a node and across nodes, from finished jobs, newest first."""
-    jobs = [(kin, fit) for kin, fit in jobs if len(fit.misfit)]
+    jobs = [(path, fit) for path, fit in jobs if len(fit.misfit)]
     held = [
-        (half, kin, fit, out)
+        (half, path, fit, out)
         for half, some in enumerate((jobs[0::2], jobs[1::2]))
-        for kin, fit in some[: TESTED // 2]
+        for path, fit in some[: TESTED // 2]
         for out in _sizes(fit.points)
     ]
     if not held:
         return 1.0, 1.0
-    trees = [Tree([(kin, JobEvidence.of(fit)) for kin, fit in some], around) for some in (jobs[1::2], jobs[0::2])]
-    priors = {(half, kin): trees[half].expect(kin) for half, kin in {(half, kin) for half, kin, _, _ in held}}
-    fits = fit_all([(_some(fit.points, ~out), fit.reference, priors[half, kin]) for half, kin, fit, out in held])
+    trees = [Tree([(path, JobEvidence.of(fit)) for path, fit in some], around) for some in (jobs[1::2], jobs[0::2])]
+    priors = {(half, path): trees[half].expect(path) for half, path in {(half, path) for half, path, _, _ in held}}
+    fits = fit_all([(_some(fit.points, ~out), fit.reference, priors[half, path]) for half, path, fit, out in held])
     models = MeasuredThroughput.together([MeasuredThroughput(fit) for fit in fits])
     tests = [_some(fit.points, np.arange(len(out)) == np.argmax(out)) for _, _, fit, out in held]
-    at = Sizes(*(np.stack([getattr(test.at, field.name) for test in tests]) for field in fields(Sizes)))
+    at = Sizes.together([test.at for test in tests], np.stack)
     measured = np.array([test.log_step[0] for test in tests])
     count = np.array([test.count[0] for test in tests])
     deviation = np.sqrt(models.variance(at)[:, 0] + NOISE**2 / count)
     off = np.abs(measured - models.log_step(at)[:, 0]) / deviation
     across = at.across[:, 0] > 0
-    users = [kin.user for _, kin, _, _ in held]
+    users = [path.user for _, path, _, _ in held]
     inside, outside = (_factor(off[rows], [users[i] for i in np.flatnonzero(rows)]) for rows in (~across, across))
     return inside, outside
 
@@ -330,5 +353,167 @@ def _sizes(points: Points) -> list[Bools]:
 
 
 def _some(points: Points, rows: Bools) -> Points:
-    at = Sizes(*(getattr(points.at, field.name)[rows] for field in fields(Sizes)))
-    return replace(points, at=at, log_step=points.log_step[rows], count=points.count[rows])
+    return Points(points.at.each(lambda values: values[rows]), points.log_step[rows], points.count[rows])
+
+
+# -- kinds of GPU ------------------------------------------------------------------------------------------------------
+
+SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
+"""Standard deviations of log factors: of any two kinds, of a script's around the site's, of a job's around its
+script's."""
+COMPARED = 0.1
+"""Standard deviation of one job's own comparison: other sizes, other hours."""
+
+
+class Ratio(NamedTuple):
+    """One job's speed of computing on kind `there` over that on kind `here`, in logs."""
+
+    here: str
+    there: str
+    log: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Normal distribution of a log factor."""
+
+    mean: float = 0.0
+    variance: float = SITE**2
+
+    def after(self, observed: Iterable[tuple[float, float]]) -> Factor:
+        """Posterior after these (log, variance)."""
+        weight, total = 1.0 / self.variance, self.mean / self.variance
+        for log, variance in observed:
+            weight += 1.0 / variance
+            total += log / variance
+        return Factor(total / weight, 1.0 / weight)
+
+
+SAME = Factor(0.0, 0.0)
+"""Of one kind to itself."""
+
+
+@dataclass(frozen=True)
+class KindEvidence:
+    """One job's fit on kind `here`, and its speed on others that it ran on."""
+
+    spec: Hashable
+    user: str
+    here: str
+    fit: Fit
+    ratios: Sequence[Ratio]
+
+
+def faster(layout: StepLayout) -> Floats:
+    """(7,) how a job's figures change where it computes e times as fast and exchanges gradients as before."""
+    along = np.zeros(FIGURES)
+    along[SPEED] = 1.0
+    if not layout.wired:  # then the exchange is relative to the reference step
+        along[INSIDE] = 1.0
+    return along
+
+
+class KindFactors:
+    """Factors between kinds, from jobs that ran on several, and what the site `guessed` of their speeds."""
+
+    def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
+        self._guessed = guessed or {}
+        self._site: dict[tuple[str, str], Factor] = {}
+        self._scripts: dict[tuple[Hashable, str, str], Factor] = {}
+        self.reference = next(iter(self._guessed), "")
+        """The kind that figures of all jobs are expressed for: that of most jobs."""
+
+    def learn(self, jobs: Sequence[KindEvidence]) -> None:
+        """From these jobs alone."""
+        ran = Counter(job.here for job in jobs if job.here)
+        self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
+        scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
+        users: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for (_, here, there), each in _by_owner(jobs).items():
+            for spec, (log, variance) in each.items():
+                scripts[spec, here, there].append((log, variance + OWN**2))
+            logs, variances = zip(*each.values(), strict=True)
+            users[here, there].append((statistics.median(logs), statistics.median(variances) + SCRIPT**2))
+        self._site = {pair: self._first(*pair).after(found) for pair, found in users.items()}
+        self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
+
+    def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
+        """From kind `here` to kind `there`, of a job of that spec with these ratios of its own."""
+        if here == there or not (here and there):
+            return SAME
+        known = self._scripts.get((spec, here, there)) if spec is not None else None
+        known = known or self._other(here, there)
+        prior = Factor(known.mean, known.variance + OWN**2)
+        return prior.after([(one.log, one.variance) for one in own if (one.here, one.there) == (here, there)])
+
+    def _other(self, here: str, there: str) -> Factor:
+        """Factor of an unknown script."""
+        site = self._site.get((here, there))
+        if site is None:
+            return self._first(here, there)
+        return Factor(site.mean, site.variance + SCRIPT**2)
+
+    def _first(self, here: str, there: str) -> Factor:
+        """Factor before any job is measured: unknown, or the site's guess."""
+        if here in self._guessed and there in self._guessed:
+            return Factor(math.log(self._guessed[there] / self._guessed[here]), SCRIPT**2)
+        return Factor()
+
+
+def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
+    """Log factor and variance by owner, pair of kinds and spec."""
+    every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    speeds: dict[tuple[Hashable, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for job in jobs:
+        for ratio in job.ratios:
+            every[job.user, ratio.here, ratio.there][job.spec].append((ratio.log, ratio.variance))
+            every[job.user, ratio.there, ratio.here][job.spec].append((-ratio.log, ratio.variance))
+        if job.here and job.spec is not None:
+            own = float(job.fit.figures[SPEED]), float(job.fit.covariance[SPEED, SPEED])
+            speeds[job.spec, job.user][job.here].append(own)
+    for (spec, user), by_kind in speeds.items():
+        for here, there in permutations(sorted(by_kind), 2):
+            (before, doubt), (after, more) = middle(by_kind[here]), middle(by_kind[there])
+            every[user, here, there][spec].append((after - before, doubt + more + 2 * OWN**2 + COMPARED**2))
+    return {key: {spec: middle(found) for spec, found in each.items()} for key, each in every.items()}
+
+
+def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Median of the logs, and its variance."""
+    logs, variances = zip(*found, strict=True)
+    return statistics.median(logs), statistics.median(variances) / len(found)
+
+
+def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
+    """Prior of a job's figures on another kind."""
+    if factor == SAME:
+        return prior
+    along = faster(layout)
+    covariance = prior.covariance + factor.variance * np.outer(along, along)
+    deviation = np.sqrt(np.diagonal(covariance))
+    return Prior(prior.mean + factor.mean * along, deviation, covariance / deviation / deviation[:, None])
+
+
+def fit_on(fit: Fit, factor: Factor, layout: StepLayout) -> Fit:
+    """The fit on another kind, were the factor certain."""
+    return moved(fit, factor.mean * faster(layout)) if factor.mean else fit
+
+
+def on_kinds(
+    model: MeasuredThroughput,
+    here: str,
+    kinds: Iterable[str],
+    factors: KindFactors,
+    spec: Hashable,
+    own: Sequence[Ratio],
+) -> Mapping[str, ThroughputModel]:
+    """The model on each of the kinds; `here` is the one of its figures, "" for none."""
+    along = faster(model.layout)
+    by_kind = {kind: factors.factor(spec, here, kind, own) for kind in kinds}
+    return {
+        kind: model if factor == SAME else model.moved(factor.mean * along, math.sqrt(factor.variance) * along)
+        for kind, factor in by_kind.items()
+    }

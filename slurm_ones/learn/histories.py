@@ -1,22 +1,62 @@
-"""What a job's history says: among which it is, what it measured, how far it came, what its changes cost."""
+"""Evidence in one job's history: which jobs it is like, what it measured, its progress, what its changes cost.
+
+**Statistical efficiency** is how much a sample is worth at a batch. From the gradient noise scale B = tr(Σ)/|G|²
+(McCandlish et al., "An Empirical Model of Large-Batch Training", 2018): a step at batch M brings as much as M/(B + M)
+of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B + M) of one at the base batch M0 (Pollux,
+OSDI 2021, §3.1, multiplies throughput by it).
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
-from ones_db import JobHistory
+from ones_db import JobHistory, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
-from slurm_ones.learn.hierarchy import GroupPath
-from slurm_ones.learn.kinds import base_kind, of_kind
+from slurm_ones.learn.hierarchy import COMPARED, GroupPath, Ratio, faster
 from slurm_ones.learn.progress import FinishedJob, TrainingState
-from slurm_ones.learn.step_time import Points, layout_of
-from slurm_ones.learn.throughput import points_of, reference_of
+from slurm_ones.learn.step_time import Fit, Points, StepLayout, layout_of, log_step, log_step_and_slopes
+from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs, points_of, reference_of
+from slurm_ones.policy.contract import Floats, Ints
 
 SILENT_S = 600.0
-"""A running job may keep silent for so long, for an evaluation, say, without being thought to have more to do."""
+"""Silence of a running job, during an evaluation, say, that does not add to what it still has to do."""
+FLAT = 0.05
+"""If a step's time follows the speed of computing by less than this, it shows nothing of it."""
+LEAST, MOST = 1e-2, 1e4
+"""Bounds of the noise scale, in base batches."""
+CAUTIOUS = 4.0
+"""Noise scale of a job that never reported one, in base batches, before any job has: a batch four times the base is
+then worth 5/8 of its samples. Low among what is measured, since a large batch that was not worth it cannot be had back.
+"""
+
+
+class NoiseEfficiency:
+    """An `EfficiencyModel` from a gradient noise scale in samples. A scale without end makes all batches equal."""
+
+    def __init__(self, base_batch: float, noise: float) -> None:
+        self.base_batch = max(float(base_batch), 1.0)
+        self.noise = float(noise) if noise >= 0 else math.inf
+
+    def efficiency(self, batches: Ints) -> Floats:
+        """Worth of a sample at each global batch, in (0, 1]; 1 up to the base batch."""
+        batch = np.maximum(np.asarray(batches, dtype=np.float64), self.base_batch)
+        if math.isinf(self.noise):
+            return np.ones_like(batch)
+        result: Floats = (self.noise + self.base_batch) / (self.noise + batch)
+        return result
+
+
+def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
+    """The gradient noise scale in base batches, from the newest reports: their median, within bounds; None where there
+    are none that make sense. The scale drifts over epochs and jumps from report to report."""
+    known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
+    return min(max(median(known), LEAST), MOST) if known else None
 
 
 def plain_spec(spec: Spec) -> Spec:
@@ -27,8 +67,8 @@ def plain_spec(spec: Spec) -> Spec:
     return replace(spec, term=0) if spec.term else spec
 
 
-def kin_of(history: JobHistory) -> GroupPath:
-    """Where the job is among its like: jobs of a family have their batches alike, and may differ in their data."""
+def group_of(history: JobHistory) -> GroupPath:
+    """The job's place among others: jobs of a family have the same batches, and may differ in their data."""
     spec = history.spec
     if spec is None:
         return GroupPath(None, None, history.job.user)
@@ -42,22 +82,22 @@ def reshards(spec: Spec | None) -> bool:
 
 
 def by_terms(spec: Spec | None) -> bool:
-    """Whether each change of a job of blocks begins a term from a checkpoint, whoever joins or leaves."""
+    """Each change of a job of blocks begins a term from a checkpoint."""
     return spec is not None and not spec.hot
 
 
 def inexact(spec: Spec | None) -> bool:
-    """Whether another number of GPUs is another training, at the same batch."""
+    """Another number of GPUs is another training, at the same batch."""
     return spec is not None and spec.limits is not None and not spec.limits.exact
 
 
 def is_wired(spec: Spec | None) -> bool:
-    """Whether the job tells what it sends."""
+    """The job reports what it sends."""
     return layout_of(spec).wired
 
 
 def without_bytes(history: JobHistory) -> JobHistory | None:
-    """The same as if it had not said what it sends; None where it did not, or a strategy did."""
+    """The history without the bytes that it sends; None if it does not report them, or a strategy does."""
     spec = history.spec
     if spec is None or spec.limits is not None or not spec.gradient_bytes:
         return None
@@ -81,7 +121,7 @@ def ready_of(history: JobHistory) -> float | None:
 
 
 def points_in(history: JobHistory) -> tuple[Points, float]:
-    """What the job measured on the kind of GPU that it knows best, and the local batch that its speed is told at."""
+    """Measurements on the kind of GPU that the job knows best, and the reference local batch of its speed."""
     measured = of_kind(history.throughput, base_kind(history.throughput))
     layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
@@ -90,8 +130,8 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
     return points_of(measured, reference, layout, ran if history.ran else None), reference
 
 
-def unheard_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Epochs of progress that a running job would make, at its last speed, in as long as nothing was heard of it."""
+def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
+    """Epochs of progress that a running job would make, at its last speed, since its last report."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0
@@ -107,7 +147,7 @@ def own_noise(history: JobHistory) -> float | None:
         return None
     points = history.noise
     if inexact(history.spec) and history.last_resize_end is not None:
-        # What a sample is worth depends on the number of GPUs too: of another one nothing is carried over.
+        # The worth of a sample depends on the number of GPUs too.
         points = tuple(point for point in points if point.time > history.last_resize_end)
     return noise_ratio(history.spec.base_batch, (point.noise for point in points))
 
@@ -143,9 +183,45 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 
 def log_of(history: JobHistory) -> FinishedJob:
-    """The log of a finished job. What progress it had made at an epoch's end is not stored: it is taken to have come
-    evenly."""
+    """The log of a finished job. Its progress at an epoch's end is not stored, and taken to have come evenly."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
     return FinishedJob(points, total, float(history.spec.epochs) if history.spec is not None else 0.0)
+
+
+def base_kind(points: Sequence[ThroughputPoint]) -> str:
+    """The kind on which most sizes and batches were measured, latest on ties; "" for none."""
+    if len(kinds := {point.kind for point in points}) < 2:
+        return kinds.pop() if kinds else ""
+    tried = Counter(kind for kind, _ in {(point.kind, point[:3]) for point in points if point.kind})
+    last = {point.kind: point.time for point in sorted(points, key=lambda point: point.time)}
+    return max(tried, key=lambda kind: (tried[kind], last[kind]), default="")
+
+
+def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
+    """Those measured on that kind, or on an unknown one."""
+    return tuple(point for point in points if point.kind in (kind, ""))
+
+
+def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
+    """Speeds of computing on other kinds that explain best what a job with this fit of kind `here` measured there."""
+    found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
+    for there in sorted({point.kind for point in points} - {here, ""}) if here else ():
+        seen = points_of([point for point in points if point.kind == there], fit.reference, layout)
+        if not len(seen.count):
+            continue
+        reference, row = np.float64(fit.reference), seen.at.each(lambda values: values[None])
+        # The misfit at a size is taken to be alike on both kinds.
+        misfit = model.log_step(row)[0] - log_step(fit.figures, seen.at, reference)
+        log, slope = 0.0, np.zeros(0)
+        for _ in range(6):
+            steps, slopes = log_step_and_slopes(fit.figures + along * log, seen.at, reference)
+            slope = slopes @ along
+            if np.abs(slope).max() < FLAT:
+                break
+            log += float(np.clip(slope @ (seen.log_step - steps - misfit) / (slope @ slope), -1.0, 1.0))
+        else:
+            doubt = float((slope**2 @ model.variance(row)[0]) / (slope @ slope) ** 2)
+            found.append(Ratio(here, there, log, COMPARED**2 + doubt))
+    return found

@@ -1,4 +1,4 @@
-"""What is known of each job: its history turned into the models that policies weigh."""
+"""From histories to the models that policies weigh."""
 
 from __future__ import annotations
 
@@ -11,30 +11,42 @@ from typing import Any
 
 from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
-from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree, found_widths
+from slurm_ones.learn.hierarchy import (
+    Factor,
+    GroupPath,
+    JobEvidence,
+    KindEvidence,
+    KindFactors,
+    Tree,
+    fit_on,
+    found_widths,
+    on_kinds,
+    prior_on,
+)
+from slurm_ones.learn.histories import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.histories import (
+    NoiseEfficiency,
+    base_kind,
     by_terms,
     dataset_of,
     epochs_in,
+    group_of,
     inexact,
     is_wired,
     join_of,
-    kin_of,
     leave_of,
     log_of,
     own_noise,
     plain_spec,
     points_in,
     progress_in,
+    ratios,
     ready_of,
     reshards,
     training_after,
-    unheard_epochs,
+    unreported_epochs,
     without_bytes,
 )
-from slurm_ones.learn.kinds import Factor, KindEvidence, KindFactors, base_kind, fit_on, on_kinds, prior_on, ratios
 from slurm_ones.learn.progress import BetaProgress, TrainingState, at_least
 from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Prior, fit_all, layout_of
 from slurm_ones.learn.throughput import MeasuredThroughput
@@ -42,23 +54,23 @@ from slurm_ones.learn.workload import script
 from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputModel
 
 NOWHERE = GroupPath(None, None, "")
-"""Of a job that has told nothing."""
+"""Place of a job that has reported nothing."""
+AROUND = {False: CAUTIOUS, True: WIRED}
+"""Priors before any job has measured, by whether a job reports the bytes that it sends."""
 PEERS = 3
 """Finished jobs of other users, with the same spec, from which on they bound what a job is believed to be able to."""
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
 RESHARD = 2.0
-"""How much longer it is expected to take where the checkpoint is cut anew, before any did: all of it is read and
-written once more."""
+"""Factor on that if the checkpoint is resharded, before any was: all of it is read and written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""The same where blocks join or leave, and seconds until those that join are ready: before any did, as it was measured
-of small models (docs/benchmarks.md)."""
+"""Seconds that blocks which join, or leave, interrupt training, and until joining ones are ready: before any did, as
+measured with small models (docs/benchmarks.md)."""
 TERM_S = 5.0
-"""The same where a change begins a term from a checkpoint, since state does not move from memory to memory. A guess:
-ranks fork and the script begins, about a second of a small model, and a large one is written and read besides."""
-
+"""Seconds of a change that begins a term from a checkpoint. A guess: ranks fork and the script begins, about a second
+of a small model, and a large one is written and read besides."""
 SPARE = 100
-"""Jobs whose models are kept beyond as many as were ever looked at at once; those that reported last."""
+"""Jobs whose models are kept beyond as many as were ever asked for at once; those that reported last."""
 SCRIPTS = 10_000
 """Scripts, by user and name, whose last spec is kept."""
 
@@ -68,7 +80,7 @@ class JobModel:
     """What is known of one job."""
 
     spec: Spec | None
-    """What it can do, as it told, or as jobs of the same script did before it; None where neither has."""
+    """What it can do, as it reported, or as jobs of the same script did before it; None if neither has."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
@@ -79,9 +91,9 @@ class JobModel:
     resize_s: float
     """Seconds that a resize is expected to interrupt its training."""
     dataset: int = 0
-    """Samples in an epoch, as told, or else as the epochs that ended had; 0 where neither is known."""
+    """Samples in an epoch, as reported, or else as the epochs that ended had; 0 if neither is known."""
     shrink_s: float | None = None
-    """Seconds that giving up GPUs is expected to interrupt its training; None where it is `resize_s` as well."""
+    """Seconds that giving up GPUs is expected to interrupt its training; None for `resize_s`."""
     prepare_s: float = 0.0
     """Seconds that it holds GPUs which it gains before they train."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
@@ -90,8 +102,7 @@ class JobModel:
 
 @dataclass(frozen=True)
 class _Switches:
-    """What changes of jobs of blocks cost, in seconds: that blocks joined, that they left, until they were ready, and
-    either where it begins a term."""
+    """Seconds that changes of blocks take: some joined, some left, joining ones got ready, a term began."""
 
     join_s: float = JOIN_S
     leave_s: float = LEAVE_S
@@ -113,25 +124,24 @@ class _Learned:
 class Learner:
     """Turns histories into models.
 
-    What finished jobs teach is fitted anew when one finishes; a running job's models, when it has reported something
-    new. Jobs that tell the same spec (base batch, local batch, dataset, epochs) are taken to run the same script, and
-    those that tell the same batches to be of one family: what is expected of a job is what its own user's jobs of that
-    spec measured, shrunk towards others' of that spec, those towards the family, and that towards the site
-    (`hierarchy`, which also bounds what one user teaches about other people's jobs). How wide intervals are follows
-    from how far off such expectations were (`widths`). A job that has not run yet has told nothing: it is taken for
-    what jobs of the same user and name told last, where the name may differ in a number at its end.
+    What finished jobs teach is fitted again when one finishes; a running job's models, when it has reported something
+    new. Jobs that report the same spec (base batch, local batch, dataset, epochs) are taken to run the same script, and
+    those that report the same batches to be of one family: a job's prior is what its own user's jobs of that spec
+    measured, shrunk towards others' of that spec, those towards the family, and that towards the site (`hierarchy`,
+    which also bounds what one user teaches about other people's jobs, and widens intervals by how far off such priors
+    were). A job that has not run yet gets the last spec of jobs of the same user and name, but for a number at its end.
     """
 
     def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
-        """`gpu_speeds` is what the site guesses of its kinds of GPU."""
+        """`gpu_speeds` is the site's guess of its kinds of GPU."""
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Finished jobs, and their fits: as they told, and then as if they had not said what they send."""
+        """Finished jobs and their fits: as they reported, and then as if they had not reported the bytes they send."""
         self._progress = BetaProgress(seed=seed)
-        self._trees = {False: Tree((), CAUTIOUS), True: Tree((), WIRED)}
+        self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
+        self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
         self._priors: dict[tuple[bool, GroupPath, str], Prior] = {}
-        self._widths = {False: (1.0, 1.0), True: (1.0, 1.0)}
         self._own: Counter[tuple[Hashable, str]] = Counter()
         self._specs: Counter[Hashable] = Counter()
         self._peers: dict[GroupPath, Prior] = {}
@@ -154,10 +164,9 @@ class Learner:
         self._progress = BetaProgress([log_of(history) for history in reversed(histories)], seed=self._seed)
         self._learn_step_times(histories)
         self._learn_noise(histories)
-        pauses = [history.pause_s for history in histories if history.pause_s is not None]
-        self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
-        resharded = [h.pause_s for h in histories if h.pause_s is not None and reshards(h.spec)]
-        self._reshard_s = statistics.median(resharded) if resharded else RESHARD * self._resize_s
+        paused = [(history, history.pause_s) for history in histories if history.pause_s is not None]
+        self._resize_s = _median((pause for _, pause in paused), RESIZE_S)
+        self._reshard_s = _median((pause for h, pause in paused if reshards(h.spec)), RESHARD * self._resize_s)
         self._learn_switches(histories)
 
     def _learn_scripts(self, histories: Iterable[JobHistory]) -> None:
@@ -171,211 +180,199 @@ class Learner:
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
-        # A job that tells its bytes is heard a second time, without them: of one that has not run yet, and so has told
-        # nothing, is expected what jobs do.
-        told = [[one for one in (history, without_bytes(history)) if one is not None] for history in new]
-        jobs = [(*points_in(one), WIRED if is_wired(one.spec) else CAUTIOUS) for both in told for one in both]
-        fits = iter(fit_all(jobs))
-        self._past |= {id(both[0]): [(one, next(fits)) for one in both] for both in told}
+        # A job that reports its bytes counts a second time, without them: for jobs that have not run yet.
+        variants = [[one for one in (history, without_bytes(history)) if one is not None] for history in new]
+        fits = iter(fit_all([(*points_in(one), AROUND[is_wired(one.spec)]) for both in variants for one in both]))
+        self._past |= {id(both[0]): [(one, next(fits)) for one in both] for both in variants}
         # Those that are kept hold their history, so that no other object gets its identity.
         self._past = {key: self._past[key] for key in map(id, histories)}
         measured = [both[0] for both in self._past.values() if len(both[0][1].misfit)]
-        self._factors.learn([self._told(history, fit) for history, fit in measured])
-        # Figures of all are told for one kind of GPU.
-        heard: dict[bool, list[tuple[JobHistory, Fit]]] = {False: [], True: []}
+        self._factors.learn([_kinds_of(history, fit) for history, fit in measured])
+        # Figures of all are expressed for one kind of GPU.
+        jobs: dict[bool, list[tuple[GroupPath, Fit]]] = {False: [], True: []}
         for history, _ in measured:
             factor = self._factor_of(history, back=True)
             for one, fit in self._past[id(history)]:
-                heard[is_wired(one.spec)].append((one, fit_on(fit, factor, layout_of(one.spec))))
-        self._trees = {
-            wired: Tree([(kin_of(h), JobEvidence.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
-            for wired, some in heard.items()
-        }
-        self._widths = {
-            wired: found_widths([(kin_of(h), fit) for h, fit in some], WIRED if wired else CAUTIOUS)
-            for wired, some in heard.items()
-        }
-        self._own = Counter((kin_of(history).spec, history.job.user) for history, _ in measured)
-        self._specs = Counter(kin_of(history).spec for history, _ in measured)
+                jobs[is_wired(one.spec)].append((group_of(one), fit_on(fit, factor, layout_of(one.spec))))
+        for wired, around in AROUND.items():
+            self._trees[wired] = Tree([(path, JobEvidence.of(fit)) for path, fit in jobs[wired]], around)
+            self._widths[wired] = found_widths(jobs[wired], around)
+        paths = [group_of(history) for history, _ in measured]
+        self._own, self._specs = Counter((path.spec, path.user) for path in paths), Counter(path.spec for path in paths)
         self._peers, self._priors = {}, {}
         for known in self._learned.values():
             known.on.clear()
 
-    def _told(self, history: JobHistory, fit: Fit) -> KindEvidence:
-        """What a finished job tells of kinds of GPU."""
-        here = base_kind(history.throughput)
-        found = ratios(history.throughput, fit, layout_of(history.spec), here)
-        return KindEvidence(kin_of(history).spec, history.job.user, here, fit, found)
-
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
-        """From the kind that all figures are told for to that which the job's are fitted on, or back."""
-        here, kin = base_kind(history.throughput) or self._factors.reference, kin_of(history)
-        ends = (self._factors.reference, here)
-        return self._factors.factor(kin.spec, *(reversed(ends) if back else ends))
+        """From the kind that all figures are expressed for to that which the job's are fitted on, or back."""
+        ends = self._factors.reference, base_kind(history.throughput) or self._factors.reference
+        return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
+        """Joining takes as long as the state is large, so the jobs of one spec count before all."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
-            cost = join_of(history)
-            if history.spec is not None and cost is not None:
+            if history.spec is not None and (cost := join_of(history)) is not None:
                 joins[plain_spec(history.spec)].append(cost)
-        moved = [history for history in histories if not by_terms(history.spec)]
-        leaves = [leave for history in moved if (leave := leave_of(history)) is not None]
-        readies = [ready for history in histories if (ready := ready_of(history)) is not None]
         self._joins = {spec: statistics.median(found) for spec, found in joins.items()}
-        hot = [cost for spec, cost in self._joins.items() if not by_terms(spec)]
-        terms = [cost for spec, cost in self._joins.items() if by_terms(spec)]
         self._switches = _Switches(
-            statistics.median(hot) if hot else JOIN_S,
-            statistics.median(leaves) if leaves else LEAVE_S,
-            statistics.median(readies) if readies else READY_S,
-            statistics.median(terms) if terms else TERM_S,
+            _median((cost for spec, cost in self._joins.items() if not by_terms(spec)), JOIN_S),
+            _median((leave_of(history) for history in histories if not by_terms(history.spec)), LEAVE_S),
+            _median(map(ready_of, histories), READY_S),
+            _median((cost for spec, cost in self._joins.items() if by_terms(spec)), TERM_S),
         )
 
     def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
-        kin: dict[Spec, list[float]] = defaultdict(list)
+        found: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             ratio = own_noise(history)
             if history.spec is not None and ratio is not None:
-                kin[plain_spec(history.spec)].append(ratio)
-        every = [ratio for ratios in kin.values() for ratio in ratios]
-        self._noise = statistics.median(every) if every else CAUTIOUS_NOISE
-        self._noises = {spec: statistics.median(ratios) for spec, ratios in kin.items()}
+                found[plain_spec(history.spec)].append(ratio)
+        self._noise = _median((ratio for some in found.values() for ratio in some), CAUTIOUS_NOISE)
+        self._noises = {spec: statistics.median(some) for spec, some in found.items()}
 
     def look(self, histories: Iterable[JobHistory]) -> None:
         """Bring the models of these jobs up to date, all in one fit; free for those with nothing new."""
         histories = list(histories)
         self._learn_scripts(histories)
-        self._fit(map(self._as_told, histories))
+        self._fit(map(self._with_spec, histories))
         self._most = max(self._most, len(histories))
-        # What is expected is found again when it is asked for; no job may ever end that would make all of it anew.
+        # A prior is found again when it is asked for; no job may ever end that would make all of them new.
         for known in (self._learned, self._priors, self._peers):
             _keep(known, self._most + SPARE)
 
     def _fit(self, histories: Iterable[JobHistory]) -> None:
         stale = [history for history in histories if not self._current(history)]
         priors = [self._prior_of(history) for history in stale]
-        jobs = [(*points_in(history), prior) for history, prior in zip(stale, priors, strict=True)]
-        for history, prior, fit in zip(stale, priors, fit_all(jobs), strict=True):
+        fits = fit_all([(*points_in(history), prior) for history, prior in zip(stale, priors, strict=True)])
+        for history, prior, fit in zip(stale, priors, fits, strict=True):
             self._learned.pop(history.job.job_id, None)
-            model = MeasuredThroughput(
-                fit, layout_of(history.spec), self._peers_of(history), self._widths[is_wired(history.spec)]
-            )
+            widths = self._widths[is_wired(history.spec)]
+            model = MeasuredThroughput(fit, layout_of(history.spec), self._peers_of(history), widths)
             self._learned[history.job.job_id] = _Learned(history, prior, model)
 
     def _current(self, history: JobHistory) -> bool:
         known = self._learned.get(history.job.job_id)
         if known is None or known.prior is not self._prior_of(history):
             return False
-        return known.history is history or (
-            known.history.throughput == history.throughput and known.history.spec == history.spec
-        )
+        before = known.history
+        return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """What other users' jobs of its spec make plausible of a job, on the kind of GPU that it is fitted on; None
-        where there are too few."""
-        kin = kin_of(history)
-        if kin.spec is None or self._specs[kin.spec] - self._own[kin.spec, kin.user] < PEERS:
+        """What other users' jobs of its spec make plausible of a job, on the kind of GPU that it is fitted on; None if
+        they are too few."""
+        path = group_of(history)
+        if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
-        if kin not in self._peers:
-            self._peers[kin] = self._trees[is_wired(history.spec)].expect(kin, others=True)
-        return prior_on(self._peers[kin], self._factor_of(history), layout_of(history.spec))
+        if path not in self._peers:
+            self._peers[path] = self._trees[is_wired(history.spec)].expect(path, others=True)
+        return prior_on(self._peers[path], self._factor_of(history), layout_of(history.spec))
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        """What is expected of a job before it measures, on the kind of GPU that it is fitted on."""
-        kin, wired = kin_of(history), is_wired(history.spec)
-        key = wired, kin, base_kind(history.throughput)
+        """Prior of a job on the kind of GPU that it is fitted on."""
+        path, wired = group_of(history), is_wired(history.spec)
+        key = wired, path, base_kind(history.throughput)
         if key not in self._priors:
-            expected = self._trees[wired].expect(kin)
+            expected = self._trees[wired].expect(path)
             self._priors[key] = prior_on(expected, self._factor_of(history), layout_of(history.spec))
         return self._priors[key]
 
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """What is known of a job, one of `blocks` or not, and of what it is on `kinds` of GPU; of one without a
-        history, what is typical.
+        """What is known of a job, one of `blocks` or not, and on `kinds` of GPU; of one without a history, what is
+        typical.
 
-        `now` is Slurm's clock: who has been silent for long is thought to need as long again (Lindy's law), whatever
-        little was left by its last report.
+        `now` is Slurm's clock: a job that has been silent for long is thought to need as long again (Lindy's law),
+        however little was left by its last report.
         """
         if history is None:
             nothing = self._progress.progress(TrainingState(dataset=0, epochs=0.0))
             typical = MeasuredThroughput.of((), self._trees[False].expect(NOWHERE))
-            known = JobModel(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
-            known = replace(known, on=on_kinds(typical, self._factors.reference, kinds, self._factors, None, ()))
-            return self._hot(known, None) if blocks else known
-        history = self._as_told(history)
+            on = on_kinds(typical, self._factors.reference, kinds, self._factors, None, ())
+            known = JobModel(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s, on=on)
+            return self._of_blocks(known, None) if blocks else known
+        history = self._with_spec(history)
         self._fit([history])
         declared = float(history.spec.epochs) if history.spec is not None else 0.0
-        epochs, efficiency = epochs_in(history), self._efficiency(history)
-        progress = self._progress.progress(training_after(history, epochs, len(history.epochs)), declared)
+        efficiency = self._efficiency(history)
+        training = training_after(history, epochs_in(history), len(history.epochs))
+        progress = self._progress.progress(training, declared)
         known = JobModel(
-            history.spec,
-            self._learned[history.job.job_id].model,
-            efficiency,
-            at_least(progress, unheard_epochs(history, efficiency, now)),
-            progress_in(history),
-            tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
-            history.pause_s if history.pause_s is not None else self._typical_pause_s(history.spec),
-            dataset_of(history),
+            spec=history.spec,
+            throughput=self._learned[history.job.job_id].model,
+            efficiency=efficiency,
+            progress=at_least(progress, unreported_epochs(history, efficiency, now)),
+            samples=progress_in(history),
+            losses=tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
+            resize_s=history.pause_s if history.pause_s is not None else self._typical_pause_s(history.spec),
+            dataset=dataset_of(history),
+            on=self._on(history, kinds) if kinds else {},
         )
-        known = replace(known, on=self._on(history, kinds)) if kinds else known
-        return self._hot(known, history) if blocks else known
+        return self._of_blocks(known, history) if blocks else known
 
     def _on(self, history: JobHistory, kinds: Sequence[str]) -> Mapping[str, ThroughputModel]:
         known = self._learned[history.job.job_id]
         if not known.on.keys() >= {*kinds}:
-            fit, layout = known.model.fit, layout_of(history.spec)
             here = base_kind(history.throughput)
-            own = ratios(history.throughput, fit, layout, here)
-            here, spec = here or self._factors.reference, kin_of(history).spec
+            own = ratios(history.throughput, known.model.fit, layout_of(history.spec), here)
+            here, spec = here or self._factors.reference, group_of(history).spec
             known.on.update(on_kinds(known.model, here, kinds, self._factors, spec, own))
         return {kind: known.on[kind] for kind in kinds}
 
     def _typical_pause_s(self, spec: Spec | None) -> float:
         return self._reshard_s if reshards(spec) else self._resize_s
 
-    def _hot(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """The same of a job of blocks: its own changes tell what one costs, then those of jobs of its spec."""
+    def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
+        """The costs of its own changes of blocks, then those of jobs of its spec."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
-        anew, leave, ready = by_terms(history.spec), leave_of(history), ready_of(history)
-        join_s, ready_s = self._join_s(history), ready if ready is not None else typical.ready_s
-        known = replace(known, resize_s=join_s, prepare_s=ready_s)
-        return known if anew else replace(known, shrink_s=leave if leave is not None else typical.leave_s)
+        shrink_s = None if by_terms(history.spec) else _first(leave_of(history), typical.leave_s)
+        prepare_s = _first(ready_of(history), typical.ready_s)
+        return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
         """Seconds that a change is expected to interrupt a job of blocks: as its own did, or those of jobs like it in
         which blocks joined."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
-        return self._switches.join_s if history is None else self._join_s(self._as_told(history))
+        return self._switches.join_s if history is None else self._join_s(self._with_spec(history))
 
     def _join_s(self, history: JobHistory) -> float:
-        """The same where blocks join."""
-        anew, own = by_terms(history.spec), join_of(history)
-        if own is not None:
-            return own
-        kin = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
-        return kin if kin is not None else self._switches.term_s if anew else self._switches.join_s
+        of_spec = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
+        typical = self._switches.term_s if by_terms(history.spec) else self._switches.join_s
+        return _first(join_of(history), _first(of_spec, typical))
 
-    def _as_told(self, history: JobHistory) -> JobHistory:
-        """The history with the spec that is expected of the job, where it has told none."""
+    def _with_spec(self, history: JobHistory) -> JobHistory:
+        """The history with the spec that is expected of the job, if it has reported none."""
         expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
         if history.spec is None:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
-        kin = self._noise if inexact(history.spec) else self._noises.get(plain_spec(history.spec), self._noise)
-        ratio = own_noise(history) or kin
+        typical = self._noise if inexact(history.spec) else self._noises.get(plain_spec(history.spec), self._noise)
+        ratio = own_noise(history) or typical
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
 
 
+def _kinds_of(history: JobHistory, fit: Fit) -> KindEvidence:
+    here, path = base_kind(history.throughput), group_of(history)
+    found = ratios(history.throughput, fit, layout_of(history.spec), here)
+    return KindEvidence(path.spec, path.user, here, fit, found)
+
+
+def _median(values: Iterable[float | None], default: float) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else default
+
+
+def _first(value: float | None, default: float) -> float:
+    return value if value is not None else default
+
+
 def _keep(known: dict[Any, Any], most: int) -> None:
-    """Those that were added last, so many of them."""
+    """Drop the oldest until at most `most` are left."""
     while len(known) > most:
         del known[next(iter(known))]

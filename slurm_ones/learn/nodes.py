@@ -24,8 +24,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ones_db import JobHistory
+from slurm_ones.learn.hierarchy import COMPARED, Factor, middle
 from slurm_ones.learn.histories import plain_spec
-from slurm_ones.learn.kinds import NOISE, Factor, middle
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
@@ -131,20 +131,20 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
     """How far each owner's runs that are alike are apart, as a standard deviation of logs: by the lower quartile of
     their differences (as in Rousseeuw and Croux, JASA 1993), so that slow nodes do not count. Of who ran too little it
-    is `NOISE`, and less than that of nobody."""
+    is `COMPARED`, and less than that of nobody."""
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
         if len(runs) >= ENOUGH:
             logs = sorted(run.log for run in runs)[:: -(-len(runs) // MANY)]
             apart[runs[0].owner] += [other - one for one, other in combinations(logs, 2)]
     quartiles = {owner: sorted(found)[(len(found) - 1) // 4] for owner, found in apart.items()}
-    return {owner: max(NORMAL * quartile, NOISE) for owner, quartile in quartiles.items()}
+    return {owner: max(NORMAL * quartile, COMPARED) for owner, quartile in quartiles.items()}
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Said]:
     """What runs that are alike say of each of their nodes; they are one owner's."""
     said = []
-    each = noise.get(runs[0].owner, NOISE) ** 2 if runs else 0.0
+    each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
         elsewhere = [run.log for run in runs if name not in run.names]
         here = [run for run in runs if name in run.names] if elsewhere else []
@@ -184,7 +184,7 @@ def _judged(name: str, votes: Mapping[Hashable, Sequence[_Said]]) -> SlowNode | 
     logs, variances = sorted(log for log, _ in each), [variance for _, variance in each]
     # The middle one; of an even number the milder of two.
     log, variance = logs[len(logs) // 2], statistics.median(variances) / len(each)
-    believed = Factor(0.0, SPREAD**2).heard([(log, variance)])
+    believed = Factor(0.0, SPREAD**2).after([(log, variance)])
     doubt = math.sqrt(believed.variance)
     if believed.mean > math.log(SLOW) or believed.mean + SURE * doubt > 0:
         return None

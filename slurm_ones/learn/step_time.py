@@ -7,10 +7,10 @@ as logarithms of ratios, c1 to the job's own step, c2 to c1 and d to c, so that 
 learned from each other: a job that exchanges much inside a node does so across nodes, and d / c is small wherever
 gradients go around in a ring, as each GPU then sends 2 · (n - 1) / n of them.
 
-Where a job's training strategy tells what each rank sends in a step (`layout`), c1 is the time of a gigabyte inside a
-node instead of a ratio, c2 / c1 how much longer one takes between nodes, and the exchange takes bytes times that: so
-its length at a size that was never tried follows from the bytes there, and what one job teaches of the links holds for
-all whose bytes are known.
+If a job's training strategy reports what each rank sends in a step (`layout`), c1 is the time of a gigabyte inside a
+node instead of a ratio, c2 / c1 how much longer one takes between nodes, and the exchange takes bytes times that: its
+length at a size that was never tried follows from the bytes there, and what one job teaches of the links holds for all
+whose bytes are known.
 
 The figures of many jobs are fitted at once (`fit_all`), with how sure they are. What a job measured is its step time at
 a few sizes, with noise, and no formula is exact: log T = model + misfit + noise. The misfit is alike at sizes that are
@@ -18,17 +18,16 @@ alike (a Gaussian process), so a job that is slower than the formula says at one
 one too. The figures have a prior, which other jobs teach (`hierarchy`). The most likely figures are found by damped
 Gauss-Newton, all jobs in the same few numpy calls; their covariance is that of the linearised model.
 
-**Layout.** what a job tells of its step: how samples are split, and what a rank sends, by number of GPUs.
-
-Bytes are the strategy's own formula (`ones_wrapper.limits.SizeLimits`), or follow from the gradients of a job that is
-plainly data parallel. So only the links' speed is left to be learned: of one job at one size, and then for all jobs
-whose bytes are known. Of a job that tells none, what its exchange takes is learned from its measurements alone.
+**Layout.** How samples are split and what a rank sends, by number of GPUs, as a job reports it. Bytes are the
+strategy's own formula (`ones_wrapper.limits.SizeLimits`), or follow from the gradients of a job that is plainly data
+parallel. Only the links' speed is left to be learned: of one job at one size, and then for all jobs whose bytes are
+known. The exchange of a job that reports none is learned from its measurements alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -67,7 +66,7 @@ class StepLayout:
 
     @cached_property
     def wired(self) -> bool:
-        """Whether it tells what is sent at every size at which anything is."""
+        """It reports what is sent at every size at which anything is."""
         if not len(self.gpus):
             return self.gradient_gb > 0
         several = self.gpus > 1
@@ -107,7 +106,7 @@ PLAIN = StepLayout()
 
 @lru_cache(maxsize=1024)
 def layout_of(spec: Spec | None) -> StepLayout:
-    """The layout of a job by what it told."""
+    """Layout from the job's spec."""
     if spec is None:
         return PLAIN
     most = max(float(spec.max_local_batch), 1.0)
@@ -154,6 +153,23 @@ class Sizes:
     outside: Floats
     """Logs of the gigabytes that a rank sends in its node, and to others, per sample of the reference local batch: a
     step at the reference is the unit of time."""
+
+    def each(self, change: Callable[[Floats], Floats]) -> Sizes:
+        """The sizes with every array changed."""
+        return Sizes(*map(change, vars(self).values()))
+
+    @staticmethod
+    def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
+        """One of many, each array joined with those of the others."""
+        return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
+
+
+def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
+    """Rows of several lengths as one array, filled up at their ends."""
+    found: Floats = np.full((len(rows), max(map(len, rows))), fill)
+    for j, row in enumerate(rows):
+        found[j, : len(row)] = row
+    return found
 
 
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
@@ -327,24 +343,14 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     """The fit of each job from its points, its reference local batch and its prior."""
     if not jobs:
         return []
-    most = max(len(points.count) for points, _, _ in jobs)
+    every = [points for points, _, _ in jobs]
+    most = max(len(points.count) for points in every)
     if most == 0:
         return [_unmeasured(*job) for job in jobs]
-
-    def padded(arrays: Iterable[Floats], fill: float) -> Floats:
-        return np.stack([np.concatenate([a, np.full(most - len(a), fill)]) for a in arrays])
-
-    at = Sizes(
-        padded((p.at.local for p, _, _ in jobs), 0.0),
-        padded((p.at.passes for p, _, _ in jobs), 1.0),
-        padded((p.at.gpus for p, _, _ in jobs), 1.0),
-        padded((p.at.across for p, _, _ in jobs), 0.0),
-        padded((p.at.wired for p, _, _ in jobs), 0.0),
-        padded((p.at.inside for p, _, _ in jobs), 0.0),
-        padded((p.at.outside for p, _, _ in jobs), 0.0),
-    )
-    measured = padded((p.log_step for p, _, _ in jobs), 0.0)
-    count = padded((p.count for p, _, _ in jobs), 0.0)
+    # What is filled up weighs nothing.
+    at = Sizes.together([points.at for points in every], padded)
+    measured = padded([points.log_step for points in every], 0.0)
+    count = padded([points.count for points in every], 0.0)
     reference = np.array([[reference] for _, reference, _ in jobs])
     mean = np.stack([prior.mean for _, _, prior in jobs])
     precision = np.linalg.inv(np.stack([prior.covariance for _, _, prior in jobs]))
@@ -403,14 +409,5 @@ def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measu
 
 
 def _unmeasured(points: Points, reference: float, prior: Prior) -> Fit:
-    nothing = np.zeros(0)
-    return Fit(
-        points,
-        reference,
-        prior,
-        prior.mean,
-        prior.covariance,
-        nothing,
-        np.zeros((0, FIGURES)),
-        np.zeros((0, 0)),
-    )
+    unfitted = np.zeros(0), np.zeros((0, FIGURES)), np.zeros((0, 0))
+    return Fit(points, reference, prior, prior.mean, prior.covariance, *unfitted)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -45,6 +45,7 @@ from slurm_ones.learn.step_time import (
     log_compute,
     log_step,
     log_step_and_slopes,
+    padded,
     sizes,
 )
 from slurm_ones.policy.contract import Floats, Ints
@@ -68,7 +69,7 @@ PEERS_BEYOND = 2.0
 
 
 def believable(point: ThroughputPoint) -> bool:
-    """Whether every figure is finite, positive and within reason."""
+    """Every figure is finite, positive and within reason."""
     counts = (point.shape.nodes, point.shape.gpus_per_node, point.batch)
     return (
         math.isfinite(point.time)
@@ -78,8 +79,8 @@ def believable(point: ThroughputPoint) -> bool:
 
 
 def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
-    """The local batch in which a job's speed is told: its base batch on one GPU, as far as it fits; where the job has
-    not said, what it measured at."""
+    """The local batch at which a job's speed is expressed: its base batch on one GPU, as far as it fits; if it has not
+    reported one, what it measured at."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
     locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
@@ -92,9 +93,9 @@ def points_of(
     layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
-    """What a job measured, summed up; measurements that make no sense are left out.
+    """Measurements of a job, summed up by size and batch; those that make no sense are left out.
 
-    `ran` says for how long the job has run on so many nodes and GPUs, in seconds; without it every size is proven.
+    `ran` has the seconds that the job has run, by nodes and GPUs; without it every size is proven.
     """
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
@@ -215,9 +216,9 @@ class MeasuredThroughputs:
         self._figures = np.stack([fit.figures for fit in fits])
         self._covariance = np.stack([fit.covariance for fit in fits])
         most = max(len(fit.misfit) for fit in fits)
-        self._points = Sizes(*(_padded([getattr(fit.points.at, f.name) for fit in fits], 1.0) for f in fields(Sizes)))
         # What is filled up weighs nothing.
-        self._misfit = _padded([fit.misfit for fit in fits], 0.0)
+        self._points = Sizes.together([fit.points.at for fit in fits], padded)
+        self._misfit = padded([fit.misfit for fit in fits], 0.0)
         self._slopes = np.zeros((len(fits), most, FIGURES))
         self._weights = np.zeros((len(fits), most, most))
         for j, fit in enumerate(fits):
@@ -254,8 +255,8 @@ class MeasuredThroughputs:
         """Log seconds that a step takes at least, from the smallest size that was measured; -inf below it. Of jobs that
         measured something alone."""
         rows = [j for j, _ in self._first]
-        anchor = Sizes(*(np.array([[values[j, p]] for j, p in self._first]) for values in vars(self._points).values()))
-        here, figures = Sizes(*(values[rows] for values in vars(at).values())), self._figures[rows]
+        anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
+        here, figures = at.each(lambda values: values[rows]), self._figures[rows]
         longer = log_compute(figures, here) - log_compute(figures, anchor)
         result: Floats = np.where(here.gpus > anchor.gpus, self._first_step + longer - LINEAR, -np.inf)
         return result
@@ -301,14 +302,7 @@ class MeasuredThroughputs:
             sizes(nodes[j], gpus[j], batches[j], float(self._reference[j, 0]), layout)
             for j, layout in enumerate(self._layouts)
         ]
-        return Sizes(*(np.stack([getattr(one, f.name) for one in each]) for f in fields(Sizes)))
-
-
-def _padded(rows: Sequence[Floats], fill: float) -> Floats:
-    found: Floats = np.full((len(rows), max(len(row) for row in rows)), fill)
-    for j, row in enumerate(rows):
-        found[j, : len(row)] = row
-    return found
+        return Sizes.together(each, np.stack)
 
 
 def _first(known: Points) -> int:

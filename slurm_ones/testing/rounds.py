@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
-from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.learn.histories import NoiseEfficiency
 from slurm_ones.policy.contract import (
     ClusterView,
     Floats,

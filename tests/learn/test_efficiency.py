@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from slurm_ones.learn.efficiency import LEAST, MOST, NoiseEfficiency, noise_ratio
+
+from slurm_ones.learn.histories import LEAST, MOST, NoiseEfficiency, noise_ratio
 
 
 def test_a_sample_is_worth_less_in_a_larger_batch() -> None:

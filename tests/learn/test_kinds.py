@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from slurm_ones.learn.kinds import SCRIPT, SITE, base_kind
 
 from ones_db import JobHistory, ThroughputPoint
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
+from slurm_ones.learn.hierarchy import SCRIPT, SITE
+from slurm_ones.learn.histories import base_kind
 from slurm_ones.learn.learner import Learner
 from tests.learn.test_knowledge import history
 
