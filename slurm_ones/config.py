@@ -56,48 +56,40 @@ class _Section(BaseModel):
 class ResizeSettings(_Section):
     """Limits on what may be done to a job. Times in seconds."""
 
-    dwell_s: Seconds | None = Field(
-        None,
-        ge=0,
-        description="least time between two resizes of a job, and after its start; none: four times as long as a "
-        "resize interrupts it, and at most half an hour",
-    )
-    blocks_dwell_s: Seconds = Field(
-        0,
-        ge=0,
-        description="the same for a job of blocks that runs, but for its start; at least 20 times as long as a "
-        "change of its blocks interrupts it, and at most dwell_s, or half an hour where that is not set",
-    )
-    max_wait_s: Seconds = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
-    blocks_wait_s: Seconds = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
-    drain_timeout_s: Seconds = Field(
-        300, gt=0, description="longest time from an order to drain to its checkpoint; then the job is left alone"
-    )
-    start_timeout_s: Seconds = Field(300, gt=0, description="longest time from a run's start to its first report")
-    max_open: int = Field(16, ge=1, description="resizes under way at once that requeue a job, or change a waiting one")
-    max_open_blocks: int = Field(32, ge=1, description="changes of blocks under way at once")
-    start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
-    settle_s: Seconds = Field(
-        2.0,
-        ge=0,
-        description="with start_now, a requeued job is released this long after its last run ended, since Slurm may "
-        "still be ending that run",
-    )
-    advance_s: Seconds = Field(1.0, gt=0, description="how often resizes under way are advanced between ticks")
-    leave_s: Seconds = Field(
-        60, ge=0, description="longest time that a companion takes to release the jobs in its hold when it is stopped"
-    )
-    shrink: bool = Field(True, description="running jobs may be shrunk so that others can start or grow")
-    preempt: bool = Field(
-        True,
-        description="running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does",
-    )
-    park_lease_s: Seconds = Field(
-        900,
-        gt=0,
-        description="length of a deferral: a deferred job starts by itself this long after the companion last renewed "
-        "it; at least three ticks",
-    )
+    dwell_s: Seconds | None = Field(None, ge=0)
+    """least time between two resizes of a job, and after its start; none: four times as long as a resize interrupts
+    it, and at most half an hour"""
+    blocks_dwell_s: Seconds = Field(0, ge=0)
+    """the same for a job of blocks that runs, but for its start; at least 20 times as long as a change of its blocks
+    interrupts it, and at most dwell_s, or half an hour where that is not set"""
+    max_wait_s: Seconds = Field(300, gt=0)
+    """a resized job that waits longer gets its old shape back"""
+    blocks_wait_s: Seconds = Field(60, gt=0)
+    """a block that waits longer before it joins is taken back"""
+    drain_timeout_s: Seconds = Field(300, gt=0)
+    """longest time from an order to drain to its checkpoint; then the job is left alone"""
+    start_timeout_s: Seconds = Field(300, gt=0)
+    """longest time from a run's start to its first report"""
+    max_open: int = Field(16, ge=1)
+    """resizes under way at once that requeue a job, or change a waiting one"""
+    max_open_blocks: int = Field(32, ge=1)
+    """changes of blocks under way at once"""
+    start_now: bool = True
+    """skip Slurm's delay after a requeue (StartTime=now)"""
+    settle_s: Seconds = Field(2.0, ge=0)
+    """with start_now, a requeued job is released this long after its last run ended, since Slurm may still be ending
+    that run"""
+    advance_s: Seconds = Field(1.0, gt=0)
+    """how often resizes under way are advanced between ticks"""
+    leave_s: Seconds = Field(60, ge=0)
+    """longest time that a companion takes to release the jobs in its hold when it is stopped"""
+    shrink: bool = True
+    """running jobs may be shrunk so that others can start or grow"""
+    preempt: bool = True
+    """running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does"""
+    park_lease_s: Seconds = Field(900, gt=0)
+    """length of a deferral: a deferred job starts by itself this long after the companion last renewed it; at least
+    three ticks"""
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -107,126 +99,96 @@ class LimitSettings(_Section):
     """Limits that protect people from each other's elastic jobs. They bound only what the companion does: Slurm decides
     on what a user asked it for."""
 
-    yield_to_rigid: bool = Field(
-        True,
-        description="running elastic jobs shrink where a rigid job could then start: to what they asked for, and to "
-        "their minimum for one of higher priority",
-    )
-    share: float = Field(
-        1.0, gt=0, le=1, description="share of a partition's GPUs up to which its elastic jobs may grow together"
-    )
-    gpus_per_user: Count | None = Field(
-        None, description="GPUs up to which the elastic jobs of one user may grow together; none: no cap"
-    )
-    gpus_per_account: Count | None = Field(None, description="the same for one account")
-    gpus_of_user: dict[str, Count] = Field(
-        default_factory=dict, description="caps of single users, in place of gpus_per_user"
-    )
-    gpus_of_account: dict[str, Count] = Field(
-        default_factory=dict, description="caps of single accounts, in place of gpus_per_account"
-    )
-    resizes_per_hour: Count | None = Field(
-        None,
-        description="most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows",
-    )
-    resizes_per_job: Count | None = Field(None, description="the same over the job's life; none: no limit")
-    near_end_s: Seconds | None = Field(
-        None,
-        ge=0,
-        description="a job that is expected to end within this many seconds is not resized; none: twice as long as a "
-        "resize would interrupt it, and at most half an hour; of a job of blocks, as long as others take to join",
-    )
-    near_limit_s: Seconds = Field(
-        300, ge=0, description="a job that reaches its time limit within this many seconds is not resized"
-    )
+    yield_to_rigid: bool = True
+    """running elastic jobs shrink where a rigid job could then start: to what they asked for, and to their minimum
+    for one of higher priority"""
+    share: float = Field(1.0, gt=0, le=1)
+    """share of a partition's GPUs up to which its elastic jobs may grow together"""
+    gpus_per_user: Count | None = None
+    """GPUs up to which the elastic jobs of one user may grow together; none: no cap"""
+    gpus_per_account: Count | None = None
+    """the same for one account"""
+    gpus_of_user: dict[str, Count] = {}
+    """caps of single users, in place of gpus_per_user"""
+    gpus_of_account: dict[str, Count] = {}
+    """caps of single accounts, in place of gpus_per_account"""
+    resizes_per_hour: Count | None = None
+    """most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows"""
+    resizes_per_job: Count | None = None
+    """the same over the job's life; none: no limit"""
+    near_end_s: Seconds | None = Field(None, ge=0)
+    """a job that is expected to end within this many seconds is not resized; none: twice as long as a resize would
+    interrupt it, and at most half an hour; of a job of blocks, as long as others take to join"""
+    near_limit_s: Seconds = Field(300, ge=0)
+    """a job that reaches its time limit within this many seconds is not resized"""
 
 
 class RetentionSettings(_Section):
     """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
 
-    minutes_after_days: Days = Field(7, ge=0, description="then its throughput samples are reduced to one a minute")
-    hours_after_days: Days = Field(30, ge=0, description="then its throughput samples are reduced to one an hour")
-    forget_after_days: Days | None = Field(
-        None,
-        ge=0,
-        description="then decisions without effect and the steps of its resizes are deleted; without a value they stay",
-    )
+    minutes_after_days: Days = Field(7, ge=0)
+    """then its throughput samples are reduced to one a minute"""
+    hours_after_days: Days = Field(30, ge=0)
+    """then its throughput samples are reduced to one an hour"""
+    forget_after_days: Days | None = Field(None, ge=0)
+    """then decisions without effect and the steps of its resizes are deleted; without a value they stay"""
 
 
 class Settings(_Section):
     """All settings of the companion. The defaults suit an operator's daemon that only advises."""
 
-    cluster: str = Field("", description="name in the database; empty takes Slurm's ClusterName")
-    database: str = Field(
-        "",
-        description="sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty takes "
-        "~/.local/share/slurm-ones/ones.sqlite. Put a password in ~/.pgpass, PGPASSWORD, a service file or "
-        "database_url_file; here only if nobody else may read this file",
-    )
-    database_url_file: File | None = Field(
-        None,
-        description="file with the URL, in place of `database`: for one that holds a password. Nobody but the "
-        "companion's account may read it (mode 600)",
-    )
-    mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
-    scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
-    client: str = Field(
-        "auto",
-        pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`",
-    )
-    tick_s: Seconds | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
-    takeover_s: Seconds | None = Field(
-        None,
-        gt=0,
-        description="a standby takes the lead from a leader without a heartbeat for this long (PostgreSQL); tick_s "
-        "without a value",
-    )
-    timeout_s: Seconds = Field(30, gt=0, description="longest wait for one answer of Slurm")
-    metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="port with figures for Prometheus; without a value there is none"
-    )
-    metrics_address: str = Field(
-        "127.0.0.1",
-        description="address of this machine at which that port is; whoever reaches another one than localhost reads "
-        "the figures, so put a proxy or a firewall before it",
-    )
-    policy: str = Field("ones", description="name of the policy, or `package.module:Class`")
-    policy_options: dict[str, float | int | bool | str] = Field(
-        default_factory=dict, description="options of the policy, below"
-    )
-    seed: int = Field(0, description="seed of the policy's random numbers")
-    stop_file: File = Field(
-        Path("/etc/slurm-ones/stop"),
-        description="while this file exists, no resize begins and drains are cancelled",
-    )
-    spool: File | None = Field(
-        None, description="shared directory for orders, for a companion that may not write into jobs' directories"
-    )
-    views: File | None = Field(
-        None,
-        description="folder in which users find what concerns their own jobs, made by the companion; must be visible "
-        "where users log in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without "
-        "a spool; operator mode only",
-    )
-    whole_node_gpus: dict[str, int] = Field(
-        default_factory=dict, description="GPUs per node of partitions where Slurm has no GRES"
-    )
-    taper: float = Field(
-        1.0,
-        ge=1,
-        description="how many times longer gradients take between leaf switches than below one; above 1, and where "
-        "Slurm knows the topology, they are weighed, and Slurm is asked for few of them",
-    )
-    gpu_speeds: dict[str, float] = Field(
-        default_factory=dict,
-        description="how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it",
-    )
+    cluster: str = ""
+    """name in the database; empty takes Slurm's ClusterName"""
+    database: str = ""
+    """sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty takes ~/.local/share/slurm-ones/ones.sqlite. Put a
+    password in ~/.pgpass, PGPASSWORD, a service file or database_url_file; here only if nobody else may read this
+    file"""
+    database_url_file: File | None = None
+    """file with the URL, in place of `database`: for one that holds a password. Nobody but the companion's account
+    may read it (mode 600)"""
+    mode: Literal["advise", "act"] = "advise"
+    """advise prints the commands and changes nothing"""
+    scope: Literal["all", "own"] = "all"
+    """operator mode (all users' jobs) or user mode (own jobs)"""
+    client: str = Field("auto", pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
+    """how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`"""
+    tick_s: Seconds | None = Field(None, gt=0)
+    """seconds between ticks; 60, or 180 in user mode"""
+    takeover_s: Seconds | None = Field(None, gt=0)
+    """a standby takes the lead from a leader without a heartbeat for this long (PostgreSQL); tick_s without a value"""
+    timeout_s: Seconds = Field(30, gt=0)
+    """longest wait for one answer of Slurm"""
+    metrics_port: int | None = Field(None, ge=1, le=65535)
+    """port with figures for Prometheus; without a value there is none"""
+    metrics_address: str = "127.0.0.1"
+    """address of this machine at which that port is; whoever reaches another one than localhost reads the figures,
+    so put a proxy or a firewall before it"""
+    policy: str = "ones"
+    """name of the policy, or `package.module:Class`"""
+    policy_options: dict[str, float | int | bool | str] = {}
+    """options of the policy, below"""
+    seed: int = 0
+    """seed of the policy's random numbers"""
+    stop_file: File = Path("/etc/slurm-ones/stop")
+    """while this file exists, no resize begins and drains are cancelled"""
+    spool: File | None = None
+    """shared directory for orders, for a companion that may not write into jobs' directories"""
+    views: File | None = None
+    """folder in which users find what concerns their own jobs, made by the companion; must be visible where users
+    log in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without a spool;
+    operator mode only"""
+    whole_node_gpus: dict[str, int] = {}
+    """GPUs per node of partitions where Slurm has no GRES"""
+    taper: float = Field(1.0, ge=1)
+    """how many times longer gradients take between leaf switches than below one; above 1, and where Slurm knows the
+    topology, they are weighed, and Slurm is asked for few of them"""
+    gpu_speeds: dict[str, float] = {}
+    """how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it"""
     resize: ResizeSettings = Field(ResizeSettings(), strict=False)
-    limits: LimitSettings = Field(LimitSettings(), strict=False, description="limits on elastic jobs, below")
-    retention: RetentionSettings = Field(
-        RetentionSettings(), strict=False, description="when `slurm-ones db maintain` reduces old rows, below"
-    )
+    limits: LimitSettings = Field(LimitSettings(), strict=False)
+    """limits on elastic jobs, below"""
+    retention: RetentionSettings = Field(RetentionSettings(), strict=False)
+    """when `slurm-ones db maintain` reduces old rows, below"""
 
     @field_validator("metrics_address")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import pkgutil
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,22 @@ def ids(paths: list[Path]) -> list[str]:
 def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
     """An admin finds each key with the description that the program itself has."""
     text = (DOCS / "configuration.md").read_text()
-    for name, field in model.model_fields.items():
-        if name != "resize":
-            assert f"`{name}`" in text
-            assert str(field.description) in text
+    described = descriptions(model)
+    assert {*described} == {*model.model_fields} - {"resize"}
+    for name, words in described.items():
+        assert f"`{name}`" in text
+        assert words in text
+
+
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Docstrings of the fields of a class, by name, in one line each."""
+    (found,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(found, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(found.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 @pytest.mark.parametrize("name", POLICIES)
