@@ -1,4 +1,4 @@
-"""Choosing a client: PySlurm where it is installed and fits, the command line everywhere else."""
+"""Choosing a client: PySlurm if it is installed and fits, else the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def why_not_pyslurm() -> str:
-    """Why PySlurm cannot be used here, empty where it can."""
+    """Why PySlurm cannot be used here, "" if it can."""
     try:
         import slurm_ones.slurm.pyslurm  # noqa: F401
     except ImportError as error:

@@ -216,15 +216,15 @@ class Node:
     usable: bool
     """Up, and neither drained, reserved, failing nor in maintenance."""
     gpus: int
-    """GPUs it has, 0 where Slurm knows of none."""
+    """GPUs it has, 0 if Slurm knows of none."""
     gpus_used: int
     partitions: tuple[str, ...]
     idle: bool
     """No job has any part of it."""
     leaf: str = ""
-    """Its leaf switch, or its block where the network is one of blocks; empty where Slurm knows no topology."""
+    """Its leaf switch, or its block if the network is one of blocks; "" if Slurm knows no topology."""
     kind: str = ""
-    """Type of its GPUs, as Slurm names it; empty where they have none. Several stand with commas between."""
+    """Type of its GPUs, as Slurm names it, several with commas between; "" for none."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Partition:
     node_names: tuple[str, ...]
     max_time_s: float
     max_nodes: int
-    """0 where there is no limit."""
+    """0 for no limit."""
     whole_nodes: bool
     """Every job gets its nodes to itself."""
     default: bool = False
@@ -263,8 +263,7 @@ class Snapshot:
     reservations: tuple[Reservation, ...] = field(default=())
 
     def kinds(self, partition: str) -> dict[str, str]:
-        """The kind of GPU of each node of the partition that has GPUs; empty where a node's are of no type, or of
-        several."""
+        """The kind of GPU of each node of the partition that has GPUs; {} if a node's are of no type, or of several."""
         found = self.partitions.get(partition)
         nodes = [self.nodes[name] for name in found.node_names if name in self.nodes] if found is not None else []
         kinds = {node.name: node.kind for node in nodes if node.gpus}
@@ -281,16 +280,15 @@ class Snapshot:
 
 
 def kind_of(nodes: Iterable[str], kinds: Mapping[str, str]) -> str:
-    """The kind of GPU of these nodes, by the `kinds` of nodes, several with commas between; empty where one is
-    unknown."""
+    """The kind of GPU of these nodes, by the `kinds` of nodes, several with commas between; "" if one is unknown."""
     found = {kinds.get(name, "") for name in nodes}
     return ",".join(sorted(found)) if all(found) else ""
 
 
 def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Mapping[str, int]) -> tuple[int, bool]:
-    """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole.
+    """GPUs of a full node of the partition, 0 if unknown, and whether Slurm hands out its nodes whole.
 
-    `whole_node_gpus` names the GPUs of partitions where Slurm knows of none; 0 where nobody knows of any.
+    `whole_node_gpus` names the GPUs of partitions for which Slurm knows of none.
     """
     if partition.name in whole_node_gpus:
         return whole_node_gpus[partition.name], True
@@ -298,7 +296,7 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
-    """Fewest leaf switches that so many usable nodes of the partition are below; 0 where that is not known."""
+    """Fewest leaf switches that this number of usable nodes of the partition is below; 0 if unknown."""
     part = snapshot.partitions.get(partition)
     known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
     below = Counter(node.leaf for node in known if node.usable)

@@ -1,8 +1,8 @@
-"""Slurm's accounting, read through `sacct`: what a cluster's jobs did before anybody looked, releases 22.05 to 26.05.
+"""Slurm's accounting, read through `sacct`: a cluster's jobs before any companion ran, releases 22.05 to 26.05.
 
-`sacct`'s own separated lines and not its JSON: that holds every step of every job at ten times the length, and has
-to be read whole. What users write stands in the last two fields alone, and the separator is a word made up for the one
-call, so that nothing in a job's comment or name can pass for a field or for a row.
+It reads `sacct`'s separated lines and not its JSON, which holds every step of every job at ten times the length and has
+to be read whole. What users write is in the last two fields, and the separator is drawn for each call, so that nothing
+in a job's comment or name can pass for a field or for a row.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ FIELDS = (
     "Account",
     "Partition",
 )
-"""What is asked of every release, before the job's comment and name."""
+"""Fields of every release, before the job's comment and name."""
 RESTARTS = "Restarts"
-"""How often a job had been restarted; newer releases alone have this field."""
+"""Restarts of a job, a field of newer releases."""
+OWN = ("Comment", "JobName")
+"""Fields that users write."""
 MOST = 2**53
 """No number in a row is larger."""
 LONGEST = 65_536
-"""Bytes of a row; what is longer is no row."""
+"""Most bytes of a row."""
 
 ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
-"""States in which a run ends. `sacct` takes a span to mean runs that came to one of these in it; asked for no state, it
-leaves out jobs that were cancelled before they were eligible, and those that were held while they ran."""
+"""States in which a run ends: `sacct` selects runs that came to one of these in a span. Without states it leaves out
+jobs that were cancelled before they were eligible, and those that were held while they ran."""
 
 _LIVE = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "COMPLETING"}
 _LIVE |= {"CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -67,7 +69,7 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that was left out: which of the rows that `sacct` printed for a span, why, and its beginning."""
+    """A row that was left out: its number among those of a span, why, and its beginning."""
 
     row: int
     why: str
@@ -80,10 +82,10 @@ class AccountingRow:
 
     job_id: int
     restart: int | None
-    """None where this release does not have it."""
+    """None if this release does not have it."""
     submit: float
     start: float | None
-    """None where it never started."""
+    """None if it never started."""
     end: float | None
     """None until it ends."""
     state: str
@@ -91,7 +93,7 @@ class AccountingRow:
     """As a shell gives it: 128 + N after signal N."""
     nodes: int
     gpus: int
-    """In all; 0 where it had none, or where accounting does not count them."""
+    """In all; 0 if it had none, or accounting does not count them."""
     requested_nodes: int
     requested_gpus: int
     node_list: str
@@ -103,7 +105,7 @@ class AccountingRow:
     array: int = 0
     """Job id of the array that it is a task of, or several tasks that never started; 0 for none."""
     comment: str = ""
-    """Empty where accounting keeps none, which it does unless AccountingStoreFlags names job_comment."""
+    """Empty unless AccountingStoreFlags names job_comment."""
 
     @property
     def live(self) -> bool:
@@ -137,64 +139,46 @@ def _time(text: str, what: str) -> float | None:
 
 
 def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
-    """A row from its fields: `FIELDS`, the restart count ("" where it is not known), the comment and the name; raises
-    `BadRow`."""
-    (
-        job_id,
-        shown_id,
-        of_cluster,
-        submit,
-        start,
-        end,
-        state,
-        exit_code,
-        nodes,
-        allocated,
-        asked,
-        node_list,
-        limit,
-        user,
-        account,
-        partition,
-    ) = fields[: len(FIELDS)]
-    restart, comment, name = fields[-3:]
-    if cluster and of_cluster != cluster:
-        raise BadRow(f"it is of cluster {of_cluster[:40]!r}, not {cluster}")
-    submitted, ended = _time(submit, "Submit"), _time(end, "End")
+    """A row from its fields: `FIELDS`, the restart count ("" if it is unknown), and `OWN`. Raises `BadRow`."""
+    of = dict(zip((*FIELDS, RESTARTS, *OWN), fields, strict=True))
+    if cluster and of["Cluster"] != cluster:
+        raise BadRow(f"it is of cluster {of['Cluster'][:40]!r}, not {cluster}")
+    submitted, ended = _time(of["Submit"], "Submit"), _time(of["End"], "End")
     if submitted is None:
         raise BadRow("it has no submission time")
-    word = re.match(r"[A-Z_]+", state)
-    if word is None:
-        raise BadRow(f"State: {state[:40]!r} is none")
-    ran = node_list not in ("", "None assigned", "(null)")
-    started = _time(start, "Start") if ran else None
+    state = re.match(r"[A-Z_]+", of["State"])
+    if state is None:
+        raise BadRow(f"State: {of['State'][:40]!r} is none")
+    ran = of["NodeList"] not in ("", "None assigned", "(null)")
+    started = _time(of["Start"], "Start") if ran else None
     times = [time for time in (submitted, started, ended) if time is not None]
     if times != sorted(times):
-        raise BadRow("its times are out of order: submitted, started, ended at " + ", ".join((submit, start, end)))
-    code, _, signal = exit_code.partition(":")
+        shown = ", ".join(of[name] for name in ("Submit", "Start", "End"))
+        raise BadRow(f"its times are out of order: submitted, started, ended at {shown}")
+    code, _, signal = of["ExitCode"].partition(":")
     killed = _count(signal or "0", "ExitCode")
-    on = _NODES.search(asked)
-    array = _ARRAY.match(shown_id)
+    on = _NODES.search(of["ReqTRES"])
+    array = _ARRAY.match(of["JobID"])
     return AccountingRow(
-        job_id=_count(job_id, "JobIDRaw"),
-        restart=_count(restart, RESTARTS) if restart else None,
+        job_id=_count(of["JobIDRaw"], "JobIDRaw"),
+        restart=_count(of[RESTARTS], RESTARTS) if of[RESTARTS] else None,
         submit=submitted,
         start=started,
         end=ended,
-        state=word[0],
+        state=state[0],
         exit_code=128 + killed if killed else _count(code or "0", "ExitCode"),
-        nodes=_count(nodes or "0", "NNodes") if ran else 0,
-        gpus=gpus_of(allocated) if ran else 0,
-        requested_nodes=_count(on[1], "ReqTRES") if on else _count(nodes or "0", "NNodes"),
-        requested_gpus=gpus_of(asked),
-        node_list=node_list if ran else "",
-        time_limit_s=None if limit in _UNLIMITED else 60.0 * _count(limit, "TimelimitRaw"),
-        user=user,
-        account=account,
-        partition=partition,
-        name=name,
+        nodes=_count(of["NNodes"] or "0", "NNodes") if ran else 0,
+        gpus=gpus_of(of["AllocTRES"]) if ran else 0,
+        requested_nodes=_count(on[1], "ReqTRES") if on else _count(of["NNodes"] or "0", "NNodes"),
+        requested_gpus=gpus_of(of["ReqTRES"]),
+        node_list=of["NodeList"] if ran else "",
+        time_limit_s=None if of["TimelimitRaw"] in _UNLIMITED else 60.0 * _count(of["TimelimitRaw"], "TimelimitRaw"),
+        user=of["User"],
+        account=of["Account"],
+        partition=of["Partition"],
+        name=of["JobName"],
         array=int(array[1]) if array else 0,
-        comment=comment,
+        comment=of["Comment"],
     )
 
 
@@ -240,7 +224,7 @@ def parse_rows(
 
 
 class Sacct:
-    """The command, as this release has it. Raises `SlurmMissing` where there is none, `Refused` where it fails."""
+    """The command, as this release has it. Raises `SlurmMissing` if there is none, `Refused` if it fails."""
 
     def __init__(self, cluster: str = "", *, timeout_s: float = 600.0) -> None:
         self._cluster = cluster
@@ -256,8 +240,8 @@ class Sacct:
         self._restarts = RESTARTS.lower() in known
 
     def command(self, since: float, until: float, separator: str) -> list[str]:
-        """What asks for the rows of every user's runs that ended in a span of time, both ends of it included."""
-        fields = [*FIELDS, *([RESTARTS] if self._restarts else []), "Comment", "JobName"]
+        """Words that ask for every user's runs that ended in a span of time, both ends included."""
+        fields = [*FIELDS, *([RESTARTS] if self._restarts else []), *OWN]
         asked = ["sacct", "--parsable2", "--noheader", "--duplicates", "--allocations", "--allusers"]
         asked += [f"--delimiter={separator}", f"--format={','.join(fields)}", f"--state={ENDS}"]
         asked += [f"--starttime=uts{since:.0f}", f"--endtime=uts{until:.0f}"]

@@ -394,7 +394,7 @@ def test_a_complaint_that_changes_at_every_look(site: Site, caplog: pytest.LogCa
     assert site.count("SELECT count(*) FROM jobs") == 2
     del site.queue.jobs[7]
     site.look()
-    assert not site.observer._notes.text(7, site.queue.now)
+    assert not site.observer._notes.text(7, NOW)
 
 
 def _swap(path: Path, ways: list[Callable[[Path], object]], stop: threading.Event) -> None:
