@@ -40,6 +40,7 @@ from slurm_ones.text import described
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
 from tests.simulate.profiles import write_profile, write_workload
 from tests.slurm.make import job_of
+from tests.slurm.test_squeue import RUNNING
 
 DATA = Path(__file__).parents[1] / "slurm/data"
 NOW = 2_000_000.0
@@ -340,15 +341,6 @@ def _jobs(jobs: dict[int, Job]) -> None:
 
 
 _BETWEEN = "~0123456789abcdef~"
-_FIELDS = {
-    "JobID": "7", "Name": "train", "UserName": "alice", "UserID": "2001", "Account": "lab", "Partition": "gpu",
-    "State": "RUNNING", "Reason": "None", "PriorityLong": "4294901759", "RestartCnt": "1", "Requeue": "1",
-    "NumNodes": "2", "MaxNodes": "0", "tres-per-node": "gres/gpu:4", "tres-per-job": "N/A",
-    "tres-alloc": "cpu=8,node=2,gres/gpu=8", "NumTasks": "2", "NTPerNode": "N/A", "NodeList": "n[1-2]",
-    "SubmitTime": "1000", "StartTime": "1010", "EndTime": "1500", "EligibleTime": "1000", "TimeLimit": "1-00:00:00",
-    "WorkDir": "/home/alice", "Comment": "ones: gpus=1-16 batch=256", "ArrayJobID": "7", "ArrayTaskID": "N/A",
-    "HetJobID": "N/A", "BatchFlag": "1", "exit_code": "0:0",
-}  # fmt: skip
 
 
 def _queue_fields(rng: Rng) -> bytes:
@@ -356,7 +348,7 @@ def _queue_fields(rng: Rng) -> bytes:
 
     found = []
     for _ in range(rng.choice((1, 1, 2))):
-        job = [_FIELDS[name].encode() for name in COLUMNS]
+        job = [RUNNING[name].encode() for name in COLUMNS]
         for _ in range(rng.choice((0, 1, 2, 5))):
             job[rng.randrange(len(job))] = damaged(rng.choice(job), rng, job)
         found.append(b"".join(text + _BETWEEN.encode() for text in job))

@@ -345,20 +345,6 @@ def test_reports_that_jump_ahead(site: Site) -> None:
     assert site.stored(7) == 2
 
 
-def test_reports_that_go_backwards(site: Site) -> None:
-    """What is told again, and what comes before it, changes nothing; a file that shrank is not read from its middle."""
-    path = site.folder / REPORTS
-    path.write_bytes(line(5) + line(4) + line(5))
-    site.look()
-    assert site.stored(7) == 1
-    path.write_bytes(line(6))
-    site.look()
-    assert "shorter than before" in site.note()
-    path.write_bytes(line(1) * 10 + line(6))
-    site.look()
-    assert site.stored(7) == 2
-
-
 @pytest.mark.parametrize(
     "words",
     [b"[" * 10_000, b'{"a":' * 3_000, b"9" * 5_000, b'"' + b"\xff" * 200, b'{"base_batch": 1e999}', b"\0" * 100,

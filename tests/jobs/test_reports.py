@@ -193,35 +193,6 @@ def test_a_file_that_shrank(job: Job, write: Write) -> None:
     assert "shorter than before" in problem
 
 
-@pytest.mark.parametrize("what", ["link", "fifo", "directory"])
-def test_reports_that_are_no_file(job: Job, write: Write, tmp_path: Path, what: str) -> None:
-    """Not followed, not waited for, and said."""
-    path = write(line(1))
-    path.unlink()
-    if what == "link":
-        (tmp_path / "elsewhere").write_bytes(line(1))
-        path.symlink_to(tmp_path / "elsewhere")
-    elif what == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    piece, problem = read(job)
-    assert list(piece.lines) == []
-    assert "reports-0.jsonl" in problem
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to somebody else takes root")
-def test_reports_of_another_owner(job: Job, write: Write) -> None:
-    """A stranger who plants a directory says nothing about the job."""
-    path = write(line(1))
-    os.chown(path, 12345, 12345)
-    assert "belongs to uid 12345" in read(job)[1]
-    os.chown(job_directory(job), 12345, 12345)
-    piece, problem = read(job)
-    assert list(piece.lines) == []
-    assert "belongs to uid 12345" in problem
-
-
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"base_batch":-1}', b"{}" * MAX_LINE])
 def test_a_bad_spec_costs_the_spec(job: Job, write: Write, text: bytes) -> None:
     """The reports beside it are read all the same."""

@@ -19,7 +19,7 @@ from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.jobs.reports import BURST, MAX_LINES
 from slurm_ones.jobs.terms import AT_ONCE, next_term
 from slurm_ones.slurm.model import Job, JobState
-from tests.jobs.test_blocks import ended, task
+from tests.jobs.test_elastic import ended, task
 from tests.jobs.test_observer import Queue
 from tests.jobs.test_observer import store as store  # a fixture
 

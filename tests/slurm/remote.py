@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
 from ones_db.shape import Shape
 from slurm_ones.slurm import client as door
-from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
+from slurm_ones.slurm.model import Task
 from tests.cluster import Cluster, paths
 
-T = TypeVar("T")
 ERRORS = {
-    error.__name__: error
-    for error in (
-        door.Refused,
-        door.NotPermitted,
-        door.UnknownJob,
-        door.NotResizable,
-        door.Unreachable,
-        door.SlurmMissing,
-    )
+    name: error
+    for name, error in vars(door).items()
+    if isinstance(error, type) and issubclass(error, door.SlurmError) and error is not door.SlurmError
 }
+RESULTS = {
+    name: TypeAdapter(get_type_hints(method)["return"])
+    for name, method in vars(door.SlurmClient).items()
+    if callable(method) and not name.startswith("_")
+}
+"""Types of what the protocol's methods return."""
 
 
 class ProbeFailed(AssertionError):
@@ -57,11 +56,21 @@ class Remote:
         """End the process."""
         self._process.communicate()
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of the protocol."""
+        if name not in RESULTS:
+            raise AttributeError(name)
+        return lambda *arguments, **options: RESULTS[name].validate_python(self._call(name, *arguments, **options))
+
+    def tell(self, *argv: str) -> str:
+        """What a command says there to this user, be it a failure."""
+        return str(self._call("tell", *argv))
+
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         request = {
             "method": method,
-            "arguments": [str(value) if isinstance(value, Task) else value for value in arguments],
-            "options": options,
+            "arguments": [_plain(value) for value in arguments],
+            "options": {key: _plain(value) for key, value in options.items()},
             "environment": self.environment,
             "partial": self.partial,
         }
@@ -76,62 +85,10 @@ class Remote:
             raise ERRORS.get(reply["error"], ProbeFailed)(f"{reply['error']}: {reply['message']}")
         return reply["result"]
 
-    def tell(self, *argv: str) -> str:
-        """What a command says there to this user, be it a failure."""
-        return str(self._call("tell", *argv))
 
-    def version(self) -> tuple[int, int]:
-        major, minor = self._call("version")
-        return major, minor
-
-    def config(self) -> dict[str, str]:
-        return dict(self._call("config"))
-
-    def snapshot(self) -> Snapshot:
-        return TypeAdapter(Snapshot).validate_python(self._call("snapshot"))
-
-    def job(self, job_id: JobKey) -> Job:
-        return TypeAdapter(Job).validate_python(self._call("job", job_id))
-
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
-        return TypeAdapter(tuple[Job, ...]).validate_python(self._call("tasks", array_id))
-
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        return TypeAdapter(dict[int, Job]).validate_python(self._call("details", list(job_ids)))
-
-    def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
-        where = None if directory is None else str(directory)
-        return int(self._call("submit", str(script), list(arguments), directory=where))
-
-    def requeue_hold(self, job_id: JobKey) -> None:
-        self._call("requeue_hold", job_id)
-
-    def hold(self, job_id: JobKey) -> None:
-        self._call("hold", job_id)
-
-    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        self._call("hold_waiting", array_id, tasks if tasks is None else list(tasks))
-
-    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        self._call("reshape", job_id, [shape.nodes, shape.gpus_per_node], kind=kind)
-
-    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
-        self._call("release", job_id, start_now=start_now)
-
-    def defer(self, job_id: JobKey, until: float) -> None:
-        self._call("defer", job_id, until)
-
-    def few_switches(self, job_id: JobKey, most: int) -> None:
-        self._call("few_switches", job_id, most)
-
-    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        self._call("signal", job_id, signal, batch=batch)
-
-    def reuse(self, task: Task) -> None:
-        self._call("reuse", task)
-
-    def throttle(self, array_id: int, most: int) -> None:
-        self._call("throttle", array_id, most)
-
-    def cancel_waiting(self, array_id: int) -> None:
-        self._call("cancel_waiting", array_id)
+def _plain(value: Any) -> Any:
+    if isinstance(value, (Task, Path)):
+        return str(value)
+    if isinstance(value, Shape):
+        return [value.nodes, value.gpus_per_node]
+    return list(value) if isinstance(value, Collection) and not isinstance(value, str) else value

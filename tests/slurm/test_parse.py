@@ -175,29 +175,32 @@ def test_numbers_in_every_form(value: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus"),
+    ("text", "count", "kind"),
     [
-        ("gpu:4", 4),
-        ("gres:gpu:4", 4),
-        ("gres/gpu:4", 4),
-        ("gres/gpu=4", 4),
-        ("gpu:a100:2", 2),
-        ("gres:gpu:a100:2", 2),
-        ("gres/gpu:a100=2", 2),
-        ("gpu:a100:2(S:0-1)", 2),
-        ("gpu:3(IDX:0-2)", 3),
-        ("gpu:0", 0),
-        ("gpu:a100:2,gpu:v100:1", 3),
-        ("cpu=4,mem=8G,node=1,gres/gpu=2", 2),
-        ("(null)", 0),
-        ("", 0),
-        (None, 0),
-        ("fpga:2", 0),
+        ("gpu:4", 4, ""),
+        ("gres:gpu:4", 4, ""),
+        ("gres/gpu:4", 4, ""),
+        ("gres/gpu=4", 4, ""),
+        ("gpu:3(IDX:0-2)", 3, ""),
+        ("gpu:0", 0, ""),
+        ("cpu=4,mem=8G,node=1,gres/gpu=2", 2, ""),
+        ("(null)", 0, ""),
+        ("", 0, ""),
+        (None, 0, ""),
+        ("fpga:2", 0, ""),
+        ("gres/gpu:a100:4", 4, "a100"),
+        ("gres/gpu:a100=2", 2, "a100"),
+        ("gpu:v100:8(S:0-1)", 8, "v100"),
+        # Though a type may begin with a digit.
+        ("gres:gpu:2080ti:2", 2, "2080ti"),
+        ("gpu:a100:2,gpu:v100:1", 3, "a100,v100"),
+        ("gpu:a100:2,gpu:1", 3, ",a100"),
+        ("gpu:a b:2", 2, "a b"),
     ],
 )
-def test_gpus_in_every_form(text: str | None, gpus: int) -> None:
-    """GRES and TRES, with types, sockets and indices."""
-    assert fields.gpus(text) == gpus
+def test_gpus_and_their_types_in_every_form(text: str | None, count: int, kind: str) -> None:
+    """GRES and TRES, with types, sockets and indices; several types are all named."""
+    assert (fields.gpus(text), fields.gpu_kind(text)) == (count, kind)
 
 
 @pytest.mark.parametrize(
@@ -283,25 +286,6 @@ def test_no_record_stops_a_tick(text: str) -> None:
 def test_a_shape_reads_back(nodes: int, gpus: int) -> None:
     """`parse` is the inverse of `str`."""
     assert Shape.parse(str(Shape(nodes, gpus))) == Shape(nodes, gpus)
-
-
-@pytest.mark.parametrize(
-    ("text", "count", "kind"),
-    [
-        ("gres/gpu:a100:4", 4, "a100"),
-        ("gres:gpu:2080ti:2", 2, "2080ti"),
-        ("gpu:v100:8(S:0-1)", 8, "v100"),
-        ("gres/gpu:a100=2", 2, "a100"),
-        ("gpu:4", 4, ""),
-        ("gpu:a100:2,gpu:v100:2", 4, "a100,v100"),
-        ("gpu:a100:2,gpu:1", 3, ",a100"),
-        ("gpu:a b:2", 2, "a b"),
-        (None, 0, ""),
-    ],
-)
-def test_types_of_gpus(text: str | None, count: int, kind: str) -> None:
-    """The types are told from counts, though one may begin with a digit; several are all told."""
-    assert (fields.gpus(text), fields.gpu_kind(text)) == (count, kind)
 
 
 @pytest.mark.parametrize(

@@ -67,35 +67,7 @@ def test_a_job_that_runs() -> None:
     assert (job.nodes, job.max_nodes, job.gpus_per_node, job.gpus_total) == (2, 2, 2, 4)
     assert (job.node_list, job.start_time, job.time_limit_s) == (("n1", "n2"), 1795292321.0, 34 * 3600.0)
     assert (job.requeue, job.batch, job.array, job.held, job.task_counts) == (True, True, False, False, False)
-    assert job.priority == 4294901759
-
-
-def test_a_job_that_waits() -> None:
-    """The start that Slurm expects is none, and what it asks for is not what it has."""
-    waits = {"State": "PENDING", "PriorityLong": "0", "Reason": "JobHeldAdmin", "NodeList": "", "NumNodes": "1"}
-    job = read(**waits, StartTime="1795292999", EndTime="N/A")
-    assert (job.pending, job.held, job.admin_held, job.gpus_total) == (True, True, True, 0)
-    assert (job.nodes, job.max_nodes, job.node_list, job.start_time) == (1, 2, (), 0.0)
-
-
-def test_a_requeued_job_of_22_05_asks_for_what_its_tres_say() -> None:
-    """It goes on showing the nodes of the last run, and for want of a maximum the same number again."""
-    job = read(State="PENDING", NumNodes="2", MaxNodes="2", NodeList="", **{"tres-alloc": "cpu=4,node=4,billing=4"})
-    assert (job.nodes, job.max_nodes) == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("told", "code"), [("7:0", 7), ("0:9", 137), ("1792", 7), ("9", 137), ("0", 0), ("0:0", 0), ("N/A", 0)]
-)
-def test_exit_codes(told: str, code: int) -> None:
-    """22.05 prints a wait status, others code and signal."""
-    assert read(State="FAILED", exit_code=told).exit_code == code
-
-
-@pytest.mark.parametrize(("task", "het", "array"), [("N/A", "N/A", False), ("3", "0", True), ("N/A", "80", True)])
-def test_arrays_and_heterogeneous_jobs(task: str, het: str, array: bool) -> None:
-    """Neither is resized."""
-    assert read(ArrayTaskID=task, HetJobID=het).array is array
+    assert (job.priority, read(exit_code="N/A").exit_code) == (4294901759, 0)
 
 
 def test_tasks_of_an_array() -> None:

@@ -1,4 +1,4 @@
-"""One job out of the tasks of an array: any mix of tasks makes one job, and no array that did not opt in is one."""
+"""Which jobs may be resized, and one job out of the tasks of an array: any mix of tasks makes one job."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ PARTITIONS = {
     "gpu": Partition("gpu", True, tuple(NODES), 0.0, 0, False),
     "whole": Partition("whole", True, tuple(NODES), 0.0, 0, True),
 }
+BARE = {f"w{i}": Node(f"w{i}", "IDLE", True, 0, 0, ("bare",), True) for i in (1, 2)}
+"""Of whose GPUs Slurm does not know."""
+PARTITIONS["bare"] = Partition("bare", True, tuple(BARE), 0.0, 0, True)
 COMMENT = "ones: gpus=1-16 array=blocks"
 
 
@@ -332,3 +335,74 @@ def test_the_record_of_cancelled_tasks_does_not_pass_for_the_first_one() -> None
     trained = ended(0, job_id=101, node_list=("n1",))
     waited = ended(0, JobState.CANCELLED, start_time=3010.0, end_time=3010.0)
     assert seen(trained, waited).job.state is JobState.COMPLETED
+
+
+# Plain jobs
+
+BARE_JOB = {"partitions": ("bare",), "comment": "ones: nodes=1-2"}
+
+
+def elastic(job: Job, *, whole_node_gpus: dict[str, int] | None = None, own_uid: int | None = None) -> Elastic:
+    """A plain job that opted in."""
+    snapshot = Snapshot(0.0, {job.job_id: job}, NODES | BARE, PARTITIONS)
+    found = elastic_job(job, snapshot, whole_node_gpus or {}, own_uid)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "gpus", "expected"),
+    [
+        (Shape(2, 4), {}, {}, (Shape(2, 4), (1, 16), False)),
+        (Shape(1, 4), {"comment": "ones: nodes=1-2"}, {}, (Shape(1, 4), (4, 8), False)),
+        (
+            Shape(2, 0),
+            {"partitions": ("bare",), "comment": "ones: nodes=1-2"},
+            {"bare": 4},
+            (Shape(2, 4), (4, 8), True),
+        ),
+        # Of several partitions the first counts until Slurm has chosen one.
+        (Shape(1, 1), {"partitions": ("gpu", "bare")}, {}, (Shape(1, 1), (1, 16), False)),
+    ],
+)
+def test_a_job_that_may_be_resized(
+    shape: Shape, changes: dict[str, Any], gpus: dict[str, int], expected: tuple[Shape, tuple[int, int], bool]
+) -> None:
+    """What its owner allows in GPUs, whole nodes counted by the partition's or the settings' GPUs."""
+    found = elastic(job_of(shape, **changes), whole_node_gpus=gpus)
+    assert found.refusal is None
+    assert (found.shape, found.gpu_range, found.whole_nodes) == expected
+
+
+def test_a_job_that_did_not_opt_in_is_not_seen() -> None:
+    """It is never touched, so it is nothing at all."""
+    job = job_of(Shape(1, 1), comment="mine")
+    assert elastic_job(job, Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), {}, None) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"comment": "ones: gpus=many"}, ("its comment is not understood", "'gpus=many'", "such as 1-16")),
+        ({"array": True}, ("heterogeneous jobs", "submit it as a job of its own")),
+        ({"batch": False}, ("interactive", "submit it with sbatch")),
+        ({"requeue": False}, ("--requeue", "scontrol update JobId=… Requeue=1")),
+        ({"task_counts": True}, ("task counts", "leave out --ntasks")),
+        ({"gpus_per_node": 0, "gpus_total": 2}, ("per job, not per node", "--nodes and --gres=gpu:N")),
+        ({"kind": "a100,v100"}, ("GPUs of several types", "--gres=gpu:TYPE:N")),
+        ({"partitions": ("bare",), "gpus_per_node": 0}, ("no GPUs in partition bare", "whole_node_gpus.bare")),
+        ({"comment": "ones: gpus=1-4 resize=off"}, ("resize=off", "measured")),
+        ({"partitions": ("gone",)}, ("no GPUs in partition gone", "whole_node_gpus.gone")),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_do(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    """Its owner reads it in `slurm-ones why`."""
+    found = elastic(replace(job_of(Shape(1, 1)), **changes))
+    for word in words:
+        assert word in str(found.refusal)
+
+
+def test_another_users_job_is_left_alone_in_user_mode() -> None:
+    """And resized in operator mode."""
+    assert "belongs to alice" in str(elastic(job_of(Shape(1, 1)), own_uid=2002).refusal)
+    assert [elastic(job_of(Shape(1, 1)), own_uid=uid).refusal for uid in (2001, None)] == [None, None]
