@@ -218,9 +218,10 @@ class Observer:
         found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
         problem = "; ".join(filter(None, (problem, self._terms.problems.get(job.job_id))))
         self._notes.add(job.job_id, problem, now)
-        if restart != job.restart or self._specs.get((job.job_id, restart)) == found.spec:
-            found = replace(found, spec=None)
-        if found.offset == offset and found.spec is None:
+        spec = found.spec if restart == job.restart else None
+        if spec is not None and self._specs.get((job.job_id, restart)) == spec:
+            spec = None
+        if found.offset == offset and spec is None:
             return None
         lines = [
             replace(line, report=self._terms.as_slurm_has_it(job.job_id, line.report, self._tasks))
@@ -228,7 +229,7 @@ class Observer:
             else line
             for line in found.lines
         ]
-        return replace(found, lines=lines)
+        return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[Job]:
         """The tasks of an array as they are now, asked for once however many reports it has; in a tick none, since its

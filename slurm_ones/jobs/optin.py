@@ -207,6 +207,10 @@ def _words(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
+def _shown(word: str) -> str:
+    return repr("".join(c if c.isprintable() else "?" for c in word[:40]))
+
+
 def _parse(comment: str) -> OptIn | None:
     match = _PREFIX.match(comment)
     if match is None:
@@ -214,16 +218,15 @@ def _parse(comment: str) -> OptIn | None:
     found: dict[str, Any] = {}
     for word in _words(comment[match.end() :]):
         key, _, value = word.partition("=")
-        shown = repr("".join(c if c.isprintable() else "?" for c in word[:40]))
-        if key in found:
-            raise BadComment(f"{shown}: {key} is given twice")
-        if key not in _VALUES:
-            *keys, last = (f"{known}=" for known in _VALUES)
-            raise BadComment(f"{shown}: expected {', '.join(keys)} or {last}")
         try:
+            if key in found:
+                raise BadComment(f"{_shown(word)}: {key} is given twice")
             found[key] = _VALUES[key](value)
+        except KeyError:
+            *keys, last = (f"{known}=" for known in _VALUES)
+            raise BadComment(f"{_shown(word)}: expected {', '.join(keys)} or {last}") from None
         except _NotUnderstood as expected:
-            raise BadComment(f"{shown}: expected {expected}") from None
+            raise BadComment(f"{_shown(word)}: expected {expected}") from None
     if {"gpus", "nodes"} <= found.keys():
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and found.get("resize", True):

@@ -110,9 +110,30 @@ def read_reports(
     last line without its newline is left for the next time; so is what comes after `most` lines, and after more reports
     than `highest_number`. A number from the future counts: by whichever clock, the job said something.
     """
-    found, problem = _read(job, restart, offset, after, now, most, others)
-    lines, doubt = _within_run(found.lines, job, restart, now)
-    return replace(found, lines=lines), "; ".join(filter(None, (problem, doubt)))[:MAX_PROBLEM]
+    data, spec, problem = _piece(job, restart, offset)
+    lines, used, number, fault = _lines(data, job, restart, after, now, most, others)
+    lines, doubt = _within_run(lines, job, restart, now) if lines else (lines, "")
+    problems = "; ".join(filter(None, (problem, fault, doubt)))[:MAX_PROBLEM]
+    return RunReports(job.job_id, restart, offset + used, number, spec, lines), problems
+
+
+def _piece(job: Job, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
+    """The next bytes of a run's reports, the job's spec, and what is wrong with either, in words."""
+    name = reports_name(restart)
+    spec: Spec | None = None
+    problem = ""
+    try:
+        with directory_of(job_directory(job), job.uid) as directory:
+            spec, problem = _spec(directory, job.uid)
+            data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)
+    except FileNotFoundError:
+        return b"", spec, problem
+    except NotBelieved as error:
+        return b"", spec, str(error)
+    if size < offset:
+        fault = f"{name}: shorter than before ({size} < {offset} bytes)"
+        return b"", spec, f"{problem}; {fault}" if problem else fault
+    return data, spec, problem
 
 
 def _within_run(lines: Sequence[ReportLine], job: Job, restart: int, now: float) -> tuple[list[ReportLine], str]:
@@ -148,38 +169,24 @@ def _check_membership(report: Membership, job: Job) -> None:
         raise ProtocolError("membership: nodes and GPUs do not make up its world size")
 
 
-def _read(
-    job: Job, restart: int, offset: int, after: int, now: float, most: int, others: int
-) -> tuple[RunReports, str]:
-    name = reports_name(restart)
-    found, problem = RunReports(job.job_id, restart, offset, after), ""
-    try:
-        with directory_of(job_directory(job), job.uid) as directory:
-            spec, problem = _spec(directory, job.uid)
-            found = replace(found, spec=spec)
-            data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)
-    except FileNotFoundError:
-        return found, problem
-    except NotBelieved as error:
-        return found, str(error)
-    problems = [problem] if problem else []
-    if size < offset:
-        return found, "; ".join([*problems, f"{name}: shorter than before ({size} < {offset} bytes)"])
+def _lines(
+    data: bytes, job: Job, restart: int, after: int, now: float, most: int, others: int
+) -> tuple[list[ReportLine], int, int, str]:
+    """The good lines of a piece, the bytes that were read of it, the number of the last report, and what is wrong with
+    the other lines, in words."""
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than what is read at a time would be waited for for ever: step over it.
-        return replace(found, offset=offset + len(data) if len(data) == MAX_BYTES else offset), problem
+        return [], len(data) if len(data) == MAX_BYTES else 0, after, ""
     lines: list[ReportLine] = []
-    bad = place = 0
-    first_bad = ""
+    bad, place, first_bad, too_fast = 0, 0, "", ""
     highest = highest_number(job, restart, now, others)
     for _ in range(most):
         if place == end:
             break
         begin, place = place, data.index(b"\n", place) + 1
-        raw = data[begin : place - 1]
         try:
-            number, time, report = decode_report(raw)
+            number, time, report = decode_report(data[begin : place - 1])
             if time > now + FUTURE_S:
                 after = number if after < number <= highest else after
                 raise ProtocolError(f"t: {time:.0f} is in the future")
@@ -187,20 +194,21 @@ def _read(
                 _check_membership(report, job)
             if number <= after:
                 raise ProtocolError(f"n: {number} comes after {after}")
-            if number > highest:
-                # It waits until it is due; a run's numbers count its reports.
-                place = begin
-                problems.append(f"{name}: it reports faster than {PER_S:g} times a second; the rest is read later")
-                break
         except ProtocolError as error:
             bad += 1
             first_bad = first_bad or str(error)
             continue
+        if number > highest:
+            # It waits until it is due; a run's numbers count its reports.
+            place = begin
+            too_fast = (
+                f"{reports_name(restart)}: it reports faster than {PER_S:g} times a second; the rest is read later"
+            )
+            break
         lines.append(ReportLine(number, time, report))
         after = number
-    if bad:
-        problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
-    return replace(found, offset=offset + place, number=after, lines=lines), "; ".join(problems)
+    fault = f"{reports_name(restart)}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}" if bad else ""
+    return lines, place, after, "; ".join(filter(None, (too_fast, fault)))
 
 
 TICKS = 3
