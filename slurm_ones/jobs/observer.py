@@ -89,9 +89,7 @@ class Observer:
                 tasks_alone[elastic.job.array_id].append(elastic.job)
         no_more = self._terms.no_more(tasks_alone)
         elastic_jobs = {id_: e for id_, e in elastic_jobs.items() if e.blocks or e.job.array_id not in no_more}
-        read = {job_id for job_id, _ in self._specs}
-        seen = self._files.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
-        seen = self.other.judged(seen)
+        seen = self._within_reach(self._with_details(elastic_jobs, snapshot))
         kinds = {name: node.kind for name, node in snapshot.nodes.items()}
         self._store_jobs(seen, kinds, snapshot.time)
         self._terms.store_blocks(seen, tasks)
@@ -136,6 +134,20 @@ class Observer:
             return self._elastic(replace(elastic.job, task_counts=True), snapshot)
 
         return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
+
+    def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
+        """The same jobs, those refused that no order would get to, or that another companion acts on."""
+        self._files.forget(seen)
+        read = {job_id for job_id, _ in self._specs}
+
+        def judged(elastic: Elastic) -> Elastic:
+            job = elastic.job
+            if elastic.refusal or job.ended:
+                return elastic
+            refusal = self._files.refusal(job, read=job.job_id in read) or self.other.refusal(job)
+            return elastic if refusal is None else replace(elastic, refusal=refusal)
+
+        return {id_: judged(elastic) for id_, elastic in seen.items()}
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
         """Store the jobs and runs that have changed since the last tick; `kinds` are the nodes' types of GPU."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import MAX_LINE, ORDERS, SPOOL_FILE, SPOOL_MARK, Hello, ProtocolError, decode_order
 from ones_wrapper.protocol import spool_order_name as spool_name
-from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
@@ -34,15 +32,6 @@ class OtherCompanion:
         self._own_uid = own_uid
         self._hello = hello
         self._clock = clock
-
-    def judged(self, seen: Mapping[int, Elastic]) -> dict[int, Elastic]:
-        """The same jobs, some of them refused."""
-        return {
-            id_: elastic
-            if elastic.refusal or elastic.job.ended
-            else replace(elastic, refusal=self.refusal(elastic.job))
-            for id_, elastic in seen.items()
-        }
 
     def refusal(self, job: Job) -> Reason | None:
         """Why this companion yields for the job; None if no other one acts on it."""

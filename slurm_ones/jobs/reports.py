@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from ones_wrapper.protocol import (
     decode_spec,
     reports_name,
 )
-from slurm_ones.jobs.elastic import Elastic, is_whole
+from slurm_ones.jobs.elastic import is_whole
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
 
@@ -224,17 +224,14 @@ class JobFiles:
         """Failed reads of each run's files."""
         self._hellos: dict[tuple[int, int], Hello] = {}
 
-    def judged(self, seen: Mapping[int, Elastic], read: Container[int], own_uid: int | None) -> dict[int, Elastic]:
-        """The same jobs, some of them refused; once a tick. `read` are those whose files were found before."""
-        self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in seen}
-        self._failed = {key: times for key, times in self._failed.items() if key[0] in seen}
-        return {id_: self._judged(elastic, id_ in read, own_uid) for id_, elastic in seen.items()}
+    def forget(self, alive: Container[int]) -> None:
+        """Drop what is known of other jobs than these."""
+        self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in alive}
+        self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
-    def _judged(self, elastic: Elastic, read: bool, own_uid: int | None) -> Elastic:
-        job = elastic.job
-        if elastic.refusal or job.ended or own_uid not in (None, job.uid):
-            return elastic
-        return replace(elastic, refusal=self._not_found(job, read) or self._not_reached(job))
+    def refusal(self, job: Job, *, read: bool) -> Reason | None:
+        """Why the job is not resized, None if it may be; asked once a tick. `read` if its files were found before."""
+        return self._not_found(job, read) or self._not_reached(job)
 
     def _not_found(self, job: Job, read: bool) -> Reason | None:
         key = job.job_id, job.restart

@@ -31,8 +31,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elastic:
 
 def refusal(places: JobFiles, job: Elastic, *, read: bool = False) -> Reason | None:
     """That of one tick."""
-    id_ = job.job.job_id
-    return places.judged({id_: job}, {id_} if read else (), None)[id_].refusal
+    return places.refusal(job.job, read=read)
 
 
 def report(job: Elastic, hello: Hello, restart: int = 0) -> Path:
