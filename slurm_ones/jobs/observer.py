@@ -28,7 +28,7 @@ from slurm_ones.jobs.elastic import (
 )
 from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.jobs.other_companion import OtherCompanion
-from slurm_ones.jobs.reports import JobFiles, Notes, checkpoint_stands, lines_per_job, read_reports
+from slurm_ones.jobs.reports import JobDirectories, Notes, checkpoint_stands, lines_per_job, read_reports
 from slurm_ones.jobs.terms import POSITIONS, Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job, JobState, Node, Snapshot, kind_of
@@ -60,7 +60,7 @@ class Observer:
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
         self._terms = Terms(store, self._own_uid)
-        self._files = JobFiles(settings.spool)
+        self._files = JobDirectories(settings.spool)
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
         """Tasks of arrays that Slurm was asked for in this call of `collect`; None if it must not be asked."""

@@ -215,7 +215,7 @@ TICKS = 3
 """Failed reads after which a running job is refused: `ones-run` makes its directory before all else."""
 
 
-class JobFiles:
+class JobDirectories:
     """Refuses to resize jobs whose files are not found, or to which no order would get."""
 
     def __init__(self, spool: Path | None) -> None:

@@ -13,7 +13,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Hello, encode_report
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import parse_comment
-from slurm_ones.jobs.reports import TICKS, JobFiles
+from slurm_ones.jobs.reports import TICKS, JobDirectories
 from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
 
@@ -29,7 +29,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elastic:
     return Elastic(one, parse_comment("ones: gpus=1-4"), 4, False)
 
 
-def refusal(places: JobFiles, job: Elastic, *, read: bool = False) -> Reason | None:
+def refusal(places: JobDirectories, job: Elastic, *, read: bool = False) -> Reason | None:
     """That of one tick."""
     return places.refusal(job.job, read=read)
 
@@ -43,7 +43,7 @@ def report(job: Elastic, hello: Hello, restart: int = 0) -> Path:
 
 def test_a_job_whose_directory_is_not_found(job: Elastic, tmp_path: Path) -> None:
     """A reason with the path that was tried, not silence; nothing of a job that has just begun, or was read before."""
-    places = JobFiles(None)
+    places = JobDirectories(None)
     assert [refusal(places, job) for _ in range(TICKS)] == [None] * TICKS
     found = str(refusal(places, job))
     assert f"{tmp_path}/ones-{job.job.job_id}: no such directory" in found and "ONES_JOB_ROOT" in found
@@ -57,7 +57,7 @@ def test_a_pointer_to_somebody_elses_directory(job: Elastic, tmp_path: Path) -> 
     (pointer := tmp_path / f"ones-{job.job.job_id}.where").write_text("/proc\n")
     os.chown(pointer, 12345, -1)
     job = replace(job, job=replace(job.job, uid=12345))
-    places = JobFiles(None)
+    places = JobDirectories(None)
     assert "/proc: belongs to uid 0" in str([refusal(places, job) for _ in range(TICKS + 1)][-1])
 
 
@@ -74,15 +74,15 @@ def test_a_pointer_to_somebody_elses_directory(job: Elastic, tmp_path: Path) -> 
 def test_a_job_that_does_not_read_the_spool(job: Elastic, directory: str, spool: str, refused: bool) -> None:
     """It would drain for minutes, again and again, for orders that it never sees."""
     report(job, replace(HELLO, directory=directory, spool=spool))
-    found = refusal(JobFiles(Path("/shared/spool")), job)
+    found = refusal(JobDirectories(Path("/shared/spool")), job)
     assert (found is not None and found.code == "spool_not_read") is refused
     assert not refused or "ONES_SPOOL=/shared/spool" in str(found)
-    assert refusal(JobFiles(None), job) is None
+    assert refusal(JobDirectories(None), job) is None
 
 
 def test_each_run_tells_anew(job: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits is judged by its last run, and a spool that was published since is seen at the next start."""
-    places = JobFiles(Path("/shared/spool"))
+    places = JobDirectories(Path("/shared/spool"))
     assert refusal(places, job) is None  # it has not said anything yet
     folder = report(job, replace(HELLO, directory="/ones-7"))
     assert refusal(places, job) is not None
