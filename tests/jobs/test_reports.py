@@ -64,7 +64,7 @@ def numbers(piece: RunReports) -> list[int]:
 
 def test_no_directory_yet(job: Job) -> None:
     """A job that has not started its wrapper is no news."""
-    assert read(job) == (RunReports(job.job_id, 0, 0, 0), "")
+    assert read(job) == (RunReports(job.job_id, 0, 0, 0, lines=[]), "")
 
 
 def test_lines_and_spec(job: Job, write: Write) -> None:
