@@ -23,10 +23,9 @@ class NotBelieved(Exception):
 
 
 def job_directory(job: Job) -> Path:
-    """Where the job's wrapper keeps its files: where its pointer says, or else below the job's working directory.
+    """The directory of the job's files: that of its pointer, or else below the job's working directory.
 
-    Whether that directory is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs,
-    or says nothing that can be.
+    Whether it is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs, or no path.
     """
     pointer = Path(job.work_dir) / pointer_name(job.job_id)
     try:
@@ -39,7 +38,7 @@ def job_directory(job: Job) -> Path:
 
 
 def foreign(job: Job) -> bool:
-    """Whether this process may not write into the job's directory, and has the spool for its orders alone."""
+    """This process may not write into the job's directory, and has the spool for its orders alone."""
     return job.uid != os.geteuid() and os.geteuid() != 0
 
 
@@ -47,9 +46,8 @@ def foreign(job: Job) -> bool:
 def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
     """A descriptor of the directory at `path`, which must belong to `uid` (in words: `whose`) and be no link.
 
-    Raises FileNotFoundError where there is none, `NotBelieved` where it is something else. A link among the
-    directories above it is followed, as sites have them: whoever lays one can lead to nothing but another directory of
-    that user's.
+    Raises FileNotFoundError if there is none, `NotBelieved` if it is something else. Links among the directories above
+    it are followed, as sites have them: they lead to nothing but another directory of that user's.
     """
     if not path.is_absolute():
         raise NotBelieved(f"{str(path)!r:.200}: not an absolute path")
@@ -74,7 +72,7 @@ def read_from(directory: int | None, name: str, uid: int, offset: int, limit: in
     """At most `limit` bytes of a regular file of `uid` from `offset`, and the file's size. Without a `directory`,
     `name` is its whole path.
 
-    Raises FileNotFoundError where there is none, `NotBelieved` where it is a link, a device, or another's file.
+    Raises FileNotFoundError if there is none, `NotBelieved` if it is a link, a device, or another's file.
     """
     try:
         # Looked at before it is opened, since opening alone may do something to a device or a FIFO; and after, since

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -34,11 +35,10 @@ class PastJobs:
     """
 
     def __init__(self, known: Callable[[int], bool] = lambda array: False) -> None:
-        """`known` tells whether an array is known to be of blocks, since accounting seldom keeps the comment that says
-        it."""
+        """`known`: an array is known to be of blocks, since accounting seldom keeps comments."""
         self._known = lru_cache(None)(known)
         self._said: set[int] = set()
-        """Arrays of which a row said that they are of blocks."""
+        """Arrays of blocks, by the comment of a row."""
         self._open: dict[tuple[int, int, float], AccountingRow] = {}
         """Runs of jobs that were requeued, by job id, task and submission."""
 
@@ -53,7 +53,7 @@ class PastJobs:
     def take(self, rows: Iterable[AccountingRow], until: float) -> list[AccountingJob]:
         """The jobs that ended in the span before `until`, by job id."""
         read = [row for row in rows if row.end is None or row.end < until]
-        self._said.update(row.array for row in read if row.array and says_blocks(row.comment))
+        self._said.update(row.array for row in read if row.array and _says_blocks(row.comment))
         for row in read:
             self._open[row.array if self._of_blocks(row) else row.job_id, row.job_id, row.submit] = row
         jobs: dict[int, list[AccountingRow]] = defaultdict(list)
@@ -73,20 +73,18 @@ class PastJobs:
         return ended
 
 
-def says_blocks(comment: str) -> bool:
-    """Whether a job's comment says that its array's tasks are blocks of one job; not where it cannot be understood, as
-    nobody's training may come apart here."""
-    try:
-        said = parse_comment(comment)
-    except BadComment:
-        return False
-    return said is not None and said.blocks
+def _says_blocks(comment: str) -> bool:
+    # One that is not understood takes nothing apart here, unlike in `elastic`.
+    with suppress(BadComment):
+        optin = parse_comment(comment)
+        return optin is not None and optin.blocks
+    return False
 
 
 def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
     """The rows of one job id, by submission, cut where it was given to another job.
 
-    A requeued job is submitted anew the moment it is, within what Slurm remembers an ended job for at most.
+    A requeued job is submitted again at once, within the longest time for which Slurm remembers an ended job.
     """
     found: list[list[AccountingRow]] = []
     latest = 0.0
@@ -171,12 +169,12 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _each(gpus: int, nodes: int) -> int:
-    """GPUs of each node; where they are not equally many, of the one with the most at least."""
+    """GPUs of each node; at least those of the node with the most."""
     return -(-gpus // max(nodes, 1))
 
 
 def _hosts(text: str, nodes: int) -> tuple[str, ...]:
-    """The names of the nodes, none where the text does not name that many."""
+    """The names of the nodes; none if the text does not name that number."""
     lengths = [sum(_length(piece) for piece in group.split(",")) for group in re.findall(r"\[([^\]]*)\]", text)]
     if not 0 < nodes <= MOST_NODES or prod(lengths) > MOST_NODES:
         return ()

@@ -1,15 +1,15 @@
-"""Which nodes are slow: from what jobs measured on them and elsewhere, at the same size, batch and kind of GPU.
+"""Slow nodes: from the jobs' measurements on them and elsewhere, at the same size, batch and kind of GPU.
 
-Slow GPUs are told by PAL (Jain and others, SC 2024) from measurements before the cluster is used. Here nothing is run
-for it: an owner's jobs of one script are compared with each other, where some ran on the node and some did not. A run
-on several nodes goes at the pace of its slowest, so it tells of each of them as little as they are many. The slowest
-node that is certain is found first; what ran there then says nothing of other nodes, neither beside it nor against it.
+PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here nothing is run for it:
+an owner's jobs of one script are compared with each other, if some ran on the node and some did not. A run on several
+nodes goes at the pace of its slowest, so its evidence is divided among them. The slowest node that is certain is found
+first; runs on it are then no evidence about other nodes.
 
-What jobs measure is their users' word, so one user condemns no node:
+Measurements are their users' word, so one user condemns no node:
 
-- each owner has one vote, the median of what their scripts say, however many jobs they run;
-- a node is slow where two owners or more say so, and as slow as their median does; of an even number the milder half
-  counts. Where all measurements are of one owner, their jobs vote instead: there is nobody else to be harmed;
+- each owner has one vote, the median of their scripts, however many jobs they run;
+- a node is slow if two owners or more vote so, and as slow as their median; of an even number the milder half counts.
+  If all measurements are of one owner, their jobs vote instead: nobody else can be harmed;
 - no node is taken for slower than `SLOWEST`, and no more than `MOST` of all nodes for slow.
 """
 
@@ -20,7 +20,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from ones_db import JobHistory
@@ -33,20 +33,20 @@ SLOWEST = 0.3
 SLOW = 0.9
 """A node faster than this is not called slow: other hours, and neighbours on the node, make as much."""
 SPREAD = 0.15
-"""Standard deviation of the logarithm of a node's speed, before anything tells."""
+"""Standard deviation of the logarithm of a node's speed, before any measurement."""
 SURE = 2.5
-"""So many deviations a node must be slower than others: of hundreds of nodes that are alike few are by chance."""
+"""Deviations that a node must be slower than others: of hundreds of equal nodes few are by chance."""
 VOTES = 2
 MOST = 1 / 3
 """Share of the nodes; one in any case."""
 ENOUGH = 3
-"""Runs that are alike from which on their noise is seen."""
+"""Fewest comparable runs from which their noise is estimated."""
 MANY = 30
-"""Runs of which every two are compared for that."""
+"""Most runs of which every two are compared for that."""
 NORMAL = 2.2219
 """Standard deviation of a normal distribution over the lower quartile of the differences of any two draws."""
 RECENT_S = 7 * 86400.0
-"""Older measurements tell nothing, so that a node that was repaired is tried again."""
+"""Age of measurements that count, so that a node that was repaired is tried again."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SlowNode:
     doubt: float
     """Standard deviation of the factor's logarithm."""
     runs: int
-    """Runs on it that tell this."""
+    """Runs on it that show this."""
     owners: int
     """Of these runs."""
 
@@ -68,7 +68,7 @@ class _Run(NamedTuple):
     """One run at one batch."""
 
     alike: Hashable
-    """The same for runs that can be compared."""
+    """Equal for runs that can be compared."""
     voter: Hashable
     run: Hashable
     owner: str
@@ -77,8 +77,8 @@ class _Run(NamedTuple):
     """Of its samples/s."""
 
 
-class _Said(NamedTuple):
-    """What one voter's runs that are alike say of a node: its speed over that of others in logs, with its variance."""
+class _Comparison(NamedTuple):
+    """One voter's comparable runs on a node: its speed over that of others in logs, with its variance."""
 
     name: str
     voter: Hashable
@@ -94,10 +94,10 @@ def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNod
         alike[run.alike].append(run)
     names = frozenset(name for runs in alike.values() for run in runs for name in run.names)
     noise = _noise_of(alike.values())
-    said = {key: _compared(runs, noise) for key, runs in alike.items()}
+    compared = {key: _compared(runs, noise) for key, runs in alike.items()}
     found: dict[str, SlowNode] = {}
     while len(found) < max(int(MOST * len(names)), 1):
-        slow = _slow_by(said.values())
+        slow = _slow_by(compared.values())
         if not slow:
             break
         worst = min(slow, key=lambda node: (math.log(node.factor) / node.doubt, node.name))
@@ -105,20 +105,20 @@ def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNod
         for key, runs in alike.items():
             clean = [run for run in runs if worst.name not in run.names]
             if len(clean) < len(runs):
-                alike[key], said[key] = clean, _compared(clean, noise)
+                alike[key], compared[key] = clean, _compared(clean, noise)
     return found
 
 
 def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
-    told = [
+    points = [
         (history, point)
         for history in histories
         for point in history.placed
         if abs(now - point.time) <= RECENT_S and 1.0 / ABSURD < point.samples_per_s < ABSURD
     ]
-    alone = len({history.job.user for history, _ in told}) < VOTES
+    alone = len({history.job.user for history, _ in points}) < VOTES
     found = []
-    for history, point in told:
+    for history, point in points:
         owner, job_id = history.job.user, history.job.job_id
         script = plain_spec(history.spec) if history.spec is not None else job_id
         names = frozenset(point.node_names)
@@ -129,9 +129,8 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 
 
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
-    """How far each owner's runs that are alike are apart, as a standard deviation of logs: by the lower quartile of
-    their differences (as in Rousseeuw and Croux, JASA 1993), so that slow nodes do not count. Of who ran too little it
-    is `COMPARED`, and less than that of nobody."""
+    """Standard deviation of the logs of each owner's comparable runs: by the lower quartile of their differences (as in
+    Rousseeuw and Croux, JASA 1993), so that slow nodes do not count; at least `COMPARED`."""
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
         if len(runs) >= ENOUGH:
@@ -141,9 +140,9 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
     return {owner: max(NORMAL * quartile, COMPARED) for owner, quartile in quartiles.items()}
 
 
-def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Said]:
-    """What runs that are alike say of each of their nodes; they are one owner's."""
-    said = []
+def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
+    """Comparisons of each node of one owner's comparable runs."""
+    found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
         elsewhere = [run.log for run in runs if name not in run.names]
@@ -151,16 +150,15 @@ def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Said]:
         for voter, mine in _by_voter(here).items():
             slower = statistics.median(run.log for run in mine) - statistics.median(elsewhere)
             weight = sum(1.0 / len(run.names) for run in mine)
-            said.append(_Said(name, voter, _bounded(slower), each * (1.0 / weight + 1.0 / len(elsewhere)), mine))
-    return said
+            variance = each * (1.0 / weight + 1.0 / len(elsewhere))
+            found.append(_Comparison(name, voter, _bounded(slower), variance, mine))
+    return found
 
 
-def _slow_by(found: Iterable[Sequence[_Said]]) -> list[SlowNode]:
-    """The nodes that are slow by all that was said."""
-    votes: dict[str, dict[Hashable, list[_Said]]] = defaultdict(lambda: defaultdict(list))
-    for some in found:
-        for said in some:
-            votes[said.name][said.voter].append(said)
+def _slow_by(comparisons: Iterable[Sequence[_Comparison]]) -> list[SlowNode]:
+    votes: dict[str, dict[Hashable, list[_Comparison]]] = defaultdict(lambda: defaultdict(list))
+    for one in chain.from_iterable(comparisons):
+        votes[one.name][one.voter].append(one)
     return [node for name, by_voter in votes.items() if (node := _judged(name, by_voter)) is not None]
 
 
@@ -172,15 +170,14 @@ def _by_voter(runs: Iterable[_Run]) -> dict[Hashable, list[_Run]]:
 
 
 def _bounded(log: float) -> float:
-    """No claim is taken for more than what a node is believed to be."""
     return min(max(log, math.log(SLOWEST)), -math.log(SLOWEST))
 
 
-def _judged(name: str, votes: Mapping[Hashable, Sequence[_Said]]) -> SlowNode | None:
-    """The node if it is slow, by what each voter's scripts say."""
+def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:
+    """The node if it is slow, by each voter's comparisons."""
     if len(votes) < VOTES:
         return None
-    each = [middle([(said.log, said.variance) for said in found]) for found in votes.values()]
+    each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]
     logs, variances = sorted(log for log, _ in each), [variance for _, variance in each]
     # The middle one; of an even number the milder of two.
     log, variance = logs[len(logs) // 2], statistics.median(variances) / len(each)
@@ -188,6 +185,6 @@ def _judged(name: str, votes: Mapping[Hashable, Sequence[_Said]]) -> SlowNode | 
     doubt = math.sqrt(believed.variance)
     if believed.mean > math.log(SLOW) or believed.mean + SURE * doubt > 0:
         return None
-    witnesses = [run for found in votes.values() for said in found for run in said.runs]
+    witnesses = [run for found in votes.values() for one in found for run in one.runs]
     runs, owners = {run.run for run in witnesses}, {run.owner for run in witnesses}
     return SlowNode(name, max(math.exp(believed.mean), SLOWEST), doubt, len(runs), len(owners))

@@ -6,18 +6,17 @@ likelihood to finished jobs' logs. With α the epochs done, β reads as the epoc
 - the features are standardised, and the very same transform serves (ONES serves raw features to a network
   trained on their logarithms);
 - f is a factor on a first guess: what the job declared and has not done yet, or else what finished jobs trained.
-  So where jobs train what they declare, little has to be learned, and where they stop early, how early.
-  Of a job that declared its epochs it is no less than nearly all that finished had: where a job is unlike all of them,
-  the network could say anything;
+  If jobs train what they declare, little has to be learned, and if they stop early, how early. The factor of a job that
+  declared its epochs is no less than nearly all that finished had: for a job unlike all of them the network could
+  predict anything;
 - f ends in softplus instead of relu, which has the same ends and a gradient everywhere;
 - a job that declared its epochs never has more to come than it declared, until it has trained them all: from then on
-  it has as much to come as it is over (`OVERRUN`), since a declaration that turned out too small says nothing more.
-  So one that declares little to be served first is soon taken for what it is;
-- α + β says how sure ONES is, and that follows from the epochs done alone. Here a factor on both is fitted as well, on
-  jobs that the network did not see, so that an interval of 80 % holds the truth in 80 % of the cases;
-- before `ENOUGH` jobs have finished there is nothing to learn from: β is then what the job declared, and for
-  a job that declared nothing a convention (it is half done, and trains ten epochs at least), which is no
-  knowledge at all.
+  it has as much to come as it is over (`OVERRUN`), since a declaration that was too small means nothing more. So one
+  that declares little to be served first is soon found out;
+- α + β is ONES's certainty, which follows from the epochs done alone. Here a factor on both is fitted as well, on jobs
+  that the network did not see, so that an interval of 80 % holds the truth in 80 % of the cases;
+- before `ENOUGH` jobs have finished there is nothing to learn from: β is then what the job declared, and for a job that
+  declared nothing a convention: it is half done, and trains ten epochs at least.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ class BetaNetwork:
             options={"maxiter": ITERATIONS},
         )
         weights = np.asarray(found.x, dtype=np.float64)
-        told = seen[known[:, DECLARED]]
-        least = float(np.quantile(told, RARE)) if len(told) else 0.0
+        declared = seen[known[:, DECLARED]]
+        least = float(np.quantile(declared, RARE)) if len(declared) else 0.0
         return cls(mean, deviation, weights if np.isfinite(weights).all() else start, least)
 
     def to_come(self, features: Floats, guess: Floats) -> Floats:
@@ -177,7 +176,7 @@ class TrainingState:
     epochs: float
     """Epochs of progress done; may be a fraction."""
     initial_loss: float | None = None
-    """Loss of its first report; None where it reports none."""
+    """Loss of its first report; None if it reports none."""
     loss: float | None = None
     accuracy: float | None = None
 
@@ -191,7 +190,7 @@ class FinishedJob:
     epochs: float
     """Epochs it trained in all."""
     declared: float = 0.0
-    """Epochs it had declared; 0 where it did not."""
+    """Epochs it had declared; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ class Moments:
     total: Floats
     guess: Floats
     most: Floats
-    """Epochs that could still come: what was declared; infinite where nothing was."""
+    """Epochs that could still come: what was declared; infinite without a declaration."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
         """Those rows alone; `rows` is a mask or indices."""
@@ -213,7 +212,7 @@ class Moments:
 
 
 class BetaProgress:
-    """ρ of running jobs, learned from finished ones. Immutable: fit anew when a job finishes."""
+    """ρ of running jobs, learned from finished ones. Immutable: another is fitted when a job finishes."""
 
     def __init__(self, finished: Sequence[FinishedJob] = (), seed: int = 0) -> None:
         """Fit to the logs of all finished jobs; equal logs and seeds give equal models.
@@ -237,11 +236,11 @@ class BetaProgress:
 
     @property
     def fitted(self) -> bool:
-        """Whether β is learned, or a declaration or convention."""
+        """β is learned; else it is a declaration or convention."""
         return self._network is not None
 
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
-        """ρ of a job as it stands; `declared_epochs` is 0 where the script does not say."""
+        """ρ of a job as it stands; `declared_epochs` is 0 if it declared none."""
         done = _done(now)
         most = _most(done, declared_epochs)
         if self._network is not None:
@@ -278,7 +277,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """With no fewer epochs to come than these; not-a-number says nothing."""
+    """With no fewer epochs to come than these; not-a-number changes nothing."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
@@ -297,11 +296,11 @@ def _concentration(moments: Moments, seed: int) -> float:
     rows = 0
     for half in (odd, ~odd):
         network = _fitted(moments.where(~half), seed)
-        told = moments.where(np.flatnonzero(half)[:: max(1, int(half.sum()) // (CROSSED // 2))])
-        beta = np.minimum(network.to_come(told.features, told.guess), told.most)
-        alpha, rho = np.maximum(told.done, NEW_ALPHA), told.done / told.total
+        tested = moments.where(np.flatnonzero(half)[:: max(1, int(half.sum()) // (CROSSED // 2))])
+        beta = np.minimum(network.to_come(tested.features, tested.guess), tested.most)
+        alpha, rho = np.maximum(tested.done, NEW_ALPHA), tested.done / tested.total
         below = betainc(CONCENTRATIONS[:, None] * alpha, CONCENTRATIONS[:, None] * beta, rho)
-        at_the_end = told.total - told.done >= AT_THE_END * told.most
+        at_the_end = tested.total - tested.done >= AT_THE_END * tested.most
         covered += ((below >= LEVELS[0]) & ((below <= LEVELS[1]) | at_the_end)).sum(axis=1)
         rows += len(rho)
     enough = np.flatnonzero(covered >= (LEVELS[1] - LEVELS[0]) * rows)
@@ -313,7 +312,7 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Epochs that may still come of a job that runs, by its own word; infinite where it gave none."""
+    """Epochs that may still come of a running job, by its declaration; infinite without one."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)

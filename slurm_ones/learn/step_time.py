@@ -44,7 +44,7 @@ NONE = float(np.log(NOTHING))
 LATENCY_GB = 0.005
 """As long as these take, an exchange takes at least, however few its bytes are: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
-"""Samples of a pass, of a job that has not said."""
+"""Samples of a pass of a job that has not reported its limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class StepLayout:
     """Rows by number of GPUs, ascending; none of a job that is plainly data parallel."""
 
     max_local: float = ANY_LOCAL
-    """Samples of a pass of each replica, where no row says less."""
+    """Samples of a pass of each replica, unless its row has fewer."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
@@ -62,7 +62,7 @@ class StepLayout:
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
     """Sent by a rank between replicas in a step."""
     gradient_gb: float = 0.0
-    """Of the gradients of a job without rows; 0 where it has not said."""
+    """Of the gradients of a job without rows; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:
@@ -148,7 +148,7 @@ class Sizes:
     across: Floats
     """1 where the GPUs are in several nodes, else 0."""
     wired: Floats
-    """1 where it is known what a rank sends, else 0."""
+    """1 if it is known what a rank sends, else 0."""
     inside: Floats
     outside: Floats
     """Logs of the gigabytes that a rank sends in its node, and to others, per sample of the reference local batch: a
@@ -259,7 +259,7 @@ class Prior:
     mean: Floats
     deviation: Floats
     correlation: Floats | None = None
-    """(7, 7); None where they are independent."""
+    """(7, 7); None if they are independent."""
 
     @property
     def covariance(self) -> Floats:
@@ -295,7 +295,7 @@ def _wired() -> Prior:
 
 
 WIRED = _wired()
-"""The same of jobs that tell what they send."""
+"""The same of jobs that report what they send."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class Points:
     log_step: Floats
     """Log seconds."""
     count: Floats
-    """Measurements in each, as far as they count: a fraction of one where they are not proven."""
+    """Weight of the measurements in each: a fraction of one if they are not proven."""
 
 
 @dataclass(frozen=True)

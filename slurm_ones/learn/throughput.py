@@ -5,7 +5,7 @@ points of a model of the step time (`step_time`, after Pollux), fitted to all of
 so that a size not yet tried is predicted from those that were, with the doubt that this deserves, and a size that was
 measured is predicted as measured.
 
-What a job says it measured is its user's word, and three things bound it for the decision:
+A job's measurements are its user's word, and three things bound them for the decision:
 
 - a measurement at a size where the job has run for t seconds by Slurm's clock has, beside its noise, a standard
   deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in its logarithm: a new claim moves the model from what it
@@ -61,7 +61,7 @@ ABSURD = 1e12
 LONGEST = 27.0
 """Log of the longest and shortest step in seconds that are believed."""
 MOST_DOUBT = 2.0
-"""Standard deviation of log throughput beyond which doubt is not told apart."""
+"""Largest standard deviation of log throughput."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
 """Log of how much better than linear a job may scale: what noise makes of two measurements."""
@@ -295,9 +295,9 @@ class MeasuredThroughputs:
         nodes, gpus, batches = (array.astype(np.float64) for array in asked)
         if all(not len(layout.gpus) for layout in self._layouts):
             most = np.array([[layout.max_local] for layout in self._layouts])
-            told = np.array([[layout.gradient_gb] for layout in self._layouts])
+            sent = np.array([[layout.gradient_gb] for layout in self._layouts])
             # Of jobs without rows their own numbers, a column, take the place of one.
-            return sizes(nodes, gpus, batches, self._reference, StepLayout(most, gradient_gb=told))  # type: ignore[arg-type]
+            return sizes(nodes, gpus, batches, self._reference, StepLayout(most, gradient_gb=sent))  # type: ignore[arg-type]
         each = [
             sizes(nodes[j], gpus[j], batches[j], float(self._reference[j, 0]), layout)
             for j, layout in enumerate(self._layouts)

@@ -1,4 +1,4 @@
-"""What a cluster's past says of the work that comes to it: how often, how long, how large."""
+"""The work that came to a cluster in the past: how often, how long, how large."""
 
 from __future__ import annotations
 
@@ -81,25 +81,25 @@ def workload(past: Sequence[PastJob], names: int = 5) -> PastWorkload | None:
     if not past:
         return None
     with_gpus = [job for job in past if job.gpus]
-    told = with_gpus or list(past)
-    started = [job for job in told if job.start_time is not None]
-    first, last = told[0].submit_time, told[-1].submit_time
+    counted = with_gpus or list(past)
+    started = [job for job in counted if job.start_time is not None]
+    first, last = counted[0].submit_time, counted[-1].submit_time
     hours = max((last - first) / HOUR_S, 1.0)
-    of_day = Counter(time.localtime(job.submit_time).tm_hour for job in told)
+    of_day = Counter(time.localtime(job.submit_time).tm_hour for job in counted)
     busiest, count = of_day.most_common(1)[0]
     return PastWorkload(
         jobs=len(past),
         gpu_jobs=len(with_gpus),
         first=first,
         last=last,
-        per_hour=len(told) / hours,
+        per_hour=len(counted) / hours,
         busiest_hour=busiest,
         busiest_per_hour=count / max(hours / 24.0, 1.0),
         run_s=Spread.of([job.run_s for job in started]),
         wait_s=Spread.of([max(job.start_time - job.submit_time, 0.0) for job in started if job.start_time is not None]),
         gpus=Spread.of([float(job.gpus) for job in with_gpus]),
-        gpu_hours=sum(job.gpu_s for job in told) / HOUR_S,
-        restarted=sum(job.runs > 1 for job in told),
+        gpu_hours=sum(job.gpu_s for job in counted) / HOUR_S,
+        restarted=sum(job.runs > 1 for job in counted),
         states=dict(Counter(job.state for job in past).most_common()),
         namesakes=_namesakes(started, names),
     )

@@ -342,8 +342,8 @@ class CommandClient:
         self.run(defer_command(job_id, f"uts{math.ceil(until)}" if until > time.time() else self._now))
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        wish = f"{most}@{SWITCH_WAIT_S / 60:02.0f}:00" if most else "0"
-        self.run(["scontrol", "update", f"JobId={job_id}", f"Switches={wish}"])
+        switches = f"{most}@{SWITCH_WAIT_S / 60:02.0f}:00" if most else "0"
+        self.run(["scontrol", "update", f"JobId={job_id}", f"Switches={switches}"])
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.
@@ -362,10 +362,10 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Of an array of which other tasks wait scancel is told that it cannot be altered now, though the signal was
-        sent; it sends it again and again for minutes. That it begins to is said by `--verbose`, and ends it here."""
+        """Of an array whose other tasks wait, Slurm sends the signal and answers that it cannot be altered now; scancel
+        then sends it again and again for minutes. With `--verbose` it prints that it begins to, which ends it here."""
         self._keepalive()
-        told = []
+        printed = []
         with subprocess.Popen(
             [*argv, "--verbose"],
             env=self._env,
@@ -377,8 +377,8 @@ class CommandClient:
             guard.start()
             assert process.stderr is not None
             for line in process.stderr:
-                told.append(line.decode("utf-8", "replace"))
-                if _SENT in told[-1]:
+                printed.append(line.decode("utf-8", "replace"))
+                if _SENT in printed[-1]:
                     process.kill()
                     break
             else:
@@ -387,8 +387,9 @@ class CommandClient:
             guard.cancel()
         if late:
             raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s")
-        if process.returncode and not (told and _SENT in told[-1]):
-            raise error_of(" ".join(argv[:3]), " ".join(line for line in told if "error" in line or "Unknown" in line))
+        if process.returncode and not (printed and _SENT in printed[-1]):
+            faults = [line for line in printed if "error" in line or "Unknown" in line]
+            raise error_of(" ".join(argv[:3]), " ".join(faults))
 
     def reuse(self, task: Task) -> None:
         job = self._look(task)
@@ -404,7 +405,7 @@ class CommandClient:
         try:
             self.run(["scontrol", "update", f"JobId={array_id}", f"ArrayTaskThrottle={most}"])
         except Refused as refused:
-            # Once a task has ended Slurm says so, and has done what it was told all the same.
+            # Once a task has ended Slurm complains of that, and has changed the throttle all the same.
             if "already finished" not in str(refused):
                 raise
             tasks = self.tasks(array_id)
@@ -412,6 +413,6 @@ class CommandClient:
                 raise
 
     def cancel_waiting(self, array_id: int) -> None:
-        # Of an array that has ended as a whole scancel says that it is not there.
+        # scancel does not know an array that has ended as a whole.
         with suppress(UnknownJob):
             self.run(["scancel", "--state=PENDING", str(array_id)])
