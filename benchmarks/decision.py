@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from slurm_ones.learn.efficiency import NoiseEfficiency
 
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape

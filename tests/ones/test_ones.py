@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.learn.histories import NoiseEfficiency
-from slurm_ones.ones.decided import WEIGHED
-from slurm_ones.ones.ones import Ones, OnesOptions
+from slurm_ones.ones import Ones, OnesOptions
+from slurm_ones.ones.search import WEIGHED
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Progress, Schedule
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
