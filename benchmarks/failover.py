@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_db import Store, migrate
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
 from slurm_ones.service.daemon import Daemon

@@ -39,7 +39,7 @@ from sqlalchemy import Connection
 
 from ones_db import DecisionJobRecord, DecisionRecord, HealthRecord, NodeRecord, Store, migrate
 from ones_db.engine import backend_behind, backend_of, transaction
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from ones_db.reasons import Reason
 from ones_db.records import AlternativeRecord
 from ones_db.shape import Shape

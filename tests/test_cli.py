@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ones_db import BlockRecord, Store, migrate
+from ones_db import BlockRecord, Store
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.cli import app
@@ -156,12 +156,11 @@ class TestJobs:
         found = {j["job_id"]: j["cause"] for j in printed("jobs", "--json", "--database", filled)}
         assert found == dict.fromkeys((7, 8, 9, 13)) | dict.fromkeys((10, 11), "account_cap") | {12: "task_counts"}
 
-    def test_an_empty_database(self, url: str) -> None:
+    def test_an_empty_database(self, empty_url: str) -> None:
         """It is said how a job opts in."""
-        migrate.upgrade(url)
-        with Store.open(url, "gres"):
+        with Store.open(empty_url, "gres"):
             pass
-        done = call("jobs", "--database", url)
+        done = call("jobs", "--database", empty_url)
         assert (done.exit_code, "slurm-ones template" in done.stdout) == (0, True)
 
     def test_no_database(self, url: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store
 from ones_db.shape import PARKED, Shape
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
@@ -163,12 +163,12 @@ class TestMaintain:
     def test_ages_that_are_none(self, old: str, text: str) -> None:
         """A line that says what to write, and exit code 2."""
         done = call("db", "maintain", f"--older-than={text}", "--database", old)
-        assert done.exit_code == 2 and "is no age; write a number and s, m, h, d or w" in done.stderr, done.output
+        assert done.exit_code == 2 and "is no length of time: write a number" in done.stderr, done.output
 
 
-def test_why_tells_what_was_weighed(url: str) -> None:
+def test_why_tells_what_was_weighed(empty_url: str) -> None:
     """Protects an owner's question what else the job could have had."""
-    migrate.upgrade(url)
+    url = empty_url
     weighed = (AlternativeRecord(Shape(1, 4), 256, 3.5), AlternativeRecord(PARKED, 0, 0.25))
     with Store.open(url, "here") as store:
         store.record_jobs([job(7)])
@@ -179,10 +179,10 @@ def test_why_tells_what_was_weighed(url: str) -> None:
     assert "weighed: 1x4, batch 256 (worth 3.5); waiting (worth 0.25)" in call("why", "7", "--database", url).stdout
 
 
-def test_slow_nodes_are_named(url: str, tmp_path: Path) -> None:
+def test_slow_nodes_are_named(empty_url: str, tmp_path: Path) -> None:
     """Protects who asks why a job is slow: two owners' jobs ran on the node and elsewhere, one of them runs there
     still, and a third job runs on other nodes."""
-    migrate.upgrade(url)
+    url = empty_url
     now = time.time() - 1000.0
     with Store.open(url, "here") as store:
         for job_id, user in ((7, "alice"), (8, "bob"), (9, "carol")):

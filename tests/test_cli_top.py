@@ -24,7 +24,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from ones_db import HealthRecord, NodeRecord, Store
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
 from slurm_ones.cli.jobs import reader
 from slurm_ones.config import ConfigError, Settings

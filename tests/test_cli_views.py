@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ones_db import HealthRecord, Store
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
 from slurm_ones.cli import app
 from slurm_ones.cli.doctor import _database, _permission, _views

@@ -17,10 +17,9 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036, since an installer sees to it, but a path set by hand does not
     sys.exit(f"ones_db needs Python 3.10 or newer; {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}")
 
-from ones_db.accounting import AccountingJob, Imported, PastJob
-from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
-from ones_db.frames import Database, connect
-from ones_db.leaders import LeaderRecord
+from ones_db.backend import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
+from ones_db.engine import LeaderRecord
+from ones_db.query import Database, connect
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
@@ -43,7 +42,7 @@ from ones_db.records import (
     RunReports,
     ThroughputPoint,
 )
-from ones_db.site import ActionRecord, HealthRecord, NodeChange, NodeRecord
+from ones_db.site import AccountingJob, ActionRecord, HealthRecord, Imported, NodeChange, NodeRecord, PastJob
 from ones_db.store import Store
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import SCHEMA_REVISION

@@ -1,4 +1,4 @@
-"""What the package needs of a kind of database beyond what SQLAlchemy says for all of them."""
+"""What the package needs of a kind of database beyond what SQLAlchemy says for all of them, and how it fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,35 @@ from typing import Any, Literal, Protocol
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
-from ones_db.errors import StoreError
+
+class StoreError(Exception):
+    """The database could not do what was asked; nothing of the failed call was stored. The message says why."""
+
+
+class SchemaError(StoreError):
+    """The database is absent, older or newer than this version, or not ours; the message says what to run."""
+
+
+class StoreBusy(StoreError):
+    """Another process kept the database locked for longer than the store waits; the call may be repeated."""
+
+
+class StoreLost(StoreError):
+    """The server cannot be reached, or went away during the call. The call may be repeated: the next one connects
+    again, and where the server had just made the lost one durable, it changes nothing."""
+
+
+class NotLeader(StoreError):
+    """Another companion of the cluster leads, or may lead by now: nothing may be done in its place."""
+
+
+class UnknownRecord(StoreError):
+    """The job, run, decision or resize that the call names is not in the store."""
+
+
+class ResizeConflict(StoreError):
+    """The job has another resize open, or the resize that the call names has ended."""
+
 
 BUSY_S = 30.0
 """How long a call waits for another process's write to end."""
@@ -36,13 +64,13 @@ class Backend(Protocol):
     """Where it is, as people may read it: a path, or a URL without its password."""
 
     def prepare(self) -> None:
-        """Make what `upgrade` finds nothing without; raises `StoreError` where the place is of no use."""
+        """Make what `upgrade` finds nothing without; raises `StoreError` if the place is of no use."""
 
     def exists(self) -> bool:
         """Whether there is a database, with tables or without."""
 
     def stamp(self) -> object:
-        """What is another one after each write, found without asking the database; None where only that tells."""
+        """What is another one after each write, found without asking the database; None if only that tells."""
 
     def engine(self, mode: Mode) -> Engine:
         """Connections to it, each with the settings that the store's contract rests on."""
@@ -54,7 +82,7 @@ class Backend(Protocol):
         """The driver's error in words that say what to do."""
 
     def back_up(self, revision: str) -> str | None:
-        """Keep a copy of the whole database before its upgrade, and say where; None where that is the site's."""
+        """Keep a copy of the whole database before its upgrade, and say where; None if that is the site's."""
 
     def orphans(self, connection: Connection) -> list[str]:
         """Rows whose parents are missing, where the database itself did not watch over them in this transaction."""

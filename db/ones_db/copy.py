@@ -11,13 +11,13 @@ import marshal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Table, UniqueConstraint, delete, func, select, text, tuple_
 from sqlalchemy.types import TypeDecorator
 
 from ones_db import migrate
-from ones_db.backend import Mode
+from ones_db.backend import Mode, SchemaError, StoreError
 from ones_db.engine import (
     UNFINISHED,
     add_or_replace,
@@ -28,7 +28,6 @@ from ones_db.engine import (
     revision_of,
     transaction,
 )
-from ones_db.errors import SchemaError, StoreError
 from ones_db.tables import METADATA, SCHEMA_REVISION
 
 PAGE = 20_000
@@ -50,7 +49,7 @@ class Moved:
     copied: int
     """Rows that this call stored; the others were there."""
     checksum: str
-    """SHA-256 of all rows in the order of their keys, the same on both sides."""
+    """SHA-256 of all rows in the order of their keys."""
 
 
 @dataclass(frozen=True)
@@ -67,33 +66,31 @@ class _Page:
             query = query.where(key > self.after)
         return query if self.last is None else query.where(key <= self.last)
 
-    def keys(self, connection: Connection, limit: int) -> list[Row]:
-        """Those of the first rows, in their order."""
-        key = self.table.primary_key
-        return [tuple(row) for row in connection.execute(self.where(select(*key)).order_by(*key).limit(limit))]
-
     def rows(self, connection: Connection, limit: int | None = None) -> list[Row]:
         """In the order of their keys, with text as this version stores it."""
         query = self.where(select(self.table)).order_by(*self.table.primary_key).limit(limit)
-        rows = [tuple(row) for row in connection.execute(query)]
-        clean = _words(self.table, connection)
-        if clean:
-            rows = [tuple(_as(clean[i], row[i]) if i in clean else row[i] for i in range(len(row))) for row in rows]
-        return rows
+        words = {
+            i: column.type.bind_processor(connection.dialect) or (lambda value: value)
+            for i, column in enumerate(self.table.columns)
+            if isinstance(column.type, TypeDecorator)
+        }
+        rows = (tuple(row) for row in connection.execute(query))
+        return [tuple(words[i](value) if i in words else value for i, value in enumerate(row)) for row in rows]
 
 
 def copy(
     source: str, target: str, progress: Progress = lambda what, table, done, total: None, page: int = PAGE
 ) -> list[Moved]:
-    """Bring every row of the source into the target, and verify each table's count and checksum there.
+    """Bring every row of the source into the target, and compare each table there row by row.
 
-    The source is read as of one moment, and may be written meanwhile. The target is created where it is absent. It
+    The source is read as of one moment, and may be written meanwhile. The target is created if it is absent. It
     may hold what a copy of this source brought before, also one that was killed; nothing else: raises `StoreError`,
-    with nothing changed, where it has a row that the source has not. No store opens a target whose copy was not
-    finished. Raises `SchemaError` where either has another schema than this version's.
+    with nothing changed, if it has a row that the source has not. No store opens a target whose copy was not
+    finished. Raises `SchemaError` if either has another schema than this version's.
     """
     if backend_of(source).place == backend_of(target).place:
         raise StoreError(f"{backend_of(source).place}: source and target are the same database")
+    tables = METADATA.sorted_tables  # parents before their children
     with _opened(source, "read") as old, transaction(old) as reading:
         check_revision(reading)
         if not backend_of(target).exists() or _revision(target) is None:
@@ -101,20 +98,22 @@ def copy(
         with _opened(target, "write") as new:
             with transaction(new) as looking:
                 check_revision(looking, unfinished=True)
-                different = [list(_compared(table, reading, looking, progress, page)) for table in _tables()]
-            if any(different):
+                differ = [_compared("compared", table, reading, looking, progress, page).differ for table in tables]
+            if any(differ):
                 with transaction(new, write=True) as writing:
                     _mark(writing, SCHEMA_REVISION + UNFINISHED)
-            stored = {
-                table.name: _fill(table, pages, reading, new, progress)
-                for table, pages in zip(_tables(), different, strict=True)
-            }
+            stored = [_fill(table, pages, reading, new, progress) for table, pages in zip(tables, differ, strict=True)]
             with transaction(new, write=True) as writing:
-                moved = [_verified(table, stored[table.name], reading, writing, progress, page) for table in _tables()]
-                for table in _tables():
+                found = [_compared("verified", table, reading, writing, progress, page) for table in tables]
+                for table, one in zip(tables, found, strict=True):
+                    if one.differ:
+                        raise StoreError(f"{table.name}: rows differ after the copy; run it again")
                     backend_behind(writing).renumber(writing, table)
                 _mark(writing, SCHEMA_REVISION)
-    return moved
+    return [
+        Moved(table.name, one.rows, copied, one.checksum)
+        for table, copied, one in zip(tables, stored, found, strict=True)
+    ]
 
 
 @contextmanager
@@ -134,34 +133,16 @@ def _revision(url: str) -> str | None:
         return revision_of(connection, unfinished=True)
 
 
-def _tables() -> Sequence[Table]:
-    """Parents before their children."""
-    return METADATA.sorted_tables
-
-
 def _mark(connection: Connection, revision: str) -> None:
     connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
 
 
-def _words(table: Table, connection: Connection) -> dict[int, Any]:
-    """For each column of text, by its place, what a store would make of a value."""
-    columns = [(i, column.type) for i, column in enumerate(table.columns)]
-    return {i: kind.bind_processor(connection.dialect) for i, kind in columns if isinstance(kind, TypeDecorator)}
-
-
-def _as(processed: Any, value: Any) -> Any:
-    return value if processed is None else processed(value)
-
-
-def _pages(table: Table, connection: Connection, size: int, *, keys: bool = False) -> Iterator[tuple[_Page, list[Row]]]:
-    """The whole table, the last page without an end; with its rows, or their keys alone."""
+def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_Page, list[Row]]]:
+    """The whole table, the last page without an end."""
     places = [list(table.columns).index(column) for column in table.primary_key]
-    if keys:
-        places = list(range(len(places)))
     after: Row | None = None
     while True:
-        page = _Page(table, after, None)
-        rows = page.keys(connection, size) if keys else page.rows(connection, size)
+        rows = _Page(table, after, None).rows(connection, size)
         last = tuple(rows[-1][i] for i in places) if len(rows) == size else None
         yield _Page(table, after, last), rows
         if last is None:
@@ -169,41 +150,42 @@ def _pages(table: Table, connection: Connection, size: int, *, keys: bool = Fals
         after = last
 
 
-def _identity(table: Table) -> list[int]:
-    """The places of the columns by which a row stays the same one, whatever was written into it: those of its keys."""
-    uniques = [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
-    indexes = [index for index in table.indexes if index.unique]
-    keys: list[Any] = [table.primary_key, *uniques, *indexes]
-    names = {column.name for key in keys for column in key.columns}
-    return [i for i, column in enumerate(table.columns) if column.name in names]
-
-
-def _count(table: Table, connection: Connection) -> int:
-    return int(connection.scalar(select(func.count()).select_from(table)) or 0)
+class _Compared(NamedTuple):
+    differ: list[tuple[_Page, bool]]
+    """The pages that differ, each with whether the target has rows in it."""
+    rows: int
+    checksum: str
+    """Of the source."""
 
 
 def _compared(
-    table: Table, source: Connection, target: Connection, progress: Progress, size: int
-) -> Iterator[tuple[_Page, bool]]:
-    """The pages that differ, each with whether the target has rows in it. Raises `StoreError` for a row that the
-    source has not."""
-    total, done = _count(table, source), 0
-    empty = _count(table, target) == 0
-    for page, rows in _pages(table, source, size, keys=empty):
-        there = [] if empty else page.rows(target)
+    what: str, table: Table, source: Connection, target: Connection, progress: Progress, size: int
+) -> _Compared:
+    """Compare the table page by page. Raises `StoreError` for a row of the target that the source has not."""
+    total = int(source.scalar(select(func.count()).select_from(table)) or 0)
+    differ, done, checksum = [], 0, hashlib.sha256()
+    for page, rows in _pages(table, source, size):
+        there = page.rows(target)
         done += len(rows)
+        # This form has no references, so that equal rows give equal bytes.
+        checksum.update(marshal.dumps(rows, 2))
         if there != rows:
-            if there:
-                _refuse_others(table, rows, there, source, target)
-            yield page, bool(there)
-        progress("compared", table.name, done, total)
+            _refuse_others(table, rows, there, source, target)
+            differ.append((page, bool(there)))
+        progress(what, table.name, done, total)
+    return _Compared(differ, done, checksum.hexdigest())
 
 
 def _refuse_others(
     table: Table, rows: Sequence[Row], there: Sequence[Row], source: Connection, target: Connection
 ) -> None:
-    """Raise `StoreError` where the target has a row in this page that is none of the source's."""
-    places = _identity(table)
+    """Raise `StoreError` if the target has a row in this page that is none of the source's: one with another value in
+    its keys, by which a row stays the same one, whatever was written into it."""
+    indexes = [index for index in table.indexes if index.unique]
+    uniques = [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
+    keys: list[Any] = [table.primary_key, *uniques, *indexes]
+    names = {column.name for key in keys for column in key.columns}
+    places = [i for i, column in enumerate(table.columns) if column.name in names]
     known = {tuple(row[i] for i in places) for row in rows}
     other = next((row for row in there if tuple(row[i] for i in places) not in known), None)
     if other is not None:
@@ -218,7 +200,7 @@ def _fill(
     table: Table, pages: Sequence[tuple[_Page, bool]], source: Connection, target: Engine, progress: Progress
 ) -> int:
     """Make the pages the same, a transaction each; returns how many rows were stored."""
-    parent = any(key.column.table is table for other in _tables() for key in other.foreign_keys)
+    parent = any(key.column.table is table for other in METADATA.tables.values() for key in other.foreign_keys)
     names = [column.name for column in table.columns]
     keys = [column.name for column in table.primary_key]
     stored = 0
@@ -235,24 +217,3 @@ def _fill(
         stored += len(rows)
         progress("copied", table.name, stored, stored * len(pages) // number)
     return stored
-
-
-def _verified(
-    table: Table, stored: int, source: Connection, target: Connection, progress: Progress, size: int
-) -> Moved:
-    total, sums, counts = _count(table, source), (hashlib.sha256(), hashlib.sha256()), [0, 0]
-    for page, rows in _pages(table, source, size):
-        there = page.rows(target)
-        # SQLite keeps no sign of a zero, so equal rows need not be the same bytes.
-        for side, found in enumerate((rows, rows if there == rows else there)):
-            # This form has no references, so that equal rows give equal bytes.
-            sums[side].update(marshal.dumps(found, 2))
-            counts[side] += len(found)
-        progress("verified", table.name, counts[0], total)
-    if counts[0] != counts[1] or sums[0].digest() != sums[1].digest():
-        raise StoreError(
-            f"{table.name}: {counts[0]} rows in {backend_behind(source).place}, {counts[1]} in "
-            f"{backend_behind(target).place}, checksums {sums[0].hexdigest()[:12]} and {sums[1].hexdigest()[:12]}; "
-            "run it again"
-        )
-    return Moved(table.name, counts[0], stored, sums[0].hexdigest())

@@ -1,91 +1,24 @@
-"""Decisions, with the reason for each job."""
+"""What was decided and done: decisions, with the reason for each job; resizes, and the states they go through. Of a
+resize the intent comes first: each is stored before it is acted on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, func, or_, select
+from sqlalchemy import Connection, Select, case, func, or_, select, text
 
-from ones_db.errors import UnknownRecord
+from ones_db.backend import ResizeConflict, UnknownRecord
+from ones_db.engine import Transactions, reading, writing
 from ones_db.jobs import alive, among, key_of, keys_of, latest, newest
-from ones_db.reasons import Reason
-from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord
+from ones_db.reasons import NO_REASON, Reason
+from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ResizeRecord, ResizeStepRecord
 from ones_db.rows import reason_columns, record_of, row_of
-from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS
-
-
-def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -> int:
-    keys = keys_of(connection, cluster, {job.job_id for job in record.jobs})
-    known = connection.scalar(
-        select(DECISIONS.c.id).where(
-            DECISIONS.c.cluster_id == cluster,
-            DECISIONS.c.time == record.time,
-            DECISIONS.c.policy == record.policy,
-        )
-    )
-    if known is not None:
-        return int(known)
-    values = row_of(record)
-    del values["id"]
-    if record.score is not None and math.isnan(record.score):
-        values["score"] = None
-    result = connection.execute(DECISIONS.insert().values(cluster_id=cluster, **values))
-    key = int(result.inserted_primary_key[0])  # type: ignore[index]
-    rows = [{**row_of(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
-    weighed = [
-        {**row_of(one), "decision_id": key, "job_id": keys[job.job_id], "rank": rank}
-        for job in record.jobs
-        for rank, one in enumerate(job.alternatives)
-    ]
-    if rows:
-        connection.execute(DECISION_JOBS.insert(), rows)
-    if weighed:
-        connection.execute(ALTERNATIVES.insert(), weighed)
-    return key
-
-
-def set_outcome(
-    connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: Reason
-) -> None:
-    job = key_of(connection, cluster, job_id)
-    changed = connection.execute(
-        DECISION_JOBS.update()
-        .where(DECISION_JOBS.c.decision_id == decision_id, DECISION_JOBS.c.job_id == job)
-        .values(acted=acted, **reason_columns("outcome", outcome))
-    )
-    if not changed.rowcount:
-        raise UnknownRecord(f"decision {decision_id} says nothing of job {job_id}")
-
-
-def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> list[DecisionRecord]:
-    job = key_of(connection, cluster, job_id)
-    query = (
-        select(DECISIONS, DECISION_JOBS)
-        .join(DECISION_JOBS, DECISION_JOBS.c.decision_id == DECISIONS.c.id)
-        .where(DECISION_JOBS.c.job_id == job)
-        .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
-        .limit(limit)
-    )
-    rows = connection.execute(query).mappings().all()
-    weighed = _alternatives(connection, [row["id"] for row in rows], [job])
-    return [
-        record_of(
-            DecisionRecord,
-            row,
-            jobs=(record_of(DecisionJobRecord, row, job_id=job_id, alternatives=weighed.get((row["id"], job), ())),),
-        )
-        for row in rows
-    ]
-
-
-def newest_decisions(connection: Connection, cluster: int) -> dict[int, DecisionJobRecord]:
-    found = connection.execute(_newest_decisions(cluster))
-    names = tuple(found.keys())
-    rows = (dict(zip(names, row, strict=True)) for row in found)
-    return {row["slurm_id"]: record_of(DecisionJobRecord, row, job_id=row["slurm_id"]) for row in rows}
+from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, STEPS
+from ones_db.views import RESIZE_COST
 
 
 @cache
@@ -98,35 +31,6 @@ def _newest_decisions(cluster: int) -> Select[Any]:
         .join(DECISION_JOBS, DECISION_JOBS.c.job_id == JOBS.c.id)
         .where(alive(cluster), latest(cluster), DECISION_JOBS.c.decision_id == last.scalar_subquery())
     )
-
-
-def recent_decisions(
-    connection: Connection, cluster: int, limit: int, most: int | None = None, user: str = ""
-) -> list[DecisionRecord]:
-    query = (
-        select(DECISIONS)
-        .where(DECISIONS.c.cluster_id == cluster)
-        .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
-        .limit(limit)
-    )
-    heads = connection.execute(query).mappings().all()
-    lines = (
-        select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
-        .join(JOBS, JOBS.c.id == DECISION_JOBS.c.job_id)
-        # What was decided of an earlier job with the same id is not the newest one's, nor its user's.
-        .where(newest(cluster), among(DECISION_JOBS.c.decision_id, [row["id"] for row in heads]))
-    )
-    if user:
-        lines = lines.where(JOBS.c.user_name == user)
-    if most is not None:
-        lines = _first(lines, most)
-    jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}
-    found = sorted(connection.execute(lines).mappings(), key=lambda row: int(row["slurm_id"]))
-    weighed = _alternatives(connection, list(jobs), {row["job_id"] for row in found} if user or most else None)
-    for row in found:
-        mine = weighed.get((row["decision_id"], row["job_id"]), ())
-        jobs[row["decision_id"]].append(record_of(DecisionJobRecord, row, job_id=row["slurm_id"], alternatives=mine))
-    return [record_of(DecisionRecord, row, jobs=tuple(jobs[row["id"]])) for row in heads]
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
@@ -151,3 +55,294 @@ def _alternatives(
         key = (row["decision_id"], row["job_id"])
         found[key] = (*found.get(key, ()), record_of(AlternativeRecord, row))
     return found
+
+
+class DecisionStore(Transactions):
+    """The decisions and resizes of a `Store`."""
+
+    @writing
+    def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
+        """Store a decision with its jobs; returns its id. One of the same time and policy is the same decision."""
+        keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
+        known = connection.scalar(
+            select(DECISIONS.c.id).where(
+                DECISIONS.c.cluster_id == self._cluster,
+                DECISIONS.c.time == record.time,
+                DECISIONS.c.policy == record.policy,
+            )
+        )
+        if known is not None:
+            return int(known)
+        values = row_of(record)
+        del values["id"]
+        if record.score is not None and math.isnan(record.score):
+            values["score"] = None
+        result = connection.execute(DECISIONS.insert().values(cluster_id=self._cluster, **values))
+        key = int(result.inserted_primary_key[0])  # type: ignore[index]
+        rows = [{**row_of(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
+        weighed = [
+            {**row_of(one), "decision_id": key, "job_id": keys[job.job_id], "rank": rank}
+            for job in record.jobs
+            for rank, one in enumerate(job.alternatives)
+        ]
+        if rows:
+            connection.execute(DECISION_JOBS.insert(), rows)
+        if weighed:
+            connection.execute(ALTERNATIVES.insert(), weighed)
+        return key
+
+    @writing
+    def set_outcome(
+        self, connection: Connection, decision_id: int, job_id: int, *, acted: bool, outcome: Reason
+    ) -> None:
+        """Store what became of a decision for one job."""
+        job = key_of(connection, self._cluster, job_id)
+        changed = connection.execute(
+            DECISION_JOBS.update()
+            .where(DECISION_JOBS.c.decision_id == decision_id, DECISION_JOBS.c.job_id == job)
+            .values(acted=acted, **reason_columns("outcome", outcome))
+        )
+        if not changed.rowcount:
+            raise UnknownRecord(f"decision {decision_id} says nothing of job {job_id}")
+
+    @reading
+    def decisions(self, connection: Connection, job_id: int, limit: int = 20) -> list[DecisionRecord]:
+        """The newest decisions on a job, newest first, each with what it gave that job alone."""
+        job = key_of(connection, self._cluster, job_id)
+        query = (
+            select(DECISIONS, DECISION_JOBS)
+            .join(DECISION_JOBS, DECISION_JOBS.c.decision_id == DECISIONS.c.id)
+            .where(DECISION_JOBS.c.job_id == job)
+            .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
+            .limit(limit)
+        )
+        rows = connection.execute(query).mappings().all()
+        weighed = _alternatives(connection, [row["id"] for row in rows], [job])
+        return [
+            record_of(
+                DecisionRecord,
+                row,
+                jobs=(
+                    record_of(DecisionJobRecord, row, job_id=job_id, alternatives=weighed.get((row["id"], job), ())),
+                ),
+            )
+            for row in rows
+        ]
+
+    @reading
+    def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
+        """What the newest decision on each job that has not ended gave it, without what it weighed."""
+        found = connection.execute(_newest_decisions(self._cluster))
+        names = tuple(found.keys())
+        rows = (dict(zip(names, row, strict=True)) for row in found)
+        return {row["slurm_id"]: record_of(DecisionJobRecord, row, job_id=row["slurm_id"]) for row in rows}
+
+    @reading
+    def recent_decisions(
+        self, connection: Connection, limit: int = 10, *, most: int | None = None, user: str = ""
+    ) -> list[DecisionRecord]:
+        """The newest decisions, newest first, each with all its jobs; or with `most` `most` of them, those first that
+        get another size; or with those of one `user` alone."""
+        query = (
+            select(DECISIONS)
+            .where(DECISIONS.c.cluster_id == self._cluster)
+            .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
+            .limit(limit)
+        )
+        heads = connection.execute(query).mappings().all()
+        lines = (
+            select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
+            .join(JOBS, JOBS.c.id == DECISION_JOBS.c.job_id)
+            # What was decided of an earlier job with the same id is not the newest one's, nor its user's.
+            .where(newest(self._cluster), among(DECISION_JOBS.c.decision_id, [row["id"] for row in heads]))
+        )
+        if user:
+            lines = lines.where(JOBS.c.user_name == user)
+        if most is not None:
+            lines = _first(lines, most)
+        jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}
+        found = sorted(connection.execute(lines).mappings(), key=lambda row: int(row["slurm_id"]))
+        weighed = _alternatives(connection, list(jobs), {row["job_id"] for row in found} if user or most else None)
+        for row in found:
+            mine = weighed.get((row["decision_id"], row["job_id"]), ())
+            jobs[row["decision_id"]].append(
+                record_of(DecisionJobRecord, row, job_id=row["slurm_id"], alternatives=mine)
+            )
+        return [record_of(DecisionRecord, row, jobs=tuple(jobs[row["id"]])) for row in heads]
+
+    @writing
+    def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
+        """Write down a resize that is meant; returns it with its id. Raises `ResizeConflict` if the job has
+        one open."""
+        job = key_of(connection, self._cluster, record.job_id)
+        values = {**row_of(record), "job_id": job}
+        del values["id"]
+        query = select(RESIZES).where(RESIZES.c.job_id == job)
+        again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
+        if again is not None:
+            if all(again[name] == values[name] for name in _MEANT):
+                return _record(_row(connection, self._cluster, again["id"]))
+            raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")
+        running = connection.execute(query.where(RESIZES.c.ended.is_(None))).mappings().one_or_none()
+        if running is not None:
+            raise ResizeConflict(
+                f"job {record.job_id}: resize {running['id']} is open (state {running['state']}); end it first"
+            )
+        result = connection.execute(RESIZES.insert().values(values))
+        key = int(result.inserted_primary_key[0])  # type: ignore[index]
+        _step(connection, key, 0, record.state, record.started, NO_REASON)
+        return replace(record, id=key)
+
+    @writing
+    def step_resize(
+        self,
+        connection: Connection,
+        resize_id: int,
+        state: str,
+        *,
+        time: float,
+        detail: Reason = NO_REASON,
+        order_number: int | None = None,
+        deadline: float | None = None,
+    ) -> ResizeRecord:
+        """Write down the state that a resize enters, before what it stands for is done; returns how it stands.
+
+        The deadline is that of the new state, None for none; the order's number stays unless another is given.
+        """
+        row = _row(connection, self._cluster, resize_id)
+        if row["ended"] is not None:
+            raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
+        values: dict[str, Any] = {"state": state, "deadline": deadline}
+        if order_number is not None:
+            values["order_number"] = order_number
+        connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
+        _next_step(connection, resize_id, state, time, detail)
+        return _record(_row(connection, self._cluster, resize_id))
+
+    @writing
+    def end_resize(
+        self,
+        connection: Connection,
+        resize_id: int,
+        state: str,
+        outcome: Reason,
+        time: float,
+        pause_s: float | None = None,
+    ) -> ResizeRecord:
+        """Close a resize; returns how it ended. State `RESIZE_DONE` says that it took effect."""
+        row = _row(connection, self._cluster, resize_id)
+        if row["ended"] is not None:
+            if (row["state"], row["ended"]) == (state, time):
+                return _record(row)
+            raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
+        end = {
+            "state": state,
+            "ended": time,
+            "pause_s": pause_s,
+            "deadline": None,
+            **reason_columns("outcome", outcome),
+        }
+        connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
+        _next_step(connection, resize_id, state, time, outcome)
+        return _record(_row(connection, self._cluster, resize_id))
+
+    @writing
+    def note_held(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+        """Store which tasks of a job of blocks stand in holds of the companion's for a resize, before they are held;
+        returns how it stands."""
+        return _note(connection, self._cluster, resize_id, held=tasks)
+
+    @writing
+    def note_let_go(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+        """Store which tasks of a job of blocks were seen out of the companion's hold since that resize; returns how it
+        stands."""
+        return _note(connection, self._cluster, resize_id, let_go=tasks)
+
+    @writing
+    def set_pause(self, connection: Connection, resize_id: int, pause_s: float) -> None:
+        """Store the pause of a resize once the job's reports show it, also after it ended."""
+        _row(connection, self._cluster, resize_id)
+        connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(pause_s=pause_s))
+
+    @reading
+    def open_resizes(self, connection: Connection) -> list[ResizeRecord]:
+        """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll
+        back."""
+        query = _with_job(self._cluster).where(RESIZES.c.ended.is_(None)).order_by(RESIZES.c.started)
+        return [_record(row) for row in connection.execute(query).mappings()]
+
+    @reading
+    def resizes(self, connection: Connection, job_id: int | None = None) -> list[ResizeRecord]:
+        """The resizes of a job, or of all, oldest first."""
+        query = _with_job(self._cluster).order_by(RESIZES.c.started)
+        if job_id is not None:
+            query = query.where(RESIZES.c.job_id == key_of(connection, self._cluster, job_id))
+        return [_record(row) for row in connection.execute(query).mappings()]
+
+    @reading
+    def resize_steps(self, connection: Connection, resize_id: int) -> list[ResizeStepRecord]:
+        """The states a resize went through."""
+        _row(connection, self._cluster, resize_id)
+        query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
+        return [record_of(ResizeStepRecord, row) for row in connection.execute(query).mappings()]
+
+    @reading
+    def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
+        """Seconds that the phases of these resizes took, by the resize's id and the phase's column in the view
+        `resize_cost`; what is not known is left out."""
+        query = text(
+            f"SELECT {', '.join(PHASES)} FROM resize_cost "
+            "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"
+        )
+        found = {}
+        for one in ended:
+            asked = {"cluster": self.cluster, "job_id": one.job_id, "started": one.started}
+            for row in connection.execute(query, asked).mappings():
+                found[one.id] = {name: float(row[name]) for name in PHASES if row[name] is not None}
+        return found
+
+
+def _note(connection: Connection, cluster: int, resize_id: int, **tasks: Sequence[int]) -> ResizeRecord:
+    _row(connection, cluster, resize_id)
+    values = {name: ",".join(map(str, some)) for name, some in tasks.items()}
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
+    return _record(_row(connection, cluster, resize_id))
+
+
+_MEANT = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped", "new_kind")
+"""Columns of what a resize is meant to do: the same resize again has the same."""
+
+PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s") and one.name != "total_s")
+"""Columns of the view `resize_cost` that say how long something took."""
+
+
+def _with_job(cluster: int) -> Any:
+    return (
+        select(RESIZES, JOBS.c.job_id.label("slurm_id"))
+        .join(JOBS, JOBS.c.id == RESIZES.c.job_id)
+        .where(JOBS.c.cluster_id == cluster)
+    )
+
+
+def _row(connection: Connection, cluster: int, resize_id: int) -> Mapping[Any, Any]:
+    row = connection.execute(_with_job(cluster).where(RESIZES.c.id == resize_id)).mappings().one_or_none()
+    if row is None:
+        raise UnknownRecord(f"resize {resize_id} is not in the database")
+    return row
+
+
+def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: Reason) -> None:
+    """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
+    query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
+    last = connection.execute(query).mappings().one()
+    step = {"state": state, "time": time, **reason_columns("detail", detail)}
+    if any(last[name] != value for name, value in step.items()):
+        _step(connection, resize_id, last["sequence"] + 1, state, time, detail)
+
+
+def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: Reason) -> None:
+    connection.execute(STEPS.insert().values(row_of(ResizeStepRecord(key, sequence, state, time, detail))))
+
+
+def _record(row: Mapping[Any, Any]) -> ResizeRecord:
+    return record_of(ResizeRecord, row, job_id=row["slurm_id"])

@@ -1,6 +1,6 @@
 """The documents' account of tables and views, made from the models so that it cannot go stale.
 
-``python -m ones_db.describe docs/database.md`` writes it anew between the marks in the file; a test compares.
+``python -m ones_db.describe docs/database.md`` writes it again between the marks in the file; a test compares.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from sqlalchemy import ForeignKey, Table
 from sqlalchemy.schema import Column
 
 from ones_db.tables import METADATA
+from ones_db.view import KINDS
 from ones_db.views import VIEWS
-
-KINDS = {"int": "whole number", "float": "number", "text": "text", "bool": "0 or 1", "time": "Unix seconds"}
-KINDS |= {"said": "text", "day": "text"}
 
 
 def diagram() -> str:
@@ -78,7 +76,7 @@ _HEAD = ("| column | type | | meaning |", "|---|---|---|---|")
 
 
 def renewed(document: str) -> str:
-    """The document with what stands between the marks made anew. Raises `ValueError` where a mark is missing."""
+    """The document with what stands between the marks made again. Raises `ValueError` if a mark is missing."""
     for name, part in PARTS.items():
         begin, end = f"<!-- {name}: python -m ones_db.describe -->", f"<!-- end of {name} -->"
         found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", document, re.DOTALL)

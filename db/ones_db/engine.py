@@ -1,31 +1,33 @@
-"""Which database a URL names, transactions over it, whether its schema is this version's, and rows that may be there
-already. Nothing here needs alembic, so that commands start quickly."""
+"""Which database a URL names, transactions over it, whether its schema is this version's, rows that may be there
+already, and the transactions of a store, fenced by the term of a leader. Nothing here needs alembic, so that commands
+start quickly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import wraps
+from threading import local
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, Table, inspect, text
+from sqlalchemy import Connection, Engine, Table, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from ones_db.backend import TOO_LARGE, UPGRADE, Backend
-from ones_db.errors import SchemaError, StoreError
+from ones_db.backend import TOO_LARGE, UPGRADE, Backend, NotLeader, SchemaError, StoreError
 from ones_db.postgres import PostgreSQL
 from ones_db.sqlite import SQLite
-from ones_db.tables import SCHEMA_REVISION
+from ones_db.tables import LEADERS, SCHEMA_REVISION
 
 FORMS = "write sqlite:///PATH (sqlite:////PATH from the root) or postgresql://USER@HOST/DATABASE"
 
 
 def backend_of(url: str) -> Backend:
-    """The database that a URL names; raises `StoreError` where it names none."""
+    """The database that a URL names; raises `StoreError` if it names none."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        # Not shown where it may hold a password.
+        # Not shown if it may hold a password.
         shown = "what is given" if "@" in url else repr(url)
         raise StoreError(f"{shown} is not a database URL; {FORMS}") from None
     kind = parsed.get_backend_name()
@@ -72,9 +74,9 @@ UNFINISHED = " copying"
 
 
 def revision_of(connection: Connection, *, unfinished: bool = False) -> str | None:
-    """The schema that the database says it has, None where it is empty.
+    """The schema that the database says it has, None if it is empty.
 
-    Raises `SchemaError` where it holds tables and none of ours, or a copy that was not finished, unless that is
+    Raises `SchemaError` if it holds tables and none of ours, or a copy that was not finished, unless that is
     expected.
     """
     place = backend_behind(connection).place
@@ -124,3 +126,111 @@ def add_or_replace(connection: Connection, table: Table, key: Sequence[str], row
         statement = backend_behind(connection).insert(table)
         changed = {name: statement.excluded[name] for name in rows[0] if name not in key}
         connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=changed), rows)
+
+
+class LeaderRecord(NamedTuple):
+    """Which companion of a cluster acts, or did last."""
+
+    term: int
+    """How often the lead was taken, this time included."""
+    holder: str
+    """As host:process id; empty once it gave the lead back."""
+    since: float
+    beat: float
+    """When it was last heard of, by its own clock."""
+
+
+def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
+    """Who leads, or did last; None if none ever did."""
+    columns = (LEADERS.c[name] for name in LeaderRecord._fields)
+    row = connection.execute(select(*columns).where(LEADERS.c.cluster_id == cluster)).one_or_none()
+    return None if row is None else LeaderRecord(*row)
+
+
+def check_term(connection: Connection, cluster: int, term: int) -> None:
+    """Raise `NotLeader` unless that term is the newest.
+
+    A transaction that writes has its turn among writers by now, and so has whoever begins a term: what a leader of an
+    older term was in the middle of storing is either before the new term, or does not happen.
+    """
+    found = leader_of(connection, cluster)
+    if found is None or found.term != term:
+        place = backend_behind(connection).place
+        by = f"{found.holder or 'nobody'} leads since, in term {found.term}" if found else "no term is known"
+        raise NotLeader(f"{place}: the lead of term {term} is lost: {by}; nothing was stored")
+
+
+class Transactions:
+    """What every part of a `Store` reads and writes through, for one cluster."""
+
+    def __init__(
+        self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None = None
+    ) -> None:
+        """Use `Store.open`."""
+        self._engine = engine
+        self._backend = backend_behind(engine)
+        self._cluster = cluster_key
+        self._term = term
+        self._thread = local()
+        """Of each thread: the connection over which it reads now."""
+        self.place = self._backend.place
+        self.cluster = cluster
+        self.read_only = read_only
+
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """Within the block, whatever this thread reads is of one and the same moment, and over one connection."""
+        if getattr(self._thread, "connection", None) is not None:
+            yield
+            return
+        with transaction(self._engine) as connection:
+            self._thread.connection = connection
+            try:
+                yield
+            finally:
+                self._thread.connection = None
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with self.one_moment():
+            yield self._thread.connection
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        if self.read_only:
+            raise StoreError(f"{self.place}: opened for reading")
+        with transaction(self._engine, write=True) as connection:
+            if self._term is not None:
+                check_term(connection, self._cluster, self._term)
+            yield connection
+
+
+Part = TypeVar("Part", bound=Transactions)
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def reading(
+    method: Callable[Concatenate[Part, Connection, Given], Found],
+) -> Callable[Concatenate[Part, Given], Found]:
+    """Make a method that is given a connection one transaction that reads: its callers give the rest."""
+
+    @wraps(method)
+    def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
+        with self._read() as connection:
+            return method(self, connection, *given, **named)
+
+    return call
+
+
+def writing(
+    method: Callable[Concatenate[Part, Connection, Given], Found],
+) -> Callable[Concatenate[Part, Given], Found]:
+    """Make a method that is given a connection one transaction that writes: its callers give the rest."""
+
+    @wraps(method)
+    def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
+        with self._write() as connection:
+            return method(self, connection, *given, **named)
+
+    return call

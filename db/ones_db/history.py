@@ -9,17 +9,20 @@ costs time alone.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from statistics import fmean, median
-from typing import Any
+from threading import Lock
+from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, and_, func, select
 
-from ones_db.blocks import members_after, membership_record
-from ones_db.history_cache import NOISES, SPEEDS, CachedJob, CachedRun, HistoryCache, Row, size_of
-from ones_db.jobs import among, newest, run_end, spec_record
+from ones_db.engine import Transactions
+from ones_db.jobs import among, members_after, membership_record, newest, run_end, spec_record
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
@@ -28,6 +31,7 @@ from ones_db.records import (
     JobHistory,
     JobRecord,
     MembershipRecord,
+    NoisePoint,
     PlacedPoint,
     ThroughputPoint,
 )
@@ -35,43 +39,104 @@ from ones_db.rows import record_of
 from ones_db.shape import Shape
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
+SPEEDS = 5
+"""Newest throughput samples kept of each shape and batch (ONES §3.2)."""
+NOISES = 8
+"""Newest gradient noise scales kept of a job."""
+SPARE = 250
+"""Jobs cached beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
+
+
+Row: TypeAlias = Any
+"""A row of SQLAlchemy, its columns by name."""
+
+
+@dataclass
+class CachedRun:
+    """The reports of one run, up to a number."""
+
+    restart: int
+    number: int = 0
+    epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
+    """Each epoch that ended, with the samples used in it."""
+    speeds: dict[tuple[Shape | None, int], deque[tuple[float, float]]] = field(default_factory=dict)
+    """The newest (samples/s, time) at each size and global batch; None for the size of the run."""
+    noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
+    members: list[MembershipRecord] = field(default_factory=list)
+    """The memberships of a term, in order."""
+
+    def add_sample(self, row: Any) -> None:
+        """Take in a throughput sample that is newer than those before. One without samples is of a script that does
+        not tell them, and measures no throughput."""
+        if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
+            kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
+            kept.append((row.samples / row.seconds, row.time))
+        if row.noise is not None:
+            self.noises.append(NoisePoint(row.noise, row.time))
+
+    def _size_at(self, row: Any) -> Shape | None:
+        """At which size a sample was measured: that of the membership then in force, `MIXED` of one in which the
+        blocks changed."""
+        after = bisect(self.members, row.number, key=lambda member: member.number)
+        if not after:
+            return None
+        member = self.members[after - 1]
+        return size_of(member) if row.time - row.seconds >= member.time - MARGIN * row.seconds else MIXED
+
+    def add_epoch(self, row: Any) -> None:
+        """Take in an epoch's end that is newer than those before; it stands for the same epoch done before."""
+        point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
+        self.epochs[row.epoch] = (point, row.samples)
+
+
+@dataclass
+class CachedJob:
+    """A job's runs, and its history as its rows stood when it was last made."""
+
+    runs: dict[int, CachedRun] = field(default_factory=dict)
+    state: Any = None
+    history: JobHistory | None = None
+
+
+MIXED = Shape(-1, -1)
+MARGIN = 0.1
+"""Part of a sample that may lie before a change of blocks: clocks are read a moment apart."""
+
+
+def size_of(member: MembershipRecord) -> Shape:
+    """The size of a membership; one node with all GPUs where nodes give unequally many."""
+    report = member.report
+    return Shape(report.nodes, report.gpus_per_node) if report.gpus_per_node else Shape(1, report.world)
+
+
+class HistoryCache:
+    """What one store remembers. Not for several threads at a time."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, CachedJob] = {}
+        self._most = 0
+        self.finished: tuple[Any, list[JobHistory]] | None = None
+        """The histories of the finished jobs, and the state of their rows then."""
+
+    def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
+        """What is cached of these jobs, empty for new ones; makes them the last to be forgotten."""
+        asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
+        self._jobs.update(asked)
+        self._most = max(self._most, len(asked))
+        while len(self._jobs) > self._most + SPARE:
+            del self._jobs[next(iter(self._jobs))]
+        return asked
+
+    def clear(self) -> None:
+        """Start again."""
+        self._jobs.clear()
+        self.finished = None
+
+
 PAUSES = 3
 """Resizes of a job, or changes of its blocks, whose mean pause is given."""
 CHUNK = 250
 """Runs that one query asks for by themselves."""
-
-
-def histories(
-    connection: Connection, cluster: int, cache: HistoryCache, job_ids: Sequence[int] | None
-) -> dict[int, JobHistory]:
-    query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
-    if job_ids is None:
-        query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
-    else:
-        query = query.where(among(JOBS.c.job_id, job_ids))
-    return {history.job.job_id: history for history in _of(connection, cache, query)}
-
-
-def finished_histories(connection: Connection, cluster: int, cache: HistoryCache, limit: int) -> list[JobHistory]:
-    trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
-    # What may still come of a job that ended: its last words, and the pause of its last resize.
-    said = select(func.sum(RUNS.c.report_number)).where(RUNS.c.job_id == JOBS.c.id)
-    resized = select(func.count(RESIZES.c.pause_s)).where(RESIZES.c.job_id == JOBS.c.id)
-    query = (
-        select(JOBS.c.id, said.scalar_subquery(), resized.scalar_subquery())
-        .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_not(None), JOBS.c.state == "COMPLETED")
-        .where(JOBS.c.elastic, trained.exists())
-        .order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
-        .limit(limit)
-    )
-    state = [tuple(row) for row in connection.execute(query)]
-    if not state:
-        return []
-    if cache.finished is None or cache.finished[0] != state:
-        keys = [row[0] for row in state]
-        jobs = select(JOBS).where(among(JOBS.c.id, keys)).order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
-        cache.finished = state, _of(connection, cache, jobs)
-    return cache.finished[1]
 
 
 def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHistory]:
@@ -117,26 +182,9 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
 
 
 _RUN = (
-    "id",
-    "job_id",
-    "restart",
-    "nodes",
-    "gpus_per_node",
-    "node_list",
-    "kind",
-    "start_time",
-    "batch",
-    "epoch",
-    "cursor",
-    "first_loss",
-    "report_number",
-    "noise",
-    "progress",
-    "report_time",
-    "world",
-    "step",
+    *("id", "job_id", "restart", "nodes", "gpus_per_node", "node_list", "kind", "start_time", "batch", "epoch"),
+    *("cursor", "first_loss", "report_number", "noise", "progress", "report_time", "world", "step"),
 )
-
 
 _SAMPLE = select(*(THROUGHPUT.c[name] for name in ("run_id", "number", "time", "samples", "seconds", "batch", "noise")))
 _EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch", "samples", "loss", "accuracy")))
@@ -195,9 +243,7 @@ def _first_samples(runs: Collection[int], *, hot: bool) -> Any:
 def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
     """The resizes of each job that ended, in the order in which they did."""
     query = (
-        select(
-            *(RESIZES.c[name] for name in _RESIZE),
-        )
+        select(*(RESIZES.c[name] for name in _RESIZE))
         .where(among(RESIZES.c.job_id, keys), RESIZES.c.ended.is_not(None))
         .order_by(RESIZES.c.ended, RESIZES.c.id)
     )
@@ -217,7 +263,7 @@ def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
 def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], resizes: Sequence[Row]) -> JobHistory:
     job, spec = record_of(JobRecord, row._mapping), spec_record(row._mapping)
     epoch, cursor = next(((run.epoch, run.cursor) for run in reversed(runs) if run.epoch is not None), (0, 0))
-    # Later runs come last and overwrite what they did anew; beyond the position, a lost checkpoint undid it.
+    # Later runs come last and overwrite what they did again; beyond the position, a lost checkpoint undid it.
     latest: dict[int, tuple[EpochPoint, int]] = {}
     for run in runs:
         latest.update(cached[run.id].epochs)
@@ -271,7 +317,7 @@ def _shape(run: Row) -> Shape:
 
 
 def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
-    """Optimizer steps since the size of the job last changed, by its own count of steps; None where it never did."""
+    """Optimizer steps since the size of the job last changed, by its own count of steps; None if it never did."""
     size: int | None = None
     changed: int | None = None
     step = 0
@@ -294,7 +340,7 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Ranks and GPUs of a run, where they are known and differ: ranks that something else than `ones-run` started."""
+    """Ranks and GPUs of a run, if they are known and differ: ranks that something else than `ones-run` started."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
@@ -379,3 +425,62 @@ def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[Place
 def _pause(done: Sequence[Row]) -> float | None:
     """The mean of the last few that are known, of resizes that interrupted the job and let it run on."""
     return _mean([row.pause_s for row in done if row.pause_s is not None and _interrupts(row) and row.new_nodes])
+
+
+class HistoryStore(Transactions):
+    """The histories of jobs in a `Store`, and the cache of what it has read of them."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._cache = HistoryCache()
+        self._cache_lock = Lock()
+
+    @contextmanager
+    def _read_with_cache(self) -> Iterator[Connection]:
+        with self._cache_lock, self._read() as connection:
+            try:
+                yield connection
+            except BaseException:
+                self._cache.clear()
+                raise
+
+    def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
+        """What each job has shown so far.
+
+        None stands for all elastic jobs that have not ended. The number of queries is constant up to hundreds of jobs,
+        and only what was reported since the last call is read. A job that has shown nothing new gets the very same
+        object again.
+        """
+        with self._read_with_cache() as connection:
+            query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
+            if job_ids is None:
+                query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
+            else:
+                query = query.where(among(JOBS.c.job_id, job_ids))
+            return {history.job.job_id: history for history in _of(connection, self._cache, query)}
+
+    def finished_histories(self, limit: int = 200) -> list[JobHistory]:
+        """The elastic jobs that completed last and ended at least one epoch, newest first.
+
+        The very same list again while there is nothing new.
+        """
+        with self._read_with_cache() as connection:
+            trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
+            # What may still come of a job that ended: its last words, and the pause of its last resize.
+            said = select(func.sum(RUNS.c.report_number)).where(RUNS.c.job_id == JOBS.c.id)
+            resized = select(func.count(RESIZES.c.pause_s)).where(RESIZES.c.job_id == JOBS.c.id)
+            query = (
+                select(JOBS.c.id, said.scalar_subquery(), resized.scalar_subquery())
+                .where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time.is_not(None), JOBS.c.state == "COMPLETED")
+                .where(JOBS.c.elastic, trained.exists())
+                .order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
+                .limit(limit)
+            )
+            state = [tuple(row) for row in connection.execute(query)]
+            if not state:
+                return []
+            if self._cache.finished is None or self._cache.finished[0] != state:
+                keys = [row[0] for row in state]
+                jobs = select(JOBS).where(among(JOBS.c.id, keys)).order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
+                self._cache.finished = state, _of(connection, self._cache, jobs)
+            return self._cache.finished[1]

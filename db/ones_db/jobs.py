@@ -1,21 +1,40 @@
-"""Jobs and their runs: what the snapshots of the cluster say."""
+"""Jobs, their runs, and their deadlines that were promised or refused; the blocks of jobs that are job arrays, as Slurm
+has them, and their memberships, as the jobs report them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
-from functools import cache
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, exists, func, select, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Float,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 
-from ones_db.engine import add_or_replace
-from ones_db.errors import UnknownRecord
-from ones_db.limits import decode_limits, encode_limits
-from ones_db.records import JobRecord, RunRecord
+from ones_db.backend import UnknownRecord
+from ones_db.engine import Transactions, add_or_replace, reading, writing
+from ones_db.records import BlockRecord, HeldRecord, JobRecord, MembershipRecord, PromiseRecord, RunRecord
 from ones_db.rows import record_of, row_of, shape_names
-from ones_db.tables import ACCOUNTING, JOBS, RUNS
-from ones_wrapper.protocol import ProtocolError, Spec
+from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
+from ones_db.view import end_of
+from ones_wrapper.checks import ProtocolError, build, types_of
+from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import Membership, Spec
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")
@@ -32,14 +51,14 @@ def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[
 
 
 @cache
-def newest(cluster: int) -> ColumnElement[bool]:
+def newest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     """The condition that a row of jobs belongs to the cluster and is the newest submission with its job
     id."""
     return (JOBS.c.cluster_id == cluster) & latest(cluster)
 
 
 @cache
-def latest(cluster: int) -> ColumnElement[bool]:
+def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     """The condition that a row of jobs, which belongs to the cluster, is the newest submission with its job id."""
     return ~exists().where(
         _LATER.c.cluster_id == cluster,
@@ -62,13 +81,8 @@ def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElem
 
 
 def run_end() -> ColumnElement[float | None]:
-    """When a run ended, in a query of runs joined with jobs; null while it goes on.
-
-    Slurm does not tell when a run ended that it then requeued: the run's newest report is the nearest that is known.
-    """
-    requeued = JOBS.c.restart > RUNS.c.restart
-    nearest = func.coalesce(RUNS.c.report_time, RUNS.c.start_time)
-    return func.coalesce(RUNS.c.end_time, case((requeued, nearest)), JOBS.c.end_time)
+    """When a run ended, in a query of runs joined with jobs; null while it goes on. As `ones_db.view` has it."""
+    return literal_column(f"({end_of('runs', 'jobs')})", Float())
 
 
 def lasted(cluster: int) -> ColumnElement[bool]:
@@ -114,47 +128,30 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     return bool(row["submit_time"] == record.submit_time or 0 < record.restart >= row["restart"])
 
 
-def record_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord]) -> None:
-    given = {record.job_id: record for record in records}
-    query = select(JOBS).where(newest(cluster), among(JOBS.c.job_id, given))
-    known = {row["job_id"]: row for row in connection.execute(query).mappings()}
-    rows = []
-    changed = []
-    for job_id, record in given.items():
-        values = {**row_of(record), "cluster_id": cluster}
-        row = known.get(job_id)
-        if row is not None and _same(row, record):
-            values.update({name: row[name] for name in _FIRST})
-            if all(row[name] == value for name, value in values.items()):
-                continue
-            changed.append(row["id"])
-        rows.append(values)
-    add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
-    if changed:
-        # Whatever accounting had of them before: they are the companion's from now on.
-        connection.execute(ACCOUNTING.delete().where(among(ACCOUNTING.c.job_id, changed)))
-
-
-def set_deferral(connection: Connection, cluster: int, job_id: int, until: float | None) -> None:
-    key = key_of(connection, cluster, job_id)
-    connection.execute(JOBS.update().where(JOBS.c.id == key).values(deferred_until=until))
-
-
 def observed() -> ColumnElement[bool]:
     """The condition that a companion has seen the job, in a query of jobs: it is not from accounting alone."""
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
-def deferrals(connection: Connection, cluster: int) -> dict[int, float]:
-    query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(newest(cluster), JOBS.c.deferred_until.is_not(None))
-    return {row.job_id: row.deferred_until for row in connection.execute(query)}
+def encode_limits(limits: Limits) -> str:
+    """The text of the column. Names were read as printable text, so that every database takes it for JSON."""
+    return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def decode_limits(text: str) -> Limits:
+    """The limits again; many jobs have the same. Raises `ProtocolError` for what this version does not believe."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ProtocolError("not a JSON object")
+    return build(Limits, types_of(Limits), data)
 
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:
     values = {name: row[name] for name in SPEC_COLUMNS if name != "strategy"}
-    # Of jobs that said what they can do before schemas 0010, 0012 and 0018.
-    later = (("term", 0), ("hot", False), ("multiple_of", 1), ("gradient_bytes", 0))
-    values |= {name: value for name, value in later if values[name] is None}
     text = values.pop("limits")
     try:
         limits = decode_limits(text) if text is not None else None
@@ -174,17 +171,6 @@ SPEC_COLUMNS = (*(field.name for field in fields(Spec)), "strategy")
 """Those columns."""
 
 
-def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None) -> dict[int, JobRecord]:
-    query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
-    if job_ids is not None:
-        query = query.where(among(JOBS.c.job_id, job_ids))
-    return {row["job_id"]: record_of(JobRecord, row) for row in connection.execute(query).mappings()}
-
-
-def live_jobs(connection: Connection, cluster: int) -> set[int]:
-    return set(connection.scalars(select(JOBS.c.job_id).where(newest(cluster), JOBS.c.end_time.is_(None))))
-
-
 def _told(record: RunRecord) -> dict[str, Any]:
     """The columns that the record knows a value of."""
     unknown: dict[str, Any] = {"nodes": 0, "gpus_per_node": 0, "node_list": ""}
@@ -196,33 +182,249 @@ def _told(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def record_runs(connection: Connection, cluster: int, records: Iterable[RunRecord]) -> None:
-    given = {(record.job_id, record.restart): record for record in records}
-    keys = keys_of(connection, cluster, {job_id for job_id, _ in given})
-    restarts = {restart for _, restart in given}
-    query = select(RUNS).where(among(RUNS.c.job_id, keys.values()), among(RUNS.c.restart, restarts))
-    stored = {(row["job_id"], row["restart"]): dict(row) for row in connection.execute(query).mappings()}
-    blank: dict[str, Any] = {column.name: None for column in RUNS.c if column.name != "id"}
-    blank |= {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
-    rows = []
-    for (job_id, restart), record in given.items():
-        before = stored.get((keys[job_id], restart), {})
-        after = {**blank, **before, **_told(record), "job_id": keys[job_id]}
-        if after != before:
-            after.pop("id", None)
-            rows.append(after)
-    add_or_replace(connection, RUNS, ("job_id", "restart"), rows)
+class JobStore(Transactions):
+    """The jobs, their runs, deferrals and deadlines of a `Store`."""
+
+    @writing
+    def record_jobs(self, connection: Connection, records: Iterable[JobRecord]) -> None:
+        """Store jobs as they are now; what did not change is not written.
+
+        A record with restart 0 and a later submission time than the stored one is a new job that got an old
+        id. What the job asked for, and when it was submitted, stay as first seen.
+        """
+        given = {record.job_id: record for record in records}
+        query = select(JOBS).where(newest(self._cluster), among(JOBS.c.job_id, given))
+        known = {row["job_id"]: row for row in connection.execute(query).mappings()}
+        rows = []
+        changed = []
+        for job_id, record in given.items():
+            values = {**row_of(record), "cluster_id": self._cluster}
+            row = known.get(job_id)
+            if row is not None and _same(row, record):
+                values.update({name: row[name] for name in _FIRST})
+                if all(row[name] == value for name, value in values.items()):
+                    continue
+                changed.append(row["id"])
+            rows.append(values)
+        add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
+        if changed:
+            # Whatever accounting had of them before: they are the companion's from now on.
+            connection.execute(ACCOUNTING.delete().where(among(ACCOUNTING.c.job_id, changed)))
+
+    @writing
+    def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
+        """Store runs as Slurm has them. What a record does not know (None, 0 nodes) stays as stored, and so
+        does how far the run's reports were read."""
+        given = {(record.job_id, record.restart): record for record in records}
+        keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
+        restarts = {restart for _, restart in given}
+        query = select(RUNS).where(among(RUNS.c.job_id, keys.values()), among(RUNS.c.restart, restarts))
+        stored = {(row["job_id"], row["restart"]): dict(row) for row in connection.execute(query).mappings()}
+        blank: dict[str, Any] = {column.name: None for column in RUNS.c if column.name != "id"}
+        blank |= {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
+        rows = []
+        for (job_id, restart), record in given.items():
+            before = stored.get((keys[job_id], restart), {})
+            after = {**blank, **before, **_told(record), "job_id": keys[job_id]}
+            if after != before:
+                after.pop("id", None)
+                rows.append(after)
+        add_or_replace(connection, RUNS, ("job_id", "restart"), rows)
+
+    @writing
+    def end_run(self, connection: Connection, job_id: int, restart: int, end_time: float, reason: str = "") -> None:
+        """Store when a run ended. The reason counts only where the run itself gave none."""
+        key = run_key(connection, self._cluster, job_id, restart)
+        update = RUNS.update().where(RUNS.c.id == key)
+        connection.execute(update.values(end_time=end_time))
+        if reason:
+            connection.execute(update.where(RUNS.c.end_reason.is_(None)).values(end_reason=reason))
+
+    @writing
+    def set_deferral(self, connection: Connection, job_id: int, until: float | None) -> None:
+        """Store until when the companion keeps a waiting job from starting; None if it does not (any more)."""
+        key = key_of(connection, self._cluster, job_id)
+        connection.execute(JOBS.update().where(JOBS.c.id == key).values(deferred_until=until))
+
+    @reading
+    def jobs(self, connection: Connection, job_ids: Sequence[int] | None = None) -> dict[int, JobRecord]:
+        """Jobs by id, in the order of their submission: those named, or all."""
+        query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
+        if job_ids is not None:
+            query = query.where(among(JOBS.c.job_id, job_ids))
+        return {row["job_id"]: record_of(JobRecord, row) for row in connection.execute(query).mappings()}
+
+    @reading
+    def live_jobs(self, connection: Connection) -> set[int]:
+        """The jobs that have not ended, by id."""
+        return set(connection.scalars(select(JOBS.c.job_id).where(newest(self._cluster), JOBS.c.end_time.is_(None))))
+
+    @reading
+    def runs(self, connection: Connection, job_id: int) -> list[RunRecord]:
+        """The runs of a job, first to last."""
+        key = key_of(connection, self._cluster, job_id)
+        query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
+        return [record_of(RunRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
+
+    @reading
+    def deferrals(self, connection: Connection) -> dict[int, float]:
+        """For each job that the companion keeps from starting, until when."""
+        query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
+            newest(self._cluster), JOBS.c.deferred_until.is_not(None)
+        )
+        return {row.job_id: row.deferred_until for row in connection.execute(query)}
+
+    @writing
+    def record_promises(self, connection: Connection, records: Iterable[PromiseRecord]) -> None:
+        """Store which deadlines were promised or refused, in place of what was said of those jobs before."""
+        given = list(records)
+        keys = keys_of(connection, self._cluster, {record.job_id for record in given})
+        rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
+        add_or_replace(connection, PROMISES, ("job_id",), rows)
+
+    @reading
+    def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
+        """What was said of the deadlines of these jobs, or of all that have not ended, by job id."""
+        query = (
+            select(PROMISES, JOBS.c.job_id.label("slurm_job"))
+            .join(JOBS, JOBS.c.id == PROMISES.c.job_id)
+            .where(
+                newest(self._cluster), JOBS.c.end_time.is_(None) if job_ids is None else among(JOBS.c.job_id, job_ids)
+            )
+            .order_by(JOBS.c.job_id)
+        )
+        return {
+            row["slurm_job"]: record_of(PromiseRecord, row, job_id=row["slurm_job"])
+            for row in connection.execute(query).mappings()
+        }
 
 
-def end_run(connection: Connection, cluster: int, job_id: int, restart: int, end_time: float, reason: str) -> None:
-    key = run_key(connection, cluster, job_id, restart)
-    update = RUNS.update().where(RUNS.c.id == key)
-    connection.execute(update.values(end_time=end_time))
-    if reason:
-        connection.execute(update.where(RUNS.c.end_reason.is_(None)).values(end_reason=reason))
+@cache
+def _held(cluster: int) -> tuple[Select[Any], Select[Any]]:
+    has_blocks = select(BLOCKS.c.job_id).where(BLOCKS.c.job_id == JOBS.c.id).exists()
+    runs = (
+        select(JOBS.c.job_id, RUNS.c.node_list, RUNS.c.gpus_per_node)
+        .join(RUNS, and_(RUNS.c.job_id == JOBS.c.id, RUNS.c.restart == JOBS.c.restart))
+        .where(alive(cluster), latest(cluster), RUNS.c.end_time.is_(None), ~has_blocks)
+        .order_by(JOBS.c.job_id)
+    )
+    blocks = (
+        select(JOBS.c.job_id, BLOCKS.c.node_list, BLOCKS.c.gpus_per_node)
+        .join(BLOCKS, BLOCKS.c.job_id == JOBS.c.id)
+        .where(alive(cluster), latest(cluster), BLOCKS.c.end_time.is_(None))
+        .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
+    )
+    return runs, blocks
 
 
-def runs(connection: Connection, cluster: int, job_id: int) -> list[RunRecord]:
-    key = key_of(connection, cluster, job_id)
-    query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
-    return [record_of(RunRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
+def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
+    """When blocks started whose tasks Slurm knows by these ids."""
+    found: dict[int, list[float]] = defaultdict(list)
+    query = (
+        select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
+        .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
+        .where(JOBS.c.cluster_id == cluster, among(BLOCKS.c.slurm_id, slurm_ids))
+    )
+    for slurm_id, start in connection.execute(query):
+        found[slurm_id].append(start)
+    return found
+
+
+def _memberships() -> Any:
+    return select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
+
+
+def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Iterable[Row[Any]]:
+    """The memberships of runs (runs.id) after a report each, with their jobs' ids, in order."""
+    # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
+    new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
+    return connection.exec_driver_sql(f"{_WITH_JOBS} WHERE {new} ORDER BY memberships.number")
+
+
+def all_members(
+    connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
+) -> dict[int, list[MembershipRecord]]:
+    """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone, and
+    of jobs with that id alone, if these are given."""
+    found: dict[int, list[MembershipRecord]] = defaultdict(list)
+    query, given = _all_members(cluster, recent=since is not None), {} if since is None else {"since": since}
+    if job_id is not None:
+        query = query.where(JOBS.c.job_id == job_id)
+    for row in connection.execute(query, given).mappings():
+        found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
+    return found
+
+
+@cache
+def _all_members(cluster: int, *, recent: bool) -> Any:
+    query = _with_jobs().order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
+    return query.where(lasted(cluster) if recent else JOBS.c.cluster_id == cluster)
+
+
+def _with_jobs() -> Any:
+    return _memberships().add_columns(JOBS.c.job_id.label("slurm_id")).join(JOBS, JOBS.c.id == RUNS.c.job_id)
+
+
+def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
+    """The record of a row of memberships, with its term."""
+    return MembershipRecord(job_id, row["term"], row["number"], row["time"], record_of(Membership, row))
+
+
+_WITH_JOBS = str(_with_jobs())
+
+
+class BlockStore(Transactions):
+    """The blocks and memberships of a `Store`."""
+
+    @writing
+    def record_blocks(self, connection: Connection, records: Iterable[BlockRecord]) -> None:
+        """Store starts of blocks as Slurm has them."""
+        given = list(records)
+        keys = keys_of(connection, self._cluster, {record.job_id for record in given})
+        rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
+        add_or_replace(connection, BLOCKS, ("job_id", "task", "restart"), rows)
+
+    @reading
+    def blocks(self, connection: Connection, job_id: int) -> list[BlockRecord]:
+        """The starts of a job's blocks, first to last."""
+        query = select(BLOCKS).where(BLOCKS.c.job_id == key_of(connection, self._cluster, job_id))
+        query = query.order_by(BLOCKS.c.start_time, BLOCKS.c.task, BLOCKS.c.restart)
+        return [record_of(BlockRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
+
+    @reading
+    def open_blocks(self, connection: Connection) -> list[BlockRecord]:
+        """The blocks that have not ended."""
+        query = (
+            select(BLOCKS, JOBS.c.job_id.label("slurm_job"))
+            .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
+            .where(newest(self._cluster), BLOCKS.c.end_time.is_(None))
+            .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
+        )
+        return [record_of(BlockRecord, row, job_id=row["slurm_job"]) for row in connection.execute(query).mappings()]
+
+    @reading
+    def held(self, connection: Connection) -> list[HeldRecord]:
+        """The GPUs that running jobs hold on each node, a record for each node of a job or block."""
+        found = [row for query in _held(self._cluster) for row in connection.execute(query)]
+        rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
+        return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
+
+    def membership(self, job_id: int, order: int | None = None) -> MembershipRecord | None:
+        """Return the newest of `memberships`: None for every job that is not one of blocks."""
+        return next(iter(self.memberships(job_id, 1, order)), None)
+
+    @reading
+    def memberships(
+        self, connection: Connection, job_id: int, limit: int = 100, order: int | None = None
+    ) -> list[MembershipRecord]:
+        """The blocks of a job that train together, by its own reports, newest first; with an order's number those that
+        name it."""
+        query = (
+            _memberships()
+            .where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))
+            .order_by(RUNS.c.restart.desc(), MEMBERSHIPS.c.number.desc())
+            .limit(limit)
+        )
+        if order is not None:
+            query = query.where(MEMBERSHIPS.c.order_number == order)
+        return [membership_record(row, job_id) for row in connection.execute(query).mappings()]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from ones_db.backend import SchemaError, StoreError
 from ones_db.engine import backend_of, revision_of, transaction
-from ones_db.errors import SchemaError, StoreError
 from ones_db.tables import METADATA, SCHEMA_REVISION
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def head() -> str:
 
 
 def current(url: str) -> str | None:
-    """The schema of a database, None where there is none yet."""
+    """The schema of a database, None if there is none yet."""
     backend = backend_of(url)
     if not backend.exists():
         return None
@@ -91,7 +91,7 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
 
 
 def _alembic() -> Any:
-    """Alembic, which a notebook does without. Raises `StoreError` where it is missing."""
+    """Alembic, which a notebook does without. Raises `StoreError` if it is missing."""
     try:
         import alembic.command
         import alembic.config

@@ -13,8 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.util import immutabledict
 
 from ones_db import backend
-from ones_db.backend import TOO_LARGE, UPGRADE, Mode, this_process
-from ones_db.errors import SchemaError, StoreBusy, StoreError, StoreLost
+from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, StoreError, StoreLost, this_process
 
 LOCK = 0x6F6E6573
 """The advisory lock that a transaction takes before it writes."""
@@ -133,7 +132,7 @@ class PostgreSQL:
             return StoreError(f"{place}: {words}; a password is taken from ~/.pgpass, PGPASSWORD or a service file")
         lost = not state and isinstance(error, OperationalError)
         if lost or error.connection_invalidated or state.startswith(("08", "57")):
-            return StoreLost(f"{place}: the server is not there or went away ({words}); the next call connects anew")
+            return StoreLost(f"{place}: the server is not there or went away ({words}); the next call connects again")
         return StoreError(f"{place}: {words}")
 
     def back_up(self, revision: str) -> None:
@@ -189,7 +188,7 @@ _TAIL = struct.pack(">h", -1)
 
 
 def stream_of(table: Table, rows: Sequence[Sequence[Any]]) -> bytes | None:
-    """The rows as COPY's binary form has them; None where not every column is a number of 64 bits.
+    """The rows as COPY's binary form has them; None if not every column is a number of 64 bits.
 
     Raises `OverflowError` for a number beyond that. A field is its length and its value, or -1 for none.
     """

@@ -1,26 +1,37 @@
-"""Questions in SQL to a database that they cannot change.
+"""Questions in SQL to a database that they cannot change, and its views as pandas frames, for notebooks::
 
-What holds that is the database: an SQLite file is opened for reading and set to take queries only, PostgreSQL is set
-that the transaction is read-only before it hears the question. What is asked is besides one statement, and a query.
+    import ones_db
+
+    ones = ones_db.connect("sqlite:///ones.sqlite")
+    ones.scaling(job_id=7).plot(x="gpus", y="samples_per_s")
+
+The database itself keeps questions from changing it: an SQLite file is opened for reading and set to take queries only,
+PostgreSQL is set that the transaction is read-only before it hears the question. Besides, what is asked is one
+statement, and a query. Frames need pandas (``pip install 'ones-db[notebook]'``).
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from ones_db.backend import SchemaError, StoreError
 from ones_db.engine import backend_of, check_revision, transaction
-from ones_db.errors import SchemaError, StoreError
-from ones_db.view import View
+from ones_db.view import KINDS, Column
 from ones_db.views import VIEWS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
 
 _SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
@@ -53,7 +64,7 @@ class Answer:
 def one_query(sql: str) -> str:
     """The one query in the text, without comments and its semicolon, for SQLAlchemy's `text`.
 
-    Raises `QueryError` where there is none, more than one, or something that is no query.
+    Raises `QueryError` if there is none, more than one, or something that is no query.
     """
     kept: list[str] = []
     place = 0
@@ -98,10 +109,6 @@ def saved_query(name: str) -> str:
     return (_SAVED / f"{name}.sql").read_text(encoding="utf-8")
 
 
-KINDS = ("int", "float", "text", "bool", "time", "day", "said")
-"""Kinds of a parameter: those of a view's column."""
-
-
 def parameters_of(sql: str) -> dict[str, str]:
     """The kinds of the parameters that the SQL declares, by lines such as ``--: since time``. Raises `QueryError`."""
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
@@ -111,17 +118,12 @@ def parameters_of(sql: str) -> dict[str, str]:
     return found
 
 
-def view_named(name: str) -> View:
-    """The view with this name; raises `QueryError` naming those that there are."""
-    if name not in VIEWS:
-        raise QueryError(f"no view is called {name!r}; there are {', '.join(VIEWS)}")
-    return VIEWS[name]
-
-
 def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
     """The SQL that reads a view: the columns named, or all, where those in `where` equal the parameters of their
-    names. Raises `QueryError` where there is no such view or column."""
-    view = view_named(name)
+    names. Raises `QueryError` if there is no such view or column."""
+    if name not in VIEWS:
+        raise QueryError(f"no view is called {name!r}; there are {', '.join(VIEWS)}")
+    view = VIEWS[name]
     known = [column.name for column in view.columns]
     for column in (*where, *columns):
         if column not in known:
@@ -157,7 +159,7 @@ class Reader:
     def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
         """Ask one query, with values for its ``:parameters``. Rows are fetched as they are taken, all of one moment.
 
-        Raises `QueryError` where the SQL is no single query, names what is not there, or takes too long.
+        Raises `QueryError` if the SQL is no single query, names what is not there, or takes too long.
         """
         question, values = text(one_query(sql)), dict(parameters or {})
         _check_parameters(set(question._bindparams), set(values))
@@ -204,3 +206,99 @@ def _check_parameters(asked: set[str], given: set[str]) -> None:
         raise QueryError(f"the query has a parameter {name!r} that is not given; give --param {name}=VALUE")
     for name in sorted(given - asked):
         raise QueryError(f"the query has no parameter {name!r}; write :{name} where its value belongs")
+
+
+_TYPES = {"int": "Int64", "float": "float64", "text": "string", "day": "string", "bool": "boolean"}
+"""pandas' type of each kind of column; all take missing values."""
+
+
+def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Database:
+    """The database at `url`, such as ``sqlite:///build/demo/ones.sqlite`` or ``postgresql://host/ones``, for reading.
+
+    Raises `StoreError` if pandas is missing, and as `Store.open` does.
+    """
+    return Database(url, timeout_s=timeout_s)
+
+
+def _reads(name: str) -> Callable[..., DataFrame]:
+    """A method that reads the view with this name."""
+
+    def read(self: Database, **where: Any) -> DataFrame:
+        return self.view(name, **where)
+
+    read.__name__, read.__doc__ = name, f"{VIEWS[name].title}."
+    return read
+
+
+class Database:
+    """The views, each as a method that returns a frame.
+
+    Columns are as docs/database.md has them, with pandas' types that know missing values; times are in UTC with their
+    time zone (`datetime64`), so the same times as text are left out. Conditions are by name: ``job_id=7``,
+    ``user_name="alice"``. A frame is of one moment, and the next may be of a later one.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Use `connect`."""
+        _pandas()
+        self._reader = Reader(url, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._reader.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    job_summary = _reads("job_summary")
+    run_timeline = _reads("run_timeline")
+    block_timeline = _reads("block_timeline")
+    membership_timeline = _reads("membership_timeline")
+    scaling = _reads("scaling")
+    resize_cost = _reads("resize_cost")
+    gpu_hours = _reads("gpu_hours")
+    decisions_explained = _reads("decisions_explained")
+    what_if = _reads("what_if")
+    size_limits = _reads("size_limits")
+
+    def view(self, name: str, **where: Any) -> DataFrame:
+        """A view by its name, in its own order: the rows whose columns equal what `where` names.
+
+        Raises `QueryError` if there is no such view or column.
+        """
+        pandas = _pandas()
+        with self._reader.ask(view_query(name, list(where)), where) as answer:
+            rows = list(answer.rows)
+        kinds = {column.name: column for column in VIEWS[name].columns}
+        frame = pandas.DataFrame.from_records(rows, columns=list(answer.columns))
+        return pandas.DataFrame(
+            {name: _typed(frame[name], kinds[name]) for name in answer.columns if kinds[name].kind != "said"}
+        )
+
+    def query(self, sql: str, **parameters: Any) -> DataFrame:
+        """The answer to one query of your own, with values for its ``:parameters``; times stay Unix seconds.
+
+        Raises `QueryError` if it cannot be answered.
+        """
+        with self._reader.ask(sql, parameters) as answer:
+            frame = _pandas().DataFrame.from_records(list(answer.rows), columns=list(answer.columns))
+        return frame.convert_dtypes()
+
+
+def _typed(series: Series, column: Column) -> Series:
+    if column.kind == "time":
+        return _pandas().to_datetime(series.astype("float64"), unit="s", utc=True).dt.as_unit("us")
+    return series.astype(_TYPES[column.kind])
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise StoreError("frames need pandas: pip install 'ones-db[notebook]'") from None
+    return pandas

@@ -46,12 +46,12 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One start of a job. None where not known (yet)."""
+    """One start of a job. None if not known (yet)."""
 
     job_id: int
     restart: int
     shape: Shape = PARKED
-    """Zeros where not known."""
+    """Zeros if not known."""
     node_list: tuple[str, ...] = ()
     start_time: float | None = None
     end_time: float | None = None
@@ -98,7 +98,7 @@ class RunRecord:
     nonfinite_step: int | None = None
     """Step of the last report that had such a loss."""
     kind: str | None = None
-    """Of its GPUs, several with commas between; None where it is unknown."""
+    """Of its GPUs, several with commas between; None if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class HeldRecord(NamedTuple):
     job_id: int
     node: str
     gpus: int
-    """0 where that is not known."""
+    """0 if that is not known."""
 
 
 RESIZE_DONE = "done"
@@ -146,7 +146,7 @@ RESIZE_DONE = "done"
 RESIZE_ROLLED_BACK = "rolled_back"
 """State in which one ends that interrupted its job for nothing."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Code of the outcome where a job started before it had its new shape. Of one that waited it is no failure, and no
+"""Code of the outcome if a job started before it had its new shape. Of one that waited it is no failure, and no
 reason to wait."""
 
 
@@ -230,7 +230,7 @@ class ResizeRecord:
     """None while it is open."""
     outcome: Reason = NO_REASON
     pause_s: float | None = None
-    """From the last step at the old shape to the first at the new one, where it is known."""
+    """From the last step at the old shape to the first at the new one, if it is known."""
     id: int = 0
     """Set by the store."""
     mechanism: str = "requeue"
@@ -279,7 +279,7 @@ class ThroughputPoint(NamedTuple):
     samples_per_s: float
     time: float
     kind: str = ""
-    """Of the GPUs; empty where it is unknown."""
+    """Of the GPUs; empty if it is unknown."""
 
 
 class PlacedPoint(NamedTuple):
@@ -294,7 +294,7 @@ class PlacedPoint(NamedTuple):
     time: float
     """Of the newest."""
     kind: str = ""
-    """Of the GPUs; empty where it is unknown."""
+    """Of the GPUs; empty if it is unknown."""
 
 
 class NoisePoint(NamedTuple):
@@ -339,7 +339,7 @@ class JobHistory:
     progress: float | None = None
     """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
     pause_s: float | None = None
-    """Mean pause of its last few resizes by requeue that took effect, where it is known."""
+    """Mean pause of its last few resizes by requeue that took effect, if it is known."""
     interrupted: tuple[float, ...] = ()
     """When each resize began that interrupted it, ascending, also of those that were rolled back. Blocks that join or
     leave do not interrupt it."""
@@ -351,13 +351,13 @@ class JobHistory:
     membership: MembershipRecord | None = None
     """Of a job of blocks: the newest."""
     switch_s: float | None = None
-    """Of a job of blocks: mean pause of its last few ordered changes, where it is known."""
+    """Of a job of blocks: mean pause of its last few ordered changes, if it is known."""
     join_s: float | None = None
     """The same of those alone in which blocks joined: sending them the job's state is what takes long."""
     misfit: tuple[int, int] | None = None
-    """Ranks and GPUs of the newest run that said hello, where they differ; never of a job of blocks."""
+    """Ranks and GPUs of the newest run that said hello, if they differ; never of a job of blocks."""
     steps_since_change: int | None = None
-    """Optimizer steps since its number of GPUs last changed; None where it never did, or has not said."""
+    """Optimizer steps since its number of GPUs last changed; None if it never did, or has not said."""
     placed: tuple[PlacedPoint, ...] = ()
     """What its runs measured and where, oldest run first. Nothing of a job of blocks, whose nodes change within a
     run."""
@@ -385,7 +385,7 @@ class RunReports:
     offset: int
     """Bytes of the report file that were read with them."""
     number: int | None
-    """Number of the last report in those bytes, believed or not; None where they held none."""
+    """Number of the last report in those bytes, believed or not; None if they held none."""
     spec: Spec | None = None
-    """What the job says of itself now, where that was read too; without a report it makes no run."""
+    """What the job says of itself now, if that was read too; without a report it makes no run."""
     lines: Sequence[ReportLine] = ()

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Table, bindparam, cast, func, select
 
-from ones_db.engine import add_new, add_rows
+from ones_db.engine import Transactions, add_new, add_rows, reading, writing
 from ones_db.jobs import SPEC_COLUMNS, among, key_of, known, newest, spec_columns
 from ones_db.records import ReportLine, RunReports
 from ones_db.rows import COLUMNS, record_of, row_of
@@ -46,43 +46,10 @@ _HELLO = (
     "resizes",
     "world",
 )
-"""Columns of a run that each hello says anew."""
+"""Columns of a run that each hello says again."""
 
 ByKind = Mapping[type[Any], list[Any]]
 """The lines of one run that are new, by the kind of their report, each kind in the order of its numbers."""
-
-
-def add_reports(connection: Connection, cluster: int, looks: Sequence[RunReports]) -> None:
-    jobs = _jobs(connection, cluster, {look.job_id for look in looks})
-    _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
-    # A spec alone does not make a run: the job may be waiting.
-    looks = [look for look in looks if look.offset > 0 or look.lines]
-    runs = _runs(connection, jobs, looks)
-    samples: list[tuple[Any, ...]] = []
-    epochs: list[tuple[Any, ...]] = []
-    checkpoints: list[dict[str, Any]] = []
-    batches: list[dict[str, Any]] = []
-    memberships: list[dict[str, Any]] = []
-    changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for look in looks:
-        run = runs[jobs[look.job_id]["id"], look.restart]
-        new, key = _new(look.lines, run["report_number"]), run["id"]
-        samples += [(key, line.number, line.time, *_sample(line.report)) for line in new[Throughput]]
-        epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
-        checkpoints += [_row(key, line) for line in new[Checkpoint]]
-        batches += [_row(key, line) for line in new[Batch]]
-        memberships += [_row(key, line) for line in new[Membership]]
-        after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
-        changed[tuple(after)].append({**after, "key": key})
-    add_rows(connection, THROUGHPUT, samples)
-    add_rows(connection, EPOCHS, epochs)
-    add_new(connection, CHECKPOINTS, checkpoints)
-    add_new(connection, BATCHES, batches)
-    add_new(connection, MEMBERSHIPS, memberships)
-    for names, rows in changed.items():
-        if names:
-            update = RUNS.update().where(RUNS.c.id == bindparam("key"))
-            connection.execute(update.values({name: bindparam(name) for name in names}), rows)
 
 
 def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
@@ -118,7 +85,7 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
-    """The rows of the runs, made where no snapshot saw the run (it was too short, or the companion was
+    """The rows of the runs, made if no snapshot saw the run (it was too short, or the companion was
     away)."""
     asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
     query = select(RUNS).where(
@@ -242,61 +209,6 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
     return after | {"note": note or None}
 
 
-def report_positions(
-    connection: Connection, cluster: int, job_ids: Collection[int], last: int
-) -> dict[tuple[int, int], tuple[int, int]]:
-    query = (
-        select(JOBS.c.job_id, RUNS.c.restart, RUNS.c.report_offset, RUNS.c.report_number)
-        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-        .where(newest(cluster), among(JOBS.c.job_id, job_ids))
-        .where(RUNS.c.report_offset > 0, RUNS.c.restart > JOBS.c.restart - last)
-    )
-    return {(job_id, restart): (offset, number) for job_id, restart, offset, number in connection.execute(query)}
-
-
-def reported(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
-    query = (
-        select(JOBS.c.job_id, cast(func.sum(RUNS.c.report_number), BigInteger))
-        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-        .where(newest(cluster), among(JOBS.c.job_id, job_ids))
-        .group_by(JOBS.c.job_id)
-    )
-    return {job_id: int(count) for job_id, count in connection.execute(query)}
-
-
-def checkpoint_for_order(
-    connection: Connection, cluster: int, job_id: int, restart: int, order: int
-) -> tuple[int, float, Checkpoint] | None:
-    query = (
-        select(CHECKPOINTS)
-        .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
-        .where(
-            RUNS.c.job_id == key_of(connection, cluster, job_id),
-            RUNS.c.restart == restart,
-            CHECKPOINTS.c.order_number == order,
-        )
-        .order_by(CHECKPOINTS.c.number.desc())
-        .limit(1)
-    )
-    row = connection.execute(query).mappings().one_or_none()
-    if row is None:
-        return None
-    return row["number"], row["time"], record_of(Checkpoint, row)
-
-
-def pause_after(connection: Connection, cluster: int, job_id: int, restart: int) -> float | None:
-    job = key_of(connection, cluster, job_id)
-    spoke = select(RUNS).where(RUNS.c.job_id == job, RUNS.c.hello_time.is_not(None))
-    after = spoke.where(RUNS.c.restart > restart).order_by(RUNS.c.restart).limit(1)
-    before = spoke.where(RUNS.c.restart <= restart).order_by(RUNS.c.restart.desc()).limit(1)
-    new = connection.execute(after).mappings().one_or_none()
-    if new is None:
-        return None
-    old = connection.execute(before).mappings().one_or_none()
-    stopped = _last_step(connection, old) if old is not None else new["start_time"]
-    return float(max(0.0, new["hello_time"] - stopped))
-
-
 def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
     """When the run's last known step ended. A checkpoint begins at a step's end; a drained job then only waits."""
     times: list[float | None] = [
@@ -308,3 +220,110 @@ def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
         )
     ]
     return max([time for time in times if time is not None], default=float(run["hello_time"]))
+
+
+class ReportStore(Transactions):
+    """The reports of runs in a `Store`."""
+
+    @writing
+    def add_reports(self, connection: Connection, looks: Sequence[RunReports]) -> None:
+        """Store what runs reported, each run once, and with it how far their files were read.
+
+        Reports that are stored already stay as they are: those whose number is not above the last one stored are left
+        out, and the position never goes back. A run that no snapshot saw is made from its reports. One transaction
+        for all of them: a tick costs one commit however many jobs reported.
+        """
+        jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
+        _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
+        # A spec alone does not make a run: the job may be waiting.
+        looks = [look for look in looks if look.offset > 0 or look.lines]
+        runs = _runs(connection, jobs, looks)
+        samples: list[tuple[Any, ...]] = []
+        epochs: list[tuple[Any, ...]] = []
+        checkpoints: list[dict[str, Any]] = []
+        batches: list[dict[str, Any]] = []
+        memberships: list[dict[str, Any]] = []
+        changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for look in looks:
+            run = runs[jobs[look.job_id]["id"], look.restart]
+            new, key = _new(look.lines, run["report_number"]), run["id"]
+            samples += [(key, line.number, line.time, *_sample(line.report)) for line in new[Throughput]]
+            epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
+            checkpoints += [_row(key, line) for line in new[Checkpoint]]
+            batches += [_row(key, line) for line in new[Batch]]
+            memberships += [_row(key, line) for line in new[Membership]]
+            after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
+            changed[tuple(after)].append({**after, "key": key})
+        add_rows(connection, THROUGHPUT, samples)
+        add_rows(connection, EPOCHS, epochs)
+        add_new(connection, CHECKPOINTS, checkpoints)
+        add_new(connection, BATCHES, batches)
+        add_new(connection, MEMBERSHIPS, memberships)
+        for names, rows in changed.items():
+            if names:
+                update = RUNS.update().where(RUNS.c.id == bindparam("key"))
+                connection.execute(update.values({name: bindparam(name) for name in names}), rows)
+
+    @reading
+    def report_positions(
+        self, connection: Connection, job_ids: Collection[int], last: int = 2
+    ) -> dict[tuple[int, int], tuple[int, int]]:
+        """Bytes read of report files, and the number of the last report, by (job id, restart).
+
+        Of each job's `last` runs, by the restart that it was last seen with; runs never read are left out.
+        """
+        query = (
+            select(JOBS.c.job_id, RUNS.c.restart, RUNS.c.report_offset, RUNS.c.report_number)
+            .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+            .where(newest(self._cluster), among(JOBS.c.job_id, job_ids))
+            .where(RUNS.c.report_offset > 0, RUNS.c.restart > JOBS.c.restart - last)
+        )
+        return {(job_id, restart): (offset, number) for job_id, restart, offset, number in connection.execute(query)}
+
+    @reading
+    def reported(self, connection: Connection, job_ids: Collection[int]) -> dict[int, int]:
+        """How many reports each job has written over all runs, by their numbers; none for jobs without a run."""
+        query = (
+            select(JOBS.c.job_id, cast(func.sum(RUNS.c.report_number), BigInteger))
+            .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+            .where(newest(self._cluster), among(JOBS.c.job_id, job_ids))
+            .group_by(JOBS.c.job_id)
+        )
+        return {job_id: int(count) for job_id, count in connection.execute(query)}
+
+    @reading
+    def checkpoint_for_order(
+        self, connection: Connection, job_id: int, restart: int, order: int
+    ) -> tuple[int, float, Checkpoint] | None:
+        """The number, the time and the report of the checkpoint that a run reported in answer to an order, None while
+        there is none."""
+        query = (
+            select(CHECKPOINTS)
+            .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
+            .where(
+                RUNS.c.job_id == key_of(connection, self._cluster, job_id),
+                RUNS.c.restart == restart,
+                CHECKPOINTS.c.order_number == order,
+            )
+            .order_by(CHECKPOINTS.c.number.desc())
+            .limit(1)
+        )
+        row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            return None
+        return row["number"], row["time"], record_of(Checkpoint, row)
+
+    @reading
+    def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
+        """Seconds from the last step of the run `restart` to the first report of the next run that spoke; None
+        before that. By the clocks of the job's own nodes."""
+        job = key_of(connection, self._cluster, job_id)
+        spoke = select(RUNS).where(RUNS.c.job_id == job, RUNS.c.hello_time.is_not(None))
+        after = spoke.where(RUNS.c.restart > restart).order_by(RUNS.c.restart).limit(1)
+        before = spoke.where(RUNS.c.restart <= restart).order_by(RUNS.c.restart.desc()).limit(1)
+        new = connection.execute(after).mappings().one_or_none()
+        if new is None:
+            return None
+        old = connection.execute(before).mappings().one_or_none()
+        stopped = _last_step(connection, old) if old is not None else new["start_time"]
+        return float(max(0.0, new["hello_time"] - stopped))

@@ -7,17 +7,18 @@ What learning reads stays as it came: of each run and batch the newest few, the 
 
 from __future__ import annotations
 
+import time
 from bisect import bisect
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, exists, func, or_, select
 
-from ones_db.engine import add_or_replace
-from ones_db.history_cache import NOISES, SPEEDS
+from ones_db.engine import Transactions, add_or_replace, reading
+from ones_db.history import NOISES, SPEEDS
 from ones_db.jobs import among
 from ones_db.tables import (
     ALTERNATIVES,
@@ -48,26 +49,6 @@ PIECE = 10_000
 """Samples that one transaction looks at."""
 
 
-def due(connection: Connection, cluster: int, before: float, stretch_s: float) -> list[int]:
-    """The runs (runs.id) of jobs that ended before then, whose samples are not rolled up that far."""
-    query = (
-        select(RUNS.c.id)
-        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-        .outerjoin(ROLLUPS, ROLLUPS.c.run_id == RUNS.c.id)
-        .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time < before)
-        .where(
-            or_(
-                ROLLUPS.c.stretch_s.is_(None),
-                ROLLUPS.c.stretch_s < stretch_s,
-                ROLLUPS.c.number < RUNS.c.report_number,
-            )
-        )
-        .where(exists().where(THROUGHPUT.c.run_id == RUNS.c.id))
-        .order_by(RUNS.c.id)
-    )
-    return list(connection.scalars(query))
-
-
 Changes = list[tuple[int, tuple[int, ...]]]
 """Numbers of the reports of memberships, ascending, each with what tells its size from others."""
 
@@ -85,23 +66,6 @@ class RollUpWork:
     changes: Changes | None = None
     """Changes of its blocks; None before the first look."""
     done: bool = False
-
-
-def roll_up(
-    connection: Connection, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool
-) -> RolledUp:
-    """Put samples of the first of these runs together, as many as one transaction may hold the lock for.
-
-    Runs that are done leave the queue. Those whose job has come back to life stay as they are. `dry` changes nothing
-    but the queue.
-    """
-    read = removed = 0
-    while works and read < PIECE:
-        looked, gone = _some(connection, works[0], before, stretch_s, dry=dry)
-        read, removed = read + looked, removed + gone
-        if works[0].done:
-            works.popleft()
-    return RolledUp(read, removed)
 
 
 def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: float, *, dry: bool) -> tuple[int, int]:
@@ -152,7 +116,7 @@ def _kept(connection: Connection, run: int, changes: Changes) -> set[int]:
 
 
 def _kept_of(rows: Sequence[Any], changes: Changes) -> set[int]:
-    """`_kept` where these are all samples of the run."""
+    """`_kept` if these are all samples of the run."""
     of_kind: Counter[tuple[int, tuple[int, ...]]] = Counter()
     kept = {row["number"] for row in rows[-1:]}
     for row in reversed(rows):
@@ -197,7 +161,7 @@ def _finite_samples(row: Any) -> float:
 
 
 def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
-    """The mean of the values that are known, each with its weight; None where none is."""
+    """The mean of the values that are known, each with its weight; None if none is."""
     known = [(value, weight) for value, weight in values if value is not None]
     if not known:
         return None
@@ -241,14 +205,6 @@ _UPDATE = (
 )
 
 
-def forgettable(connection: Connection, cluster: int, before: float) -> list[int]:
-    """The jobs (jobs.id) that ended before then and still have decisions that led to nothing, or steps of resizes."""
-    idle = exists().where(DECISION_JOBS.c.job_id == JOBS.c.id, _led_to_nothing())
-    steps = exists().where(RESIZES.c.job_id == JOBS.c.id, STEPS.c.resize_id == RESIZES.c.id)
-    query = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time < before, or_(idle, steps))
-    return list(connection.scalars(query.order_by(JOBS.c.id)))
-
-
 def _led_to_nothing() -> Any:
     """Of a row of decision_jobs: nobody acted on it, and no resize of the job refers to it."""
     referred = exists().where(
@@ -257,26 +213,155 @@ def _led_to_nothing() -> Any:
     return DECISION_JOBS.c.acted.is_(False) & ~referred
 
 
-def forget(connection: Connection, cluster: int, before: float, keys: Sequence[int], *, dry: bool) -> int:
-    """Let go what these jobs (jobs.id) had; returns the number of rows, decisions that are left empty aside."""
-    ended = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys))
-    jobs = list(connection.scalars(ended))
-    idle = among(DECISION_JOBS.c.job_id, jobs) & _led_to_nothing()
-    resizes = select(RESIZES.c.id).where(among(RESIZES.c.job_id, jobs))
-    decided = list(connection.scalars(select(DECISION_JOBS.c.decision_id).where(idle).distinct()))
-    which = (
-        (ALTERNATIVES, among(ALTERNATIVES.c.job_id, jobs)),
-        (DECISION_JOBS, idle),
-        (STEPS, STEPS.c.resize_id.in_(resizes)),
-    )
-    if dry:
-        return sum(connection.scalar(select(func.count()).select_from(table).where(of)) or 0 for table, of in which)
-    gone = sum(connection.execute(table.delete().where(of)).rowcount for table, of in which)
-    connection.execute(
-        DECISIONS.delete().where(
-            among(DECISIONS.c.id, decided),
-            ~exists().where(DECISION_JOBS.c.decision_id == DECISIONS.c.id),
-            ~exists().where(RESIZES.c.decision_id == DECISIONS.c.id),
+class RetentionStore(Transactions):
+    """What of a `Store` becomes fewer rows with time."""
+
+    @reading
+    def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
+        """The runs (runs.id) of jobs that ended before then whose samples are not rolled up that far."""
+        query = (
+            select(RUNS.c.id)
+            .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+            .outerjoin(ROLLUPS, ROLLUPS.c.run_id == RUNS.c.id)
+            .where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before)
+            .where(
+                or_(
+                    ROLLUPS.c.stretch_s.is_(None),
+                    ROLLUPS.c.stretch_s < stretch_s,
+                    ROLLUPS.c.number < RUNS.c.report_number,
+                )
+            )
+            .where(exists().where(THROUGHPUT.c.run_id == RUNS.c.id))
+            .order_by(RUNS.c.id)
         )
-    )
-    return gone
+        return list(connection.scalars(query))
+
+    def roll_up(self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False) -> RolledUp:
+        """Put the next samples of these runs together, as many as one short transaction can; those done leave the
+        queue. `dry` counts alone."""
+        with self._read() if dry else self._write() as connection:
+            read = removed = 0
+            while works and read < PIECE:
+                looked, gone = _some(connection, works[0], before, stretch_s, dry=dry)
+                read, removed = read + looked, removed + gone
+                if works[0].done:
+                    works.popleft()
+            return RolledUp(read, removed)
+
+    @reading
+    def forgettable_jobs(self, connection: Connection, before: float) -> list[int]:
+        """The jobs (jobs.id) that ended before then and have decisions that led to nothing, or steps of resizes."""
+        idle = exists().where(DECISION_JOBS.c.job_id == JOBS.c.id, _led_to_nothing())
+        steps = exists().where(RESIZES.c.job_id == JOBS.c.id, STEPS.c.resize_id == RESIZES.c.id)
+        query = select(JOBS.c.id).where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, or_(idle, steps))
+        return list(connection.scalars(query.order_by(JOBS.c.id)))
+
+    def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
+        """Delete what these jobs (jobs.id) weighed, decisions on them that led to nothing, and the steps of their
+        resizes; returns how many rows. Resizes and what they cost stay. `dry` counts alone."""
+        with self._read() if dry else self._write() as connection:
+            ended = select(JOBS.c.id).where(
+                JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys)
+            )
+            jobs = list(connection.scalars(ended))
+            idle = among(DECISION_JOBS.c.job_id, jobs) & _led_to_nothing()
+            resizes = select(RESIZES.c.id).where(among(RESIZES.c.job_id, jobs))
+            decided = list(connection.scalars(select(DECISION_JOBS.c.decision_id).where(idle).distinct()))
+            which = (
+                (ALTERNATIVES, among(ALTERNATIVES.c.job_id, jobs)),
+                (DECISION_JOBS, idle),
+                (STEPS, STEPS.c.resize_id.in_(resizes)),
+            )
+            if dry:
+                return sum(
+                    connection.scalar(select(func.count()).select_from(table).where(of)) or 0 for table, of in which
+                )
+            gone = sum(connection.execute(table.delete().where(of)).rowcount for table, of in which)
+            connection.execute(
+                DECISIONS.delete().where(
+                    among(DECISIONS.c.id, decided),
+                    ~exists().where(DECISION_JOBS.c.decision_id == DECISIONS.c.id),
+                    ~exists().where(RESIZES.c.decision_id == DECISIONS.c.id),
+                )
+            )
+            return gone
+
+
+MINUTE_S, HOUR_S = 60.0, 3600.0
+JOBS_AT_ONCE = 200
+"""Jobs that lose what is no longer kept in one transaction."""
+REST_S = 0.05
+"""Least rest after a transaction."""
+
+
+@dataclass(frozen=True)
+class Ages:
+    """Seconds after a job's end until something becomes of what it left."""
+
+    minutes_s: float
+    """Its samples become one a minute."""
+    hours_s: float
+    """Its samples become one an hour."""
+    forget_s: float | None = None
+    """Decisions that led to nothing, and the steps of its resizes, are deleted; None keeps them."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done, or would be."""
+
+    runs: int = 0
+    """Runs looked at."""
+    read: int = 0
+    """Samples looked at."""
+    removed: int = 0
+    """Samples that others stand for now."""
+    jobs: int = 0
+    """Jobs that lost decisions or steps."""
+    rows: int = 0
+    """Rows that these were."""
+
+
+def maintain(
+    store: RetentionStore,
+    ages: Ages,
+    *,
+    dry: bool = False,
+    now: float | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Done:
+    """Roll up old samples, and forget what `ages` says; `dry` only counts.
+
+    Nothing of a job that has not ended is touched, and nothing that learning reads of one that has. The companion gets
+    the database for as long as each step took. `progress` is called with what is being done, how much of it is done,
+    and how much there is.
+    """
+    now = time.time() if now is None else now
+    runs: set[int] = set()
+    read = removed = 0
+    # What is old enough for hours need not become minutes first.
+    for what, age, stretch in (("hours", ages.hours_s, HOUR_S), ("minutes", ages.minutes_s, MINUTE_S)):
+        works = deque(RollUpWork(run) for run in store.rollups_due(now - age, stretch) if not (dry and run in runs))
+        runs |= {work.run for work in works}
+        of = len(works)
+        while works:
+            progress(what, of - len(works), of)
+            began = time.monotonic()
+            looked = store.roll_up(works, now - age, stretch, dry=dry)
+            read, removed = read + looked.read, removed + looked.removed
+            if not dry:
+                sleep(max(time.monotonic() - began, REST_S))
+        progress(what, of, of)
+    jobs = rows = 0
+    if ages.forget_s is not None:
+        keys = store.forgettable_jobs(now - ages.forget_s)
+        jobs = len(keys)
+        for first in range(0, jobs, JOBS_AT_ONCE):
+            progress("decisions", first, jobs)
+            began = time.monotonic()
+            rows += store.forget(now - ages.forget_s, keys[first : first + JOBS_AT_ONCE], dry=dry)
+            if not dry:
+                sleep(max(time.monotonic() - began, REST_S))
+        progress("decisions", jobs, jobs)
+    return Done(len(runs), read, removed, jobs, rows)

@@ -15,9 +15,9 @@ from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from ones_db.columns import storable
 from ones_db.reasons import NO_REASON, Reason
 from ones_db.shape import Shape
+from ones_db.tables import storable
 
 T = TypeVar("T")
 Row = Mapping[Any, Any]

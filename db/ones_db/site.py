@@ -1,22 +1,22 @@
-"""What is known beside the jobs that the companion looks after: nodes, what people did, the companion's health;
-and the part of the store that is about these, accounting and retention."""
+"""What is known besides the jobs that the companion looks after: nodes, what people did, the companion's health, and
+jobs that have ended as Slurm's accounting has them."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, func, select
 
-from ones_db import accounting, leaders, retention
-from ones_db.accounting import AccountingJob, Imported, PastJob
-from ones_db.engine import add_new, add_or_replace
-from ones_db.leaders import LeaderRecord
-from ones_db.retention import RolledUp
-from ones_db.tables import ACTIONS, CHANGES, HEALTH, NODES
+from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, reading, writing
+from ones_db.jobs import among, run_end, started_blocks
+from ones_db.records import JobRecord, RunRecord
+from ones_db.rows import record_of, row_of
+from ones_db.tables import ACCOUNTING, ACTIONS, CHANGES, HEALTH, JOBS, NODES, RUNS
 
 
 class NodeRecord(NamedTuple):
@@ -28,7 +28,7 @@ class NodeRecord(NamedTuple):
     usable: bool
     """Up, and neither drained, reserved, failing nor in maintenance."""
     gpus: int
-    """0 where Slurm knows of none."""
+    """0 if Slurm knows of none."""
     partitions: str = ""
     """Separated by commas."""
 
@@ -77,22 +77,6 @@ GONE = "GONE"
 """State of a node that Slurm no longer knows."""
 
 
-def record_nodes(connection: Connection, cluster: int, time: float, nodes: Collection[NodeRecord]) -> None:
-    last = _last(connection, cluster)
-    there = {node.name for node in nodes}
-    lost = [node for name, node in last.items() if name not in there and node.state != GONE]
-    changed = [node for node in nodes if last.get(node.name) != node]
-    changed += [node._replace(state=GONE, usable=False) for node in lost]
-    if not changed:
-        return
-    add_new(connection, NODES, [{"cluster_id": cluster, "name": node.name} for node in changed])
-    keys = {row.name: row.id for row in connection.execute(select(NODES).where(NODES.c.cluster_id == cluster))}
-    rows = [{**node._asdict(), "node_id": keys[node.name], "time": time} for node in changed]
-    for row in rows:
-        del row["name"]
-    add_or_replace(connection, CHANGES, ("node_id", "time"), rows)
-
-
 def _last(connection: Connection, cluster: int) -> dict[str, NodeRecord]:
     return {row.name: NodeRecord(*row) for row in connection.execute(_last_of(cluster))}
 
@@ -113,128 +97,274 @@ def _last_of(cluster: int) -> Select[Any]:
     )
 
 
-def node_changes(connection: Connection, cluster: int, name: str | None) -> list[NodeChange]:
-    query = (
-        select(CHANGES.c.time, NODES.c.name, *(CHANGES.c[name] for name in NodeRecord._fields if name != "name"))
-        .join(NODES, NODES.c.id == CHANGES.c.node_id)
-        .where(NODES.c.cluster_id == cluster)
-        .order_by(CHANGES.c.time, NODES.c.id)
-    )
-    if name is not None:
-        query = query.where(NODES.c.name == name)
-    return [NodeChange(row[0], NodeRecord(*row[1:])) for row in connection.execute(query)]
+class SiteStore(Transactions):
+    """The nodes, actions, health and leader of a `Store`."""
 
-
-def add_action(connection: Connection, cluster: int, record: ActionRecord) -> None:
-    values = {**record._asdict(), "user_name": record.user, "cluster_id": cluster}
-    del values["user"]
-    add_new(connection, ACTIONS, [values])
-
-
-def actions(connection: Connection, cluster: int, limit: int) -> list[ActionRecord]:
-    query = (
-        select(ACTIONS.c.time, ACTIONS.c.user_name, ACTIONS.c.action, ACTIONS.c.detail)
-        .where(ACTIONS.c.cluster_id == cluster)
-        .order_by(ACTIONS.c.time.desc(), ACTIONS.c.id.desc())
-        .limit(limit)
-    )
-    return [ActionRecord(*row) for row in connection.execute(query)]
-
-
-def record_health(connection: Connection, cluster: int, record: HealthRecord) -> None:
-    add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": cluster, **record._asdict()}])
-
-
-def health(connection: Connection, cluster: int) -> HealthRecord | None:
-    columns = [HEALTH.c[name] for name in HealthRecord._fields]
-    row = connection.execute(select(*columns).where(HEALTH.c.cluster_id == cluster)).first()
-    return None if row is None else HealthRecord(*row)
-
-
-class SiteStore:
-    """The part of `Store` that is about nodes, people, accounting and retention; its contract is the store's."""
-
-    _cluster: int
-
-    def _read(self) -> AbstractContextManager[Connection]:
-        raise NotImplementedError
-
-    def _write(self) -> AbstractContextManager[Connection]:
-        raise NotImplementedError
-
-    def record_nodes(self, time: float, nodes_now: Collection[NodeRecord]) -> None:
+    @writing
+    def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
         """Store the nodes as they are now: those that changed, and those that are gone."""
-        with self._write() as connection:
-            record_nodes(connection, self._cluster, time, nodes_now)
+        last = _last(connection, self._cluster)
+        there = {node.name for node in nodes_now}
+        lost = [node for name, node in last.items() if name not in there and node.state != GONE]
+        changed = [node for node in nodes_now if last.get(node.name) != node]
+        changed += [node._replace(state=GONE, usable=False) for node in lost]
+        if not changed:
+            return
+        add_new(connection, NODES, [{"cluster_id": self._cluster, "name": node.name} for node in changed])
+        keys = {
+            row.name: row.id for row in connection.execute(select(NODES).where(NODES.c.cluster_id == self._cluster))
+        }
+        rows = [{**node._asdict(), "node_id": keys[node.name], "time": time} for node in changed]
+        for row in rows:
+            del row["name"]
+        add_or_replace(connection, CHANGES, ("node_id", "time"), rows)
 
-    def nodes(self) -> list[NodeRecord]:
+    @reading
+    def nodes(self, connection: Connection) -> list[NodeRecord]:
         """The nodes as they are now, by their names."""
-        with self._read() as connection:
-            return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
+        return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
 
-    def node_changes(self, name: str | None = None) -> list[NodeChange]:
+    @reading
+    def node_changes(self, connection: Connection, name: str | None = None) -> list[NodeChange]:
         """What one node was, or all were, from when on; oldest first."""
-        with self._read() as connection:
-            return node_changes(connection, self._cluster, name)
+        query = (
+            select(CHANGES.c.time, NODES.c.name, *(CHANGES.c[name] for name in NodeRecord._fields if name != "name"))
+            .join(NODES, NODES.c.id == CHANGES.c.node_id)
+            .where(NODES.c.cluster_id == self._cluster)
+            .order_by(CHANGES.c.time, NODES.c.id)
+        )
+        if name is not None:
+            query = query.where(NODES.c.name == name)
+        return [NodeChange(row[0], NodeRecord(*row[1:])) for row in connection.execute(query)]
 
-    def add_action(self, record: ActionRecord) -> None:
+    @writing
+    def add_action(self, connection: Connection, record: ActionRecord) -> None:
         """Store what somebody did. The same at the same moment by the same person is the same action."""
-        with self._write() as connection:
-            add_action(connection, self._cluster, record)
+        add_new(connection, ACTIONS, [{**row_of(record), "cluster_id": self._cluster}])
 
-    def actions(self, limit: int = 100) -> list[ActionRecord]:
+    @reading
+    def actions(self, connection: Connection, limit: int = 100) -> list[ActionRecord]:
         """What was done last, newest first."""
-        with self._read() as connection:
-            return actions(connection, self._cluster, limit)
+        query = (
+            select(ACTIONS.c.time, ACTIONS.c.user_name, ACTIONS.c.action, ACTIONS.c.detail)
+            .where(ACTIONS.c.cluster_id == self._cluster)
+            .order_by(ACTIONS.c.time.desc(), ACTIONS.c.id.desc())
+            .limit(limit)
+        )
+        return [ActionRecord(*row) for row in connection.execute(query)]
 
-    def leader(self) -> LeaderRecord | None:
-        """Which companion leads, or did last; None where none ever did."""
-        with self._read() as connection:
-            return leaders.leader(connection, self._cluster)
-
-    def record_health(self, record: HealthRecord) -> None:
+    @writing
+    def record_health(self, connection: Connection, record: HealthRecord) -> None:
         """Store how the companion is."""
-        with self._write() as connection:
-            record_health(connection, self._cluster, record)
+        add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": self._cluster, **record._asdict()}])
 
-    def health(self) -> HealthRecord | None:
-        """How the companion that acted last was at its last tick; None where there was none."""
-        with self._read() as connection:
-            return health(connection, self._cluster)
+    @reading
+    def health(self, connection: Connection) -> HealthRecord | None:
+        """How the companion that acted last was at its last tick; None if there was none."""
+        columns = [HEALTH.c[name] for name in HealthRecord._fields]
+        row = connection.execute(select(*columns).where(HEALTH.c.cluster_id == self._cluster)).first()
+        return None if row is None else HealthRecord(*row)
 
-    def add_accounting(self, jobs: Sequence[AccountingJob]) -> Imported:
+    @reading
+    def leader(self, connection: Connection) -> LeaderRecord | None:
+        """Which companion leads, or did last; None if none ever did."""
+        return leader_of(connection, self._cluster)
+
+
+@dataclass(frozen=True)
+class AccountingJob:
+    """A job that has ended, as Slurm's accounting has it."""
+
+    job: JobRecord
+    runs: tuple[RunRecord, ...]
+    """By their start; empty if it never started."""
+    time_limit_s: float | None = None
+
+
+class Imported(NamedTuple):
+    """What became of jobs that were read from accounting."""
+
+    new: int = 0
+    changed: int = 0
+    """Known from accounting before, and more is known now."""
+    same: int = 0
+    companion: int = 0
+    """Known by the companion, and left as they are."""
+
+    def plus(self, other: Imported) -> Imported:
+        """Both together."""
+        return Imported(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class PastJob(NamedTuple):
+    """A job that has ended, by accounting or the companion; times in seconds."""
+
+    job_id: int
+    name: str
+    user: str
+    account: str
+    partition: str
+    state: str
+    submit_time: float
+    start_time: float | None
+    """Of its first run; None if it never started."""
+    end_time: float
+    runs: int
+    run_s: float
+    """In all its runs."""
+    gpus: int
+    """Of its largest run."""
+    gpu_s: float
+    """GPU-seconds of all its runs."""
+
+
+SAME_JOB_S = 86_400.0
+"""Two stays of one job id less than this apart are of one job: Slurm lets a job that ended be requeued for less than
+this, and takes far longer to come round to the same id."""
+
+SAME_START_S = 5.0
+"""How far apart Slurm's controller and its accounting may have the start of one task."""
+
+Row = Mapping[Any, Any]
+
+
+def _known(
+    connection: Connection, cluster: int, job_ids: Sequence[int]
+) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
+    """The stored jobs with these ids, and the runs (by jobs.id) of those that came from accounting."""
+    known: dict[int, list[Row]] = defaultdict(list)
+    query = (
+        select(JOBS, ACCOUNTING.c.import_time)
+        .outerjoin(ACCOUNTING, ACCOUNTING.c.job_id == JOBS.c.id)
+        .where(JOBS.c.cluster_id == cluster, among(JOBS.c.job_id, job_ids))
+    )
+    slurm_ids = {}
+    for row in connection.execute(query).mappings():
+        known[row["job_id"]].append(row)
+        if row["import_time"] is not None:
+            slurm_ids[row["id"]] = row["job_id"]
+    runs: dict[int, list[RunRecord]] = defaultdict(list)
+    stored = select(RUNS).where(among(RUNS.c.job_id, slurm_ids)).order_by(RUNS.c.restart)
+    for row in connection.execute(stored).mappings():
+        runs[row["job_id"]].append(record_of(RunRecord, row, job_id=slurm_ids[row["job_id"]]))
+    return known, runs
+
+
+def _same(row: Row, read: AccountingJob) -> bool:
+    """Whether a stored job is the one that accounting has: its time and the other's meet, or nearly."""
+    if row["submit_time"] == read.job.submit_time:
+        return True
+    if row["import_time"] is not None and row["user_name"] != read.job.user:
+        return False
+    end = row["end_time"]
+    after = end is not None and read.job.submit_time - end > SAME_JOB_S
+    return not after and row["submit_time"] - (read.job.end_time or 0.0) <= SAME_JOB_S
+
+
+def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
+    """What is stored and what was read, together; None if nothing new was read.
+
+    An import of a later span knows only a requeued job's later runs.
+    """
+    job = read.job
+    runs = {run.start_time: run for run in [*before, *read.runs]}
+    numbered = tuple(runs[start] for start in sorted(runs, key=lambda start: start or 0.0))
+    if len({run.restart for run in numbered}) < len(numbered):
+        numbered = tuple(replace(run, restart=number) for number, run in enumerate(numbered))
+    first = row["submit_time"] <= job.submit_time
+    if first:
+        job = replace(job, submit_time=row["submit_time"], requested_shape=record_of(JobRecord, row).requested_shape)
+    if row["end_time"] > (job.end_time or 0.0):
+        names = ("name", "account", "partition", "state", "end_time", "exit_code")
+        job = replace(job, **{name: row[name] for name in names})
+    job = replace(job, restart=max([job.restart, row["restart"], *(run.restart for run in numbered)]))
+    stored = {name: row[name] for name in row_of(job)}
+    if numbered == tuple(before) and stored == row_of(job):
+        return None
+    return AccountingJob(job, numbered, read.time_limit_s)
+
+
+def _insert(connection: Connection, cluster: int, one: AccountingJob) -> int:
+    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **row_of(one.job)))
+    key = int(result.inserted_primary_key[0])  # type: ignore[index]
+    _insert_runs(connection, key, one.runs)
+    return key
+
+
+def _replace(connection: Connection, cluster: int, key: int, one: AccountingJob) -> None:
+    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**row_of(one.job)))
+    # Nobody reported on them, so that nothing hangs on them.
+    connection.execute(RUNS.delete().where(RUNS.c.job_id == key))
+    _insert_runs(connection, key, one.runs)
+
+
+def _insert_runs(connection: Connection, key: int, runs: Sequence[RunRecord]) -> None:
+    rows = [{**row_of(run), "job_id": key} for run in runs]
+    if rows:
+        connection.execute(RUNS.insert(), rows)
+
+
+class AccountingStore(Transactions):
+    """The jobs of a `Store` that Slurm's accounting knows."""
+
+    @writing
+    def add_accounting(self, connection: Connection, jobs: Sequence[AccountingJob]) -> Imported:
         """Store jobs that have ended, as accounting has them, in one transaction.
 
         A job that the companion has seen stays as it is; of one that is known from accounting, what is new is added.
         """
-        with self._write() as connection:
-            return accounting.add_accounting(connection, self._cluster, jobs)
+        known, runs = _known(connection, self._cluster, [one.job.job_id for one in jobs])
+        blocks = started_blocks(connection, self._cluster, [one.job.job_id for one in jobs])
+        done, now = Imported(), time.time()
+        marks: list[dict[str, Any]] = []
+        for one in jobs:
+            if any(
+                abs(start - (run.start_time or 0.0)) <= SAME_START_S for run in one.runs for start in blocks[run.job_id]
+            ):
+                # A block of a job that the companion knows: its row is there.
+                done = done.plus(Imported(companion=1))
+                continue
+            row = next((row for row in known[one.job.job_id] if _same(row, one)), None)
+            if row is None:
+                key = _insert(connection, self._cluster, one)
+                done = done.plus(Imported(new=1))
+            elif row["import_time"] is None:
+                done = done.plus(Imported(companion=1))
+                continue
+            else:
+                key, before = row["id"], runs[row["id"]]
+                after = _joined(row, before, one)
+                if after is None:
+                    done = done.plus(Imported(same=1))
+                    continue
+                _replace(connection, self._cluster, key, after)
+                done = done.plus(Imported(changed=1))
+            marks.append({"job_id": key, "time_limit_s": one.time_limit_s, "import_time": now})
+        add_or_replace(connection, ACCOUNTING, ("job_id",), marks)
+        return done
 
-    def past_jobs(self, since: float, until: float) -> list[PastJob]:
+    @reading
+    def past_jobs(self, connection: Connection, since: float, until: float) -> list[PastJob]:
         """The jobs that were submitted in that span and have ended, by their submission."""
-        with self._read() as connection:
-            return accounting.past_jobs(connection, self._cluster, since, until)
-
-    def rollups_due(self, before: float, stretch_s: float) -> list[int]:
-        """The runs (runs.id) of jobs that ended before then whose samples are not rolled up that far."""
-        with self._read() as connection:
-            return retention.due(connection, self._cluster, before, stretch_s)
-
-    def roll_up(
-        self, works: deque[retention.RollUpWork], before: float, stretch_s: float, *, dry: bool = False
-    ) -> RolledUp:
-        """Put the next samples of these runs together, as many as one short transaction can; those done leave the
-        queue. `dry` counts alone."""
-        with self._read() if dry else self._write() as connection:
-            return retention.roll_up(connection, works, before, stretch_s, dry=dry)
-
-    def forgettable_jobs(self, before: float) -> list[int]:
-        """The jobs (jobs.id) that ended before then and have decisions that led to nothing, or steps of resizes."""
-        with self._read() as connection:
-            return retention.forgettable(connection, self._cluster, before)
-
-    def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
-        """Delete what these jobs (jobs.id) weighed, decisions on them that led to nothing, and the steps of their
-        resizes; returns how many rows. Resizes and what they cost stay. `dry` counts alone."""
-        with self._read() if dry else self._write() as connection:
-            return retention.forget(connection, self._cluster, before, keys, dry=dry)
+        ended = run_end()
+        length = ended - RUNS.c.start_time
+        gpus = RUNS.c.nodes * RUNS.c.gpus_per_node
+        of_job = ("job_id", "name", "user_name", "account", "partition", "state", "submit_time")
+        query = (
+            select(
+                *(JOBS.c[name] for name in of_job),
+                func.min(RUNS.c.start_time),
+                JOBS.c.end_time,
+                func.count(RUNS.c.start_time),
+                func.coalesce(func.sum(length), 0.0),
+                func.coalesce(func.max(gpus), 0),
+                func.coalesce(func.sum(length * gpus), 0.0),
+            )
+            .select_from(JOBS)
+            .outerjoin(RUNS, RUNS.c.job_id == JOBS.c.id)
+            .where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time.is_not(None))
+            .where(JOBS.c.submit_time >= since, JOBS.c.submit_time < until)
+            .group_by(JOBS.c.id)
+            .order_by(JOBS.c.submit_time, JOBS.c.job_id)
+        )
+        return [PastJob._make(row) for row in connection.execute(query)]

@@ -17,8 +17,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from ones_db import backend
-from ones_db.backend import UPGRADE, Mode
-from ones_db.errors import SchemaError, StoreBusy, StoreError
+from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
 """Two writes so short after one another may leave a file with the same time."""
@@ -32,7 +31,7 @@ class SQLite:
     """A database in one file."""
 
     def __init__(self, url: URL) -> None:
-        """Raises `StoreError` where the URL names no file."""
+        """Raises `StoreError` if the URL names no file."""
         if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
             raise StoreError(f"'{url}' names no file; write sqlite:///PATH")
         self.path = Path(url.database).absolute()
@@ -45,14 +44,14 @@ class SQLite:
             raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror}") from None
 
     def exists(self) -> bool:
-        """Raises `StoreError` where that is not for this user to know."""
+        """Raises `StoreError` if that is not for this user to know."""
         try:
             return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
         except PermissionError:
             raise StoreError(f"{self.path}: closed to you; check the owner and mode of its directory") from None
 
     def stamp(self) -> object:
-        """Raises OSError where there is no file."""
+        """Raises OSError if there is no file."""
         found = [self.path.stat()]
         with suppress(FileNotFoundError):
             found.append(Path(f"{self.path}-wal").stat())
@@ -119,7 +118,7 @@ class SQLite:
 
         Reading needs the log's two files, which SQLite makes in the directory when no writer has them open. A
         reader who may not write there can do without only while there is no log, which `immutable` promises;
-        hence a connection for each transaction of a reader, which asks anew.
+        hence a connection for each transaction of a reader, which asks again.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()

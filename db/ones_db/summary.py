@@ -1,87 +1,240 @@
-"""Tables and plots for people: one line a job, one bar a run."""
+"""Tables and plots for people: one line a job, one bar a run.
+
+The line of a job is declared here and nowhere else, by `JobSummary`: each field with its SQL and its meaning. The view
+`job_summary` has the same columns, and a few more for researchers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, cast, func, null, select, union_all
+from sqlalchemy import Connection, Select, func, select, text
 
-from ones_db.blocks import all_members
-from ones_db.history_cache import size_of
-from ones_db.jobs import among, lasted, latest, newest, observed, run_end
-from ones_db.limits import decode_limits
+from ones_db.engine import Transactions, reading
+from ones_db.history import size_of
+from ones_db.jobs import all_members, decode_limits, lasted, newest, observed, run_end
 from ones_db.records import RESIZE_DONE, MembershipRecord
-from ones_db.rows import record_of
+from ones_db.rows import COLUMNS, record_of, shape_names
 from ones_db.shape import Shape
-from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
+from ones_db.tables import JOBS, RUNS
+from ones_db.view import (
+    BEGAN,
+    BLOCK_HOURS,
+    CLUSTER,
+    GPUS,
+    OBSERVED,
+    SIZES,
+    TERM_HOURS,
+    UNTIL,
+    Column,
+    View,
+    of_runs,
+    said,
+    spelled,
+)
 from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import ProtocolError
+
+
+class Of(NamedTuple):
+    """A column of a job's line: its SQL, of a job j, its newest run n and the newest run p that told its position; and
+    its meaning."""
+
+    sql: str
+    meaning: str
+
+
+def _newest(table: str, value: str, run: str, condition: str = "") -> str:
+    """The value in the newest report of a run, by its key alone however many there are."""
+    return f"(SELECT {value} FROM {table} t WHERE t.run_id = {run}.id{condition} ORDER BY t.number DESC LIMIT 1)"
+
+
+def _since_hello(table: str, value: str) -> str:
+    """The value in the newest report since the ranks of the newest run were last started."""
+    return _newest(table, value, "n", " AND t.number > COALESCE(n.hello_number, 0)")
+
+
+def _newest_epoch(value: str) -> str:
+    """The value of the job's newest epoch that has one."""
+    return f"""(SELECT e.{value} FROM runs r CROSS JOIN epochs e WHERE e.run_id = r.id AND r.job_id = j.id
+            AND e.{value} IS NOT NULL ORDER BY r.restart DESC, e.number DESC LIMIT 1)"""
+
+
+def _over_runs(count: str) -> str:
+    """The sum of a count over all runs of the job."""
+    return f"(SELECT CAST(COALESCE(SUM(r.{count}), 0) AS BIGINT) FROM runs r WHERE r.job_id = j.id)"
+
+
+# A change of the blocks brings a batch too; in how many passes, it does not say.
+_BY_BLOCKS = (
+    f"COALESCE({_since_hello('memberships', 't.number')}, 0) > COALESCE({_since_hello('batch_changes', 't.number')}, 0)"
+)
+_BATCH = f"""COALESCE(CASE WHEN {_BY_BLOCKS} THEN {_since_hello("memberships", "t.batch")}
+            ELSE {_since_hello("batch_changes", "t.batch")} END, n.batch, p.batch)"""
+_PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE {_since_hello('batch_changes', 't.passes')} END"
+_STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
+_RESIZED = f"""(SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
+            AND z.ended IS NOT NULL AND z.restart >= 0)"""
 
 
 @dataclass(frozen=True)
 class JobSummary:
     """One line of the table of jobs."""
 
-    job_id: int
-    name: str
-    user: str
-    partition: str
-    state: str
-    elastic: bool
-    refusal: str
-    shape: Shape | None
-    """Of its newest run; None if it has not run."""
-    running: bool
-    """That run has not ended."""
-    batch: int | None
-    samples_per_s: float | None
-    epoch: int | None
-    """Epochs done."""
-    epochs: int | None
-    cursor: int | None
-    dataset: int | None
-    resizes: int
-    """Resizes that interrupted it and took effect: those of a waiting job do not count, being parked does."""
-    resizing: str | None
-    """State of the resize that is open."""
-    pause_s: float
-    """Pauses of all its resizes together."""
-    loss: float | None
-    accuracy: float | None
-    submit_time: float
-    start_time: float | None
-    end_time: float | None
-    report_note: str
-    passes: int | None = None
-    """Forward passes per optimizer step; None where the batch, its shape or its spec is not known."""
-    attempts: int = 0
-    """How often ranks were started again within a run, over all runs."""
-    nonfinite: int = 0
-    """Steps with a loss that is not a finite number, over all runs."""
-    nonfinite_step: int | None = None
-    """Step of the last report that had such a loss."""
-    refusal_code: str = ""
-    strategy: str | None = None
-    """Name of its training strategy; None where it is plainly data parallel, or has not said."""
-    limits: Limits | None = None
-    """What that strategy can do."""
-    account: str = ""
+    job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
+    submit_time: Annotated[
+        float, Of("j.submit_time", "first submission, Unix seconds; tells jobs apart that had the same id")
+    ]
+    name: Annotated[str, Of("j.name", "name of the job")]
+    user: Annotated[str, Of("j.user_name", "its owner")]
+    account: Annotated[str, Of("j.account", "account it is charged to")]
+    partition: Annotated[str, Of("j.partition", "partition it was last seen in")]
+    state: Annotated[str, Of("j.state", "base state, as Slurm names it")]
+    elastic: Annotated[bool, Of("j.elastic", "opted in, and nothing speaks against resizing it")]
+    refusal: Annotated[str, Of("j.refusal", "why it is not elastic, in words; empty if it is")]
+    refusal_code: Annotated[str, Of("j.refusal_code", "code of that reason")]
+    report_note: Annotated[
+        str, Of("j.report_note", "part of its directory or reports that could not be believed, in words")
+    ]
+    start_time: Annotated[float | None, Of(_STARTED, "first start, Unix seconds")]
+    end_time: Annotated[float | None, Of("j.end_time", "end, Unix seconds; null until then")]
+    jct_s: Annotated[
+        float | None,
+        Of("j.end_time - j.submit_time", "job completion time: submission to end, seconds; null until the end"),
+    ]
+    shape: Annotated[
+        Shape | None,
+        Of("n.nodes", "nodes of its newest run; null if it has not run"),
+        Of("n.gpus_per_node", "GPUs per node of its newest run"),
+    ]
+    running: Annotated[
+        bool, Of("n.restart = j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
+    ]
+    batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
+    passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step, if the job has told")]
+    samples_per_s: Annotated[
+        float | None,
+        Of(
+            _newest("throughput", "1.0 * t.samples / t.seconds", "p", " AND t.seconds > 1e-6"),
+            "throughput that it reported last, samples/s",
+        ),
+    ]
+    epoch: Annotated[int | None, Of("p.epoch", "epochs done")]
+    epochs: Annotated[int | None, Of("j.epochs", "epochs it means to train; 0 if it does not say")]
+    cursor: Annotated[int | None, Of("p.cursor", "samples of the epoch already used")]
+    dataset: Annotated[int | None, Of("j.dataset", "samples in an epoch; 0 if it does not know")]
+    loss: Annotated[float | None, Of(_newest_epoch("loss"), "loss of its newest epoch that reported one")]
+    accuracy: Annotated[
+        float | None, Of(_newest_epoch("accuracy"), "accuracy of its newest epoch that reported one, as a fraction")
+    ]
+    resizes: Annotated[int, Of(_RESIZED, "resizes while it ran that took effect, by requeue or by blocks")]
+    resizing: Annotated[
+        str | None,
+        Of(
+            "(SELECT z.state FROM resizes z WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)",
+            "state of the resize that is open; null if none is",
+        ),
+    ]
+    pause_s: Annotated[
+        float,
+        Of(
+            "(SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id)",
+            "pauses of all its resizes together, seconds; 0 if none is known",
+        ),
+    ]
+    attempts: Annotated[int, Of(_over_runs("attempts"), "restarts of the ranks within runs, over all runs")]
+    nonfinite: Annotated[
+        int, Of(_over_runs("nonfinite"), "steps with a loss that is not a finite number, over all runs")
+    ]
+    nonfinite_step: Annotated[
+        int | None,
+        Of(
+            "(SELECT r.nonfinite_step FROM runs r WHERE r.job_id = j.id AND r.nonfinite_step IS NOT NULL"
+            " ORDER BY r.restart DESC LIMIT 1)",
+            "step of the last report that had such a loss",
+        ),
+    ]
+    strategy: Annotated[
+        str | None, Of("j.strategy", "training strategy, by its own word; null if it is plainly data parallel")
+    ]
+    limits: Annotated[Limits | None, Of("j.limits", "what that strategy can do, as a JSON object")]
 
     @property
     def local_batch(self) -> int | None:
         """Samples per GPU and forward pass (the most of any GPU), of a job whose GPUs share samples per replica; None
-        where it is not known."""
+        if it is not known."""
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (_replicas(self.limits, self.shape.gpus) * self.passes))
 
-    @property
-    def jct_s(self) -> float | None:
-        """Job completion time: submission to end."""
-        return None if self.end_time is None else self.end_time - self.submit_time
+
+_KINDS = {int: "int", float: "float", str: "text", bool: "bool", Limits: "text", Shape: "int"}
+
+
+def _columns() -> Iterator[tuple[Column, str]]:
+    """The columns that `JobSummary` declares, each with its SQL."""
+    for field, hint in get_type_hints(JobSummary, include_extras=True).items():
+        inner, *columns = get_args(hint)
+        kind = _KINDS[(get_args(inner) or (inner,))[0]]
+        names = shape_names(field) if len(columns) > 1 else (COLUMNS.get(field, field),)
+        for name, of in zip(names, columns, strict=True):
+            sql = f"CASE WHEN {of.sql} THEN 1 ELSE 0 END" if kind == "bool" else of.sql
+            yield Column(name, "time" if name.endswith("_time") else kind, of.meaning), sql
+
+
+_LINE = tuple(_columns())
+_FROM = """jobs j
+        LEFT JOIN runs n ON n.job_id = j.id
+            AND n.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id)
+        LEFT JOIN runs p ON p.job_id = j.id
+            AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)"""
+"""The newest run has the shape; the newest that reported a position has the progress, as the newest may be loading."""
+_SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
+_SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
+
+JOB_SUMMARY = View(
+    "job_summary",
+    "One row a job: how long it took, waited and ran, at which sizes, and what resizing did to it",
+    (
+        CLUSTER,
+        *(
+            one
+            for column, _ in _LINE
+            for one in (column, *([said(_SAID[column.name], column.name)] if column.name in _SAID else []))
+        ),
+        Column("requested_gpus", "int", "GPUs it asked for"),
+        Column("queueing_s", "float", "submission to first start, seconds"),
+        Column("running_s", "float", "all its runs together, seconds; of one that goes on, as far as is known"),
+        Column("runs", "int", "its starts; of a job of blocks its terms"),
+        Column("sizes", "text", "nodes x GPUs per node of each run and membership, in order; unequal nodes as one"),
+        Column("smallest_gpus", "int", "fewest GPUs that it trained on"),
+        Column("largest_gpus", "int", "most GPUs that it trained on"),
+        Column("gpu_hours", "float", "GPU-hours of all its runs, of a job of blocks those that its blocks held"),
+    ),
+    f"""
+    SELECT c.name AS cluster, {_SELECTED},
+        j.requested_nodes * j.requested_gpus_per_node AS requested_gpus,
+        {_STARTED} - j.submit_time AS queueing_s,
+        {of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
+        {of_runs("COUNT(*)")} AS runs,
+        (SELECT listed(s.shape, ' > ') FROM (SELECT w.nodes || 'x' || w.each AS shape FROM ({SIZES}) w
+            ORDER BY w.restart, w.number) s) AS sizes,
+        (SELECT MIN(w.gpus) FROM ({SIZES}) w) AS smallest_gpus,
+        (SELECT MAX(w.gpus) FROM ({SIZES}) w) AS largest_gpus,
+        COALESCE({BLOCK_HOURS},
+            {of_runs(f"SUM(COALESCE({TERM_HOURS}, latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0))")}) AS gpu_hours
+    FROM clusters c CROSS JOIN {_FROM} WHERE j.cluster_id = c.id""",
+    ("submit_time", "job_id"),
+)
+
+_LATEST = """NOT EXISTS (SELECT 1 FROM jobs later WHERE later.cluster_id = :cluster AND later.job_id = j.job_id
+        AND later.submit_time > j.submit_time)"""
+_OPEN = "SELECT o.id FROM jobs o WHERE o.cluster_id = :cluster AND o.end_time IS NULL"
+_ENDED = f"""SELECT l.id FROM (SELECT j.id FROM jobs j WHERE j.cluster_id = :cluster AND j.end_time IS NOT NULL
+        AND {OBSERVED}{{}} ORDER BY j.end_time DESC, j.id DESC LIMIT :ended) l"""
 
 
 class TimelineRow(NamedTuple):
@@ -96,103 +249,64 @@ class TimelineRow(NamedTuple):
     end: float | None
 
 
-def job_summaries(
-    connection: Connection,
-    cluster: int,
-    job_ids: Sequence[int] | None,
-    ended: int | None = None,
-    ended_of: str | None = None,
-) -> list[JobSummary]:
-    query, given = _summaries(cluster), {} if ended_of is None else {"user": ended_of}
-    query = query.where(observed() if job_ids is None else among(JOBS.c.job_id, job_ids))
-    if ended is None:
-        query = query.where(JOBS.c.cluster_id == cluster)
-    elif ended_of is None:
-        query = query.where(JOBS.c.id.in_(_open_or_last(cluster, ended)))
-    else:
-        query = query.where(JOBS.c.id.in_(select(_last(cluster, ended, own=True).c.id)))
-    rows = connection.execute(query, given)
-    names = tuple(rows.keys())
-    return [_summary(dict(zip(names, row, strict=True))) for row in rows]
+class SummaryStore(Transactions):
+    """The tables and plots for people of a `Store`."""
 
+    def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
+        """One line a job, in the order of their submission: those named, or all that a companion has seen; with
+        `ended`, of those that have ended only so many, the last. That costs the same however many have ended."""
+        if job_ids is not None:
+            # Written out, since databases limit the parameters of a statement.
+            listed = ", ".join(map(str, map(int, job_ids))) or "NULL"
+            return self._lines(f"j.cluster_id = :cluster AND j.job_id IN ({listed})")
+        if ended is None:
+            return self._lines(f"j.cluster_id = :cluster AND {OBSERVED}")
+        # By their keys, each found by the index of ends: if told of the cluster too, SQLite looks at all its jobs.
+        return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
 
-@cache
-def _summaries(cluster: int) -> Select[Any]:
-    """Made once: to make it takes longer than to answer it where there are few jobs."""
-    of_job = RUNS.alias("of_job")
-    # The newest run has the shape; the newest that reported a position has the progress, as the newest may be
-    # loading.
-    last = select(func.max(of_job.c.restart)).where(of_job.c.job_id == JOBS.c.id)
-    now, at = RUNS.alias("now"), RUNS.alias("at")
-    # A change of the blocks brings a batch too; in how many passes, it does not say.
-    joined, in_term = (_newest_since_hello(MEMBERSHIPS, name, now) for name in ("number", "batch"))
-    changed, batch, passes = (_newest_since_hello(BATCHES, name, now) for name in ("number", "batch", "passes"))
-    by_blocks = func.coalesce(joined, 0) > func.coalesce(changed, 0)
-    batch, passes = case((by_blocks, in_term), else_=batch), case((by_blocks, null()), else_=passes)
-    speed = _newest(THROUGHPUT, THROUGHPUT.c.samples / THROUGHPUT.c.seconds, at, THROUGHPUT.c.seconds > 0)
-    resizes = select(func.count()).where(
-        RESIZES.c.job_id == JOBS.c.id,
-        RESIZES.c.state == RESIZE_DONE,
-        RESIZES.c.ended.is_not(None),
-        RESIZES.c.restart >= 0,
-    )
-    resizing = select(RESIZES.c.state).where(RESIZES.c.job_id == JOBS.c.id, RESIZES.c.ended.is_(None)).limit(1)
-    pause = select(func.coalesce(func.sum(RESIZES.c.pause_s), 0.0)).where(RESIZES.c.job_id == JOBS.c.id)
-    start = select(func.min(of_job.c.start_time)).where(of_job.c.job_id == JOBS.c.id)
-    return (
-        select(
-            *(JOBS.c[name] for name in _JOB),
-            JOBS.c.user_name,
-            now.c.nodes,
-            now.c.gpus_per_node,
-            and_(now.c.restart == JOBS.c.restart, now.c.end_time.is_(None), JOBS.c.end_time.is_(None)).label("running"),
-            func.coalesce(batch, now.c.batch, at.c.batch).label("batch"),
-            speed.label("samples_per_s"),
-            at.c.epoch,
-            at.c.cursor,
-            resizes.scalar_subquery().label("resizes"),
-            resizing.scalar_subquery().label("resizing"),
-            pause.scalar_subquery().label("pause_s"),
-            _newest_epoch("loss").label("loss"),
-            _newest_epoch("accuracy").label("accuracy"),
-            start.scalar_subquery().label("start_time"),
-            passes.label("passes"),
-            JOBS.c.max_local_batch.label("max_local"),
-            *(_over_runs(name).label(name) for name in ("attempts", "nonfinite")),
-            _newest_nonfinite().label("nonfinite_step"),
+    def ended_of(self, user: str, count: int) -> list[JobSummary]:
+        """One line for each of the `count` jobs of a user that ended last, in the order of their submission. To look
+        for them costs the more, the more jobs of others have ended since."""
+        return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", ended=count, user=user)
+
+    @reading
+    def _lines(self, connection: Connection, condition: str, ended: int = 0, user: str = "") -> list[JobSummary]:
+        sql = f"SELECT {_SELECTED}, j.max_local_batch FROM {_FROM} WHERE {_LATEST} AND {condition}"
+        query = text(spelled(f"{sql} ORDER BY j.submit_time, j.job_id", connection.dialect.name))
+        given = {"cluster": self._cluster, "ended": ended, "user": user}
+        asked = {name: value for name, value in given.items() if name in query._bindparams}
+        return [_summary(row) for row in connection.execute(query, asked).mappings()]
+
+    @reading
+    def strategies(self, connection: Connection) -> dict[str, int]:
+        """How many jobs that have not ended train by each training strategy, the most frequent first."""
+        query = (
+            select(JOBS.c.strategy, func.count())
+            .where(newest(self._cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
+            .group_by(JOBS.c.strategy)
+            .order_by(func.count().desc(), JOBS.c.strategy)
         )
-        .select_from(JOBS)
-        .outerjoin(now, and_(now.c.job_id == JOBS.c.id, now.c.restart == last.scalar_subquery()))
-        .outerjoin(
-            at,
-            and_(
-                at.c.job_id == JOBS.c.id,
-                at.c.restart == last.where(of_job.c.epoch.is_not(None)).scalar_subquery(),
-            ),
-        )
-        .where(latest(cluster))
-        .order_by(JOBS.c.submit_time, JOBS.c.job_id)
-    )
+        return {row[0]: row[1] for row in connection.execute(query)}
 
-
-@cache
-def _open_or_last(cluster: int, ended: int) -> Any:
-    """The keys of the jobs that have not ended and of so many that ended last, each by the index of ends."""
-    alive = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None))
-    return union_all(alive, select(_last(cluster, ended).c.id))
-
-
-@cache
-def _last(cluster: int, ended: int, *, own: bool = False) -> Any:
-    """The keys of so many jobs that ended last; with `own` of those of the user that is given as `user`."""
-    over = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_not(None), observed())
-    if own:
-        over = over.where(JOBS.c.user_name == bindparam("user"))
-    return over.order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc()).limit(ended).subquery()
+    @reading
+    def timeline(
+        self, connection: Connection, since: float | None = None, job_id: int | None = None
+    ) -> list[TimelineRow]:
+        """Every run that started of jobs that a companion has seen, by its start, for plots; those alone that had not
+        ended by `since`, and those of the newest job with that id, if these are given."""
+        query, given = _timeline(self._cluster, recent=since is not None), {} if since is None else {"since": since}
+        if job_id is not None:
+            query = query.where(JOBS.c.job_id == job_id, newest(self._cluster))
+        members = all_members(connection, self._cluster, since, job_id)
+        return [
+            part
+            for *who, nodes, gpus_per_node, start, end, run in connection.execute(query, given)
+            for part in _parts(TimelineRow._make((*who, Shape(nodes, gpus_per_node), start, end)), members.get(run, ()))
+        ]
 
 
 def _replicas(limits: Limits | None, gpus: int) -> int:
-    """Over how many parts of so many GPUs the samples of a step are split."""
+    """Over how many parts of these GPUs the samples of a step are split."""
     row = limits.at(gpus) if limits is not None else None
     return row.replicas if row is not None else gpus
 
@@ -204,113 +318,26 @@ def _believed(text: str | None) -> Limits | None:
         return None
 
 
-def _summary(row: dict[str, Any]) -> JobSummary:
+def _summary(row: Mapping[Any, Any]) -> JobSummary:
     limits = _believed(row["limits"])
-    gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local"], row["passes"]
+    gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local_batch"], row["passes"]
     if passes is None and row["batch"] is not None and gpus and most:
         # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).
         local = -(-row["batch"] // _replicas(limits, gpus))
         passes = max(-(-local // most), 1)
-    return record_of(JobSummary, row, running=bool(row["running"]), limits=limits, passes=passes)
-
-
-_JOB = (
-    "job_id",
-    "name",
-    "partition",
-    "state",
-    "elastic",
-    "refusal",
-    "refusal_code",
-    "epochs",
-    "dataset",
-    "submit_time",
-    "end_time",
-    "report_note",
-    "strategy",
-    "limits",
-    "account",
-)
-
-
-def _newest(table: Any, value: Any, run: Any, *conditions: Any) -> Any:
-    """The value in the newest report of the run, by its key alone however many there are."""
-    query = select(value).where(table.c.run_id == run.c.id, *conditions)
-    return query.order_by(table.c.number.desc()).limit(1).scalar_subquery()
-
-
-def _newest_since_hello(table: Any, name: str, run: Any) -> Any:
-    """The value in the newest report since the ranks of the run were last started."""
-    return _newest(table, table.c[name], run, table.c.number > func.coalesce(run.c.hello_number, 0))
-
-
-def _over_runs(name: str) -> Any:
-    """The sum of a count over all runs of the job."""
-    of_run = RUNS.alias(f"of_{name}")
-    # PostgreSQL's own sum of whole numbers is a decimal.
-    query = select(cast(func.coalesce(func.sum(of_run.c[name]), 0), BigInteger)).where(of_run.c.job_id == JOBS.c.id)
-    return query.scalar_subquery()
-
-
-def _newest_nonfinite() -> Any:
-    """The step of the last report of the job with a loss that is no finite number."""
-    of_run = RUNS.alias("of_nonfinite_step")
-    query = select(of_run.c.nonfinite_step).where(of_run.c.job_id == JOBS.c.id, of_run.c.nonfinite_step.is_not(None))
-    return query.order_by(of_run.c.restart.desc()).limit(1).scalar_subquery()
-
-
-def _newest_epoch(name: str) -> Any:
-    """The value that the job's newest epoch with one has."""
-    of_epoch = RUNS.alias("of_epoch")
-    query = (
-        select(EPOCHS.c[name])
-        .join(of_epoch, of_epoch.c.id == EPOCHS.c.run_id)
-        .where(of_epoch.c.job_id == JOBS.c.id, EPOCHS.c[name].is_not(None))
-    )
-    return query.order_by(of_epoch.c.restart.desc(), EPOCHS.c.number.desc()).limit(1).scalar_subquery()
-
-
-def strategies(connection: Connection, cluster: int) -> dict[str, int]:
-    """How many jobs that have not ended train by each strategy."""
-    query = (
-        select(JOBS.c.strategy, func.count())
-        .where(newest(cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
-        .group_by(JOBS.c.strategy)
-        .order_by(func.count().desc(), JOBS.c.strategy)
-    )
-    return {row[0]: row[1] for row in connection.execute(query)}
-
-
-def timeline(
-    connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
-) -> list[TimelineRow]:
-    query, given = _timeline(cluster, recent=since is not None), {} if since is None else {"since": since}
-    if job_id is not None:
-        query = query.where(JOBS.c.job_id == job_id, newest(cluster))
-    members = all_members(connection, cluster, since, job_id)
-    rows = connection.execute(query, given)
-    return [
-        part
-        for *who, nodes, gpus_per_node, start, end, run in rows
-        for part in _parts(TimelineRow._make((*who, Shape(nodes, gpus_per_node), start, end)), members.get(run, ()))
-    ]
+    flags = {name: bool(row[name]) for name in ("elastic", "running")}
+    return record_of(JobSummary, row, limits=limits, passes=passes, **flags)
 
 
 @cache
 def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
     """With `recent` those alone that had not ended by `since`."""
+    of_job, of_run = (
+        (JOBS.c.job_id, JOBS.c.name, JOBS.c.user_name),
+        (RUNS.c.restart, RUNS.c.nodes, RUNS.c.gpus_per_node),
+    )
     query = (
-        select(
-            JOBS.c.job_id,
-            JOBS.c.name,
-            JOBS.c.user_name,
-            RUNS.c.restart,
-            RUNS.c.nodes,
-            RUNS.c.gpus_per_node,
-            RUNS.c.start_time,
-            run_end(),
-            RUNS.c.id,
-        )
+        select(*of_job, *of_run, RUNS.c.start_time, run_end(), RUNS.c.id)
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
         .where(RUNS.c.start_time.is_not(None), observed())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)

@@ -1,17 +1,31 @@
 """The tables, each defined here and nowhere else, as SQLAlchemy Core has them: no ORM class stands beside a `Table`.
 
 Every column says what it means and its unit; documents and `ones_db.describe` read that here. Types are portable.
-Jobs are keyed (cluster, job id, submission), since Slurm starts its job ids anew; runs (job, restart); what a run
+Jobs are keyed (cluster, job id, submission), since Slurm starts its job ids again; runs (job, restart); what a run
 reported (run, number of the report), so that reading a report file twice changes nothing. A column that is added
 goes to the end of its table, and into a migration.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, CheckConstraint, Index, MetaData, Table
-from sqlalchemy import text as condition
+from typing import Any
 
-from ones_db.columns import column, flag, key, number, of, reason, text, whole
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+)
+from sqlalchemy import text as condition
+from sqlalchemy.types import TypeDecorator
 
 SCHEMA_REVISION = "0018"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
@@ -27,6 +41,68 @@ METADATA = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+# A word for each kind of column
+
+WHOLE = BigInteger().with_variant(Integer(), "sqlite")
+"""64 bits everywhere; SQLite's own integer is that, and only under this name may it be a key that counts
+itself."""
+
+
+def storable(value: str) -> str:
+    """Text from users, Slurm and jobs, as it is. Bytes that were no text (lone surrogates), and zeros, which PostgreSQL
+    keeps in no text, are shown as escapes, so that one odd job name cannot keep a whole snapshot out of the
+    database."""
+    value = value.replace("\0", "\\x00")
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+
+class SafeText(TypeDecorator[str]):
+    """Text that any database keeps: see `storable`."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else storable(value)
+
+
+def column(name: str, kind: Any, comment: str, *also: Any, nullable: bool = False, **options: Any) -> Column[Any]:
+    return Column(name, kind, *also, nullable=nullable, comment=comment, **options)
+
+
+def whole(name: str, comment: str, **options: Any) -> Column[Any]:
+    return column(name, WHOLE, comment, **options)
+
+
+def number(name: str, comment: str, **options: Any) -> Column[Any]:
+    return column(name, Double(), comment, **options)
+
+
+def text(name: str, comment: str, **options: Any) -> Column[Any]:
+    return column(name, SafeText(), comment, **options)
+
+
+def flag(name: str, comment: str) -> Column[Any]:
+    return column(name, Boolean(), comment)
+
+
+def key() -> Column[Any]:
+    return column("id", WHOLE, "key of this table alone", primary_key=True)
+
+
+def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
+    """A column that names a row of another table."""
+    return column(name, WHOLE, comment, ForeignKey(target), autoincrement=False, **options)
+
+
+def reason(name: str) -> tuple[Column[Any], Column[Any]]:
+    """What stands beside the sentence of a reason."""
+    return (
+        text(f"{name}_code", f"code of {name}, by which causes are counted", server_default=""),
+        text(f"{name}_arguments", f"what {name} names, as a JSON object", server_default="{}"),
+    )
+
 
 _OPEN = condition("ended IS NULL")
 
@@ -57,7 +133,7 @@ JOBS = Table(
     whole("requested_gpus_per_node", "GPUs per node it asked for when first seen"),
     whole("restart", "how often Slurm has restarted it"),
     flag("elastic", "opted in, and nothing speaks against resizing it"),
-    text("refusal", "why it is not elastic, in words; empty where it is"),
+    text("refusal", "why it is not elastic, in words; empty if it is"),
     text("state", "base state, as Slurm names it"),
     number("end_time", "end, Unix seconds; null until then", nullable=True),
     whole("exit_code", "exit code of the batch script; null until the end", nullable=True),
@@ -65,11 +141,11 @@ JOBS = Table(
     whole("base_batch", "global batch its learning rate was chosen for, samples", nullable=True),
     whole("max_batch", "largest global batch it takes, samples", nullable=True),
     whole("max_local_batch", "most samples per GPU per forward pass", nullable=True),
-    whole("dataset", "samples in an epoch; 0 where it does not know", nullable=True),
-    whole("epochs", "epochs it means to train; 0 where it does not say", nullable=True),
+    whole("dataset", "samples in an epoch; 0 if it does not know", nullable=True),
+    whole("epochs", "epochs it means to train; 0 if it does not say", nullable=True),
     number(
         "deferred_until",
-        "until when the companion keeps it from starting, Unix seconds; null where it does not",
+        "until when the companion keeps it from starting, Unix seconds; null if it does not",
         nullable=True,
     ),
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
@@ -83,11 +159,11 @@ JOBS = Table(
         nullable=True,
     ),
     whole("multiple_of", "its global batches are multiples of this, samples", nullable=True),
-    text("strategy", "training strategy, by its own word; null where it is plainly data parallel", nullable=True),
+    text("strategy", "training strategy, by its own word; null if it is plainly data parallel", nullable=True),
     text("limits", "what that strategy can do, as a JSON object (the view `size_limits`)", nullable=True),
     whole(
         "gradient_bytes",
-        "bytes of the gradients that it averages in a step, by its own word; 0 or null where it did not say",
+        "bytes of the gradients that it averages in a step, by its own word; 0 or null if it did not say",
         nullable=True,
     ),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
@@ -101,8 +177,8 @@ RUNS = Table(
     key(),
     of("job_id", "jobs.id", "job (jobs.id)"),
     whole("restart", "Slurm's restart count, 0 in the first run"),
-    whole("nodes", "nodes; 0 where not known"),
-    whole("gpus_per_node", "GPUs per node; 0 where not known"),
+    whole("nodes", "nodes; 0 if not known"),
+    whole("gpus_per_node", "GPUs per node; 0 if not known"),
     text("node_list", "names of its nodes, separated by commas", nullable=True),
     number("start_time", "start, Unix seconds", nullable=True),
     number("end_time", "end, Unix seconds; null until then", nullable=True),
@@ -134,7 +210,7 @@ RUNS = Table(
     whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
     whole("nonfinite_step", "step of the last report that had such a loss; null for none", nullable=True),
     whole("world", "ranks, as its last hello said", nullable=True),
-    text("kind", "kind of its GPUs, several with commas between; empty where it is unknown", nullable=True),
+    text("kind", "kind of its GPUs, several with commas between; empty if it is unknown", nullable=True),
     Index("uq_runs_job_id_restart", "job_id", "restart", unique=True),
     comment="one start of a job each",
 )
@@ -243,7 +319,7 @@ MEMBERSHIPS = Table(
     text("blocks", "tasks of its blocks in rank order, separated by commas; the first leads"),
     text("restarts", "Slurm's restart count of each of them, separated by commas"),
     whole("nodes", "nodes"),
-    whole("gpus_per_node", "GPUs per node; 0 where nodes give unequally many"),
+    whole("gpus_per_node", "GPUs per node; 0 if nodes give unequally many"),
     whole("world", "GPUs in all, one rank each"),
     whole("step", "optimizer steps since the job's first run"),
     whole("batch", "global batch from then on, samples"),
@@ -293,11 +369,11 @@ DECISION_JOBS = Table(
     METADATA,
     of("decision_id", "decisions.id", "decision", primary_key=True),
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True, index=True),
-    whole("nodes", "nodes; null where it waits", nullable=True),
-    whole("gpus_per_node", "GPUs per node; null where it waits", nullable=True),
-    whole("batch", "global batch, samples; null where it waits", nullable=True),
-    whole("from_nodes", "nodes it held; null where it waited", nullable=True),
-    whole("from_gpus_per_node", "GPUs per node it held; null where it waited", nullable=True),
+    whole("nodes", "nodes; null if it waits", nullable=True),
+    whole("gpus_per_node", "GPUs per node; null if it waits", nullable=True),
+    whole("batch", "global batch, samples; null if it waits", nullable=True),
+    whole("from_nodes", "nodes it held; null if it waited", nullable=True),
+    whole("from_gpus_per_node", "GPUs per node it held; null if it waited", nullable=True),
     whole("from_batch", "global batch it had, samples", nullable=True),
     text("reason", "why, in words for its user"),
     flag("acted", "the companion set out to carry it out"),
@@ -388,7 +464,7 @@ CHANGES = Table(
     number("time", "when it was seen, Unix seconds", primary_key=True, autoincrement=False),
     text("state", "UP while it takes jobs, has it any or not; RESERVED; else what Slurm says of it"),
     flag("usable", "up, and neither drained, reserved, failing nor in maintenance"),
-    whole("gpus", "GPUs it has; 0 where Slurm knows of none"),
+    whole("gpus", "GPUs it has; 0 if Slurm knows of none"),
     text("partitions", "partitions it is in, separated by commas"),
     comment="what a node was from a moment on, until its next change",
     sqlite_with_rowid=False,
@@ -423,7 +499,7 @@ ACCOUNTING = Table(
     "accounting",
     METADATA,
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
-    number("time_limit_s", "time limit, seconds; null where it had none", nullable=True),
+    number("time_limit_s", "time limit, seconds; null if it had none", nullable=True),
     number("import_time", "when its rows were last read, Unix seconds"),
     comment="jobs that are known from Slurm's accounting alone",
     sqlite_with_rowid=False,
@@ -451,7 +527,7 @@ HEALTH = Table(
     whole("running", "elastic jobs that ran then", nullable=True),
     whole("waiting", "elastic jobs that waited then", nullable=True),
     whole("gpus", "GPUs on which elastic jobs ran then", nullable=True),
-    text("error", "its last complaint, in words; empty where it had none since it started"),
+    text("error", "its last complaint, in words; empty if it had none since it started"),
     number("error_time", "when it complained, Unix seconds", nullable=True),
     comment="how the companion that acted last was at its last tick",
     sqlite_with_rowid=False,

@@ -6,32 +6,30 @@ costs what that job holds, however many there are: conditions on cluster, job_id
 tables of every view that has them, also where it groups.
 
 Views hold nothing. So they belong to no migration: each upgrade drops them first, since SQLite renames no table under
-a view, and makes them anew at its end.
+a view, and makes them again at its end.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import Connection, inspect
 
-from ones_db.block_views import BLOCK_TIMELINE, MEMBERSHIP_TIMELINE
 from ones_db.records import RESIZE_DONE
-from ones_db.view import Column, View
-from ones_db.view_parts import (
+from ones_db.summary import JOB_SUMMARY
+from ones_db.view import (
     B_UNTIL,
     BEGAN,
-    BLOCK_HOURS,
     CLUSTER,
     END,
     GPUS,
     HAS_BLOCKS,
     JOB,
     JOBS,
+    M_AFTER,
+    M_BEGAN,
+    M_UNTIL,
     MEASURED,
     OF_SIZES,
     SAMPLES,
-    SIZES,
     T_EACH,
     T_GPUS,
     T_NODES,
@@ -39,61 +37,10 @@ from ones_db.view_parts import (
     UNTIL,
     WHO,
     WHOSE,
-    of_runs,
+    Column,
+    View,
     said,
     time_of,
-)
-
-JOB_SUMMARY = View(
-    "job_summary",
-    "One row a job: how long it took, waited and ran, at which sizes, and what resizing did to it",
-    (
-        *JOB,
-        said("submitted", "submit_time"),
-        *WHO,
-        Column("account", "text", "account it is charged to"),
-        Column("partition", "text", "partition it was last seen in"),
-        Column("state", "text", "base state, as Slurm names it"),
-        Column("elastic", "bool", "opted in, and nothing speaks against resizing it"),
-        Column("requested_gpus", "int", "GPUs it asked for"),
-        time_of("start_time", "first start"),
-        said("started", "start_time"),
-        time_of("end_time", "end; null until then"),
-        said("ended", "end_time"),
-        Column("jct_s", "float", "job completion time: submission to end, seconds; null until the end"),
-        Column("queueing_s", "float", "submission to first start, seconds"),
-        Column("running_s", "float", "all its runs together, seconds; of one that goes on, as far as is known"),
-        Column("runs", "int", "its starts; of a job of blocks its terms"),
-        Column("sizes", "text", "nodes x GPUs per node of each run and membership, in order; unequal nodes as one"),
-        Column("smallest_gpus", "int", "fewest GPUs that it trained on"),
-        Column("largest_gpus", "int", "most GPUs that it trained on"),
-        Column("gpu_hours", "float", "GPU-hours of all its runs, of a job of blocks those that its blocks held"),
-        Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
-        Column("pause_s", "float", "pauses of all its resizes together, seconds; 0 where none is known"),
-        Column("accuracy", "float", "accuracy of its newest epoch that reported one, as a fraction"),
-        Column("strategy", "text", "training strategy, by its own word; null where it is plainly data parallel"),
-    ),
-    f"""
-    SELECT {WHOSE}, j.account, j.partition, j.strategy, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
-        j.requested_nodes * j.requested_gpus_per_node AS requested_gpus,
-        {of_runs("MIN(r.start_time)")} AS start_time, j.end_time,
-        j.end_time - j.submit_time AS jct_s,
-        {of_runs("MIN(r.start_time)")} - j.submit_time AS queueing_s,
-        {of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
-        {of_runs("COUNT(*)")} AS runs,
-        (SELECT listed(s.shape, ' > ') FROM (SELECT w.nodes || 'x' || w.each AS shape FROM ({SIZES}) w
-            ORDER BY w.restart, w.number) s) AS sizes,
-        (SELECT MIN(w.gpus) FROM ({SIZES}) w) AS smallest_gpus,
-        (SELECT MAX(w.gpus) FROM ({SIZES}) w) AS largest_gpus,
-        COALESCE({BLOCK_HOURS},
-            {of_runs(f"SUM(COALESCE({TERM_HOURS}, latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0))")}) AS gpu_hours,
-        (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
-            AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes,
-        (SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id) AS pause_s,
-        (SELECT e.accuracy FROM runs r CROSS JOIN epochs e WHERE e.run_id = r.id AND r.job_id = j.id
-            AND e.accuracy IS NOT NULL ORDER BY r.restart DESC, e.number DESC LIMIT 1) AS accuracy
-    {JOBS} WHERE j.cluster_id = c.id""",
-    ("submit_time", "job_id"),
 )
 
 RUN_TIMELINE = View(
@@ -103,8 +50,8 @@ RUN_TIMELINE = View(
         *JOB,
         *WHO,
         Column("restart", "int", "Slurm's restart count, 0 in the first run; of a job of blocks the term"),
-        Column("nodes", "int", "nodes, of a job of blocks at its end; 0 where not known"),
-        Column("gpus_per_node", "int", "GPUs per node; 0 where not known"),
+        Column("nodes", "int", "nodes, of a job of blocks at its end; 0 if not known"),
+        Column("gpus_per_node", "int", "GPUs per node; 0 if not known"),
         Column("gpus", "int", "GPUs in all, of a job of blocks at its end"),
         Column("node_list", "text", "names of its nodes, separated by commas"),
         Column("batch", "int", "global batch in which it began, samples"),
@@ -123,6 +70,72 @@ RUN_TIMELINE = View(
     {JOBS} CROSS JOIN runs r
     WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL""",
     ("start_time", "job_id"),
+)
+
+BLOCK_TIMELINE = View(
+    "block_timeline",
+    "One row a start of a block: when, where and at which size the blocks of a job ran",
+    (
+        *JOB,
+        *WHO,
+        Column("task", "int", "task of the job array"),
+        Column("restart", "int", "Slurm's restart count of the task"),
+        Column("slurm_id", "int", "Slurm's job id of the task, as accounting has it"),
+        Column("nodes", "int", "nodes"),
+        Column("gpus_per_node", "int", "GPUs per node"),
+        Column("gpus", "int", "GPUs in all"),
+        Column("node_list", "text", "names of its nodes, separated by commas"),
+        time_of("start_time", "start"),
+        said("started", "start_time"),
+        time_of("end_time", "end; null while it goes on"),
+        said("ended", "end_time"),
+        Column("running_s", "float", "its length, seconds; of a block that goes on, as far as is known"),
+        Column("gpu_hours", "float", "its length times its GPUs, GPU-hours"),
+        Column("state", "text", "base state, as Slurm names it"),
+    ),
+    f"""
+    SELECT {WHOSE}, b.task, b.restart, b.slurm_id, b.nodes, b.gpus_per_node, b.nodes * b.gpus_per_node AS gpus,
+        b.node_list, b.start_time, COALESCE(b.end_time, j.end_time) AS end_time,
+        latest(0.0, {B_UNTIL} - b.start_time) AS running_s,
+        latest(0.0, {B_UNTIL} - b.start_time) * b.nodes * b.gpus_per_node / 3600.0 AS gpu_hours, b.state
+    {JOBS} CROSS JOIN blocks b
+    WHERE j.cluster_id = c.id AND b.job_id = j.id""",
+    ("start_time", "job_id", "task"),
+)
+
+MEMBERSHIP_TIMELINE = View(
+    "membership_timeline",
+    "One row a membership: which blocks of a job trained together, from when to when, and what the change cost",
+    (
+        *JOB,
+        *WHO,
+        Column("term", "int", "term of the leader; the run's restart"),
+        Column("generation", "int", "rises with each change, over all terms of the job"),
+        time_of("start_time", "from when"),
+        said("started", "start_time"),
+        time_of("end_time", "to when: the next one, or the run's end; null while it is in force"),
+        said("ended", "end_time"),
+        Column("lasted_s", "float", "its length, seconds; of one that is in force, as far as is known"),
+        Column("blocks", "text", "tasks of its blocks in rank order, separated by commas; the first leads"),
+        Column("nodes", "int", "nodes"),
+        Column("gpus_per_node", "int", "GPUs per node; 0 if nodes give unequally many"),
+        Column("gpus", "int", "GPUs in all"),
+        Column("batch", "int", "global batch, samples"),
+        Column("step", "int", "optimizer steps since the job's first run, at its beginning"),
+        Column("pause_s", "float", "how long no rank trained for the change, seconds"),
+        Column("bytes", "int", "state that was sent to new blocks, bytes"),
+        Column("transfer_s", "float", "what sending it took of pause_s, seconds"),
+        Column("ready_s", "float", "from the order until the last new block was ready, training going on, seconds"),
+        Column("why", "text", "order, lost, leaving or first"),
+        Column("order_number", "int", "order that asked for it; null if the job changed by itself"),
+    ),
+    f"""
+    SELECT {WHOSE}, r.restart AS term, m.generation, m.time AS start_time, COALESCE({M_AFTER}, {END}) AS end_time,
+        latest(0.0, {M_UNTIL} - {M_BEGAN}) AS lasted_s, m.blocks, m.nodes, m.gpus_per_node, m.world AS gpus, m.batch,
+        m.step, m.pause_s, m.bytes, m.transfer_s, m.ready_s, m.why, m.order_number
+    {JOBS} CROSS JOIN runs r CROSS JOIN memberships m
+    WHERE j.cluster_id = c.id AND r.job_id = j.id AND m.run_id = r.id AND r.start_time IS NOT NULL""",
+    ("start_time", "job_id", "generation"),
 )
 
 SCALING = View(
@@ -176,7 +189,7 @@ RESIZE_COST = View(
         said("started", "start_time"),
         Column("restart", "int", "restart count of the run that it left; -1 where the job waited"),
         Column("old_gpus", "int", "GPUs before"),
-        Column("new_gpus", "int", "GPUs after; 0 where the job was parked"),
+        Column("new_gpus", "int", "GPUs after; 0 if the job was parked"),
         Column("old_batch", "int", "global batch before, samples"),
         Column("new_batch", "int", "global batch after, samples; null leaves the job's own"),
         Column("state", "text", f"state in which it ended; '{RESIZE_DONE}' when it took effect"),
@@ -274,12 +287,12 @@ DECISIONS_EXPLAINED = View(
         Column("policy", "text", "name of the policy"),
         Column("mode", "text", "advise (nothing was changed) or act"),
         Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (that alone changes)"),
-        Column("from_gpus", "int", "GPUs it held; null where it waited"),
-        Column("gpus", "int", "GPUs it gets; null where it waits"),
+        Column("from_gpus", "int", "GPUs it held; null if it waited"),
+        Column("gpus", "int", "GPUs it gets; null if it waits"),
         Column("from_batch", "int", "global batch it had, samples"),
         Column("batch", "int", "global batch it gets, samples"),
         Column("reason", "text", "why, in words for its user"),
-        Column("reason_code", "text", "code of the reason; empty where it was stored before schema 0009"),
+        Column("reason_code", "text", "code of the reason"),
         Column("reason_arguments", "text", "what the reason names, as a JSON object"),
         Column("alternatives", "text", "what was weighed, best first, as nodes x GPUs per node / batch; 0x0/0 waits"),
         Column("acted", "bool", "the companion set out to carry it out"),
@@ -317,14 +330,14 @@ WHAT_IF = View(
         Column("batch", "int", "global batch in which its first run began, samples"),
         Column("samples", "float", "samples it used, those repeated after a lost checkpoint counted once"),
         Column("measured_s", "float", "how long it was measured at the requested shape in that batch, seconds"),
-        Column("samples_per_s", "float", "throughput there, samples/s; null where it was never measured there"),
+        Column("samples_per_s", "float", "throughput there, samples/s; null if it was never measured there"),
         Column("wait_s", "float", "submission to the first hello, as it was: first queueing and first start, seconds"),
         Column("jct_s", "float", "job completion time, seconds"),
         Column("other_s", "float", "jct_s without wait_s, training and resizes: first step, evaluation, end; seconds"),
         Column(
             "predicted_jct_s",
             "float",
-            "wait_s + samples / samples_per_s + other_s, seconds; null where not known",
+            "wait_s + samples / samples_per_s + other_s, seconds; null if not known",
         ),
         Column("speed_up", "float", "predicted_jct_s / jct_s: above 1 the resizes repaid; null if there were none"),
         Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
@@ -411,14 +424,4 @@ def create_views(connection: Connection) -> None:
     """Make all views, in a database of the newest schema that has none of them."""
     dialect = connection.dialect.name
     for view in VIEWS.values():
-        # Row-level security is then that of whoever asks, save where nothing of a single job is shown. Before 15
-        # PostgreSQL cannot, and a site that has row-level security must not grant its readers the views.
-        secured = dialect == "postgresql" and not view.aggregate and can_secure(connection)
-        options = " WITH (security_invoker = true)" if secured else ""
-        connection.exec_driver_sql(f"CREATE VIEW {view.name}{options} AS {view.select(dialect)}")
-
-
-def can_secure(connection: Connection) -> bool:
-    """Whether views of this PostgreSQL can show each reader what row-level security lets them see of the tables."""
-    version: tuple[Any, ...] = connection.dialect.server_version_info or (0,)
-    return int(version[0]) >= 15
+        connection.exec_driver_sql(f"CREATE VIEW {view.name} AS {view.select(dialect)}")

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ones_db import migrate
+from ones_db import Store, migrate
 from ones_db.copy import copy as copy_rows
 from ones_db.engine import backend_of
-from slurm_ones.cli.access import export, grant, revoke
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of, without_password
-from slurm_ones.cli.maintain import maintain_database
+from ones_db.retention import Ages, Done
+from ones_db.retention import maintain as maintain_rows
+from ones_db.user_files import export_user, export_users
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    command,
+    console,
+    errors,
+    person,
+    reading_store,
+    record_action,
+    settings_of,
+    without_password,
+)
 from slurm_ones.cli.query import query
+from slurm_ones.cli.times import UNITS, length
+from slurm_ones.config import ConfigError, Settings
+from slurm_ones.text import plain
 
 app = typer.Typer(add_completion=False, help="The job database.", no_args_is_help=True)
 app.command()(query)
-app.command("maintain")(maintain_database)
-for access in (grant, revoke, export):
-    app.command()(access)
+
+_BARS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 @app.command()
@@ -51,8 +66,7 @@ def copy(
     its settings. A copy that was interrupted goes on where it was. Passwords come from ~/.pgpass, PGPASSWORD or a
     service file.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True) as bars:
+    with Progress(*_BARS, console=errors, transient=True) as bars:
         tasks: dict[tuple[str, str], TaskID] = {}
 
         def show(what: str, table: str, done: int, total: int) -> None:
@@ -68,3 +82,104 @@ def copy(
         table.add_row(row.table, str(row.rows), str(row.copied), row.checksum[:16])
     console.print(table)
     console.print(f"{backend_of(target).place} holds what {backend_of(source).place} holds", markup=False)
+
+
+@app.command()
+@command
+def export(
+    file: Annotated[Path | None, typer.Argument(help="File to write, with --user.")] = None,
+    user: Annotated[str, typer.Option(help="Login name of the user whose jobs to export.")] = "",
+    to: Annotated[Path | None, typer.Option(help="Directory for one file USER.sqlite per user.")] = None,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+) -> None:
+    """Copy each user's own jobs, and what belongs to them, to a database file of theirs (SQLite, mode 0640).
+
+    Files appear whole, in place of older exports and of nothing else. Run as root, each belongs to its user.
+    """
+    if bool(user) != (file is not None) or bool(user) == (to is not None):
+        raise ConfigError("name one user and a file (--user NAME FILE), or a directory for all (--to DIR)")
+    url = settings_of(config, database).database_url
+    if to is not None:
+        done = export_users(url, to, person())
+    else:
+        assert file is not None
+        done = [export_user(url, user, file, person())]
+    for one in done:
+        whose = "" if one.owned else "; its owner is who ran this"
+        line = f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}"
+        console.print(plain(line, 1000), markup=False, soft_wrap=True)
+    if not done:
+        console.print("no jobs are known, so nothing was exported")
+
+
+@app.command()
+@command
+def maintain(
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    older_than: Annotated[
+        str,
+        typer.Option(
+            help="Reduce samples of jobs that ended longer ago to one a minute, e.g. 7d (default: the settings)."
+        ),
+    ] = "",
+    hours_older_than: Annotated[
+        str, typer.Option(help="Reduce samples of jobs that ended longer ago to one an hour (default: the settings).")
+    ] = "",
+    forget_older_than: Annotated[
+        str,
+        typer.Option(
+            help="Delete decisions that led to nothing and the steps of resizes, of jobs that ended longer ago; kept "
+            "unless this or the settings ask for it."
+        ),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+) -> None:
+    """Reduce old rows, while the companion runs. What learning reads stays.
+
+    May be stopped at any time, and goes on where it was. Jobs that have not ended are left alone. A file keeps its
+    size: what becomes free in it is used for new rows.
+    """
+    settings = settings_of(config, database)
+    ages = ages_of(settings, older_than, hours_older_than, forget_older_than)
+    with reading_store(settings) as known:
+        cluster = known.cluster
+    opened = reading_store(settings) if dry_run else Store.open(settings.database_url, cluster)
+    with opened as store, Progress(*_BARS, console=errors, transient=True) as bars:
+        tasks = {what: bars.add_task(words, total=None) for what, words in _STEPS.items()}
+
+        def show(what: str, finished: int, of: int) -> None:
+            bars.update(tasks[what], completed=finished, total=of)
+
+        done = maintain_rows(store, ages, dry=dry_run, progress=show)
+        lines = summary(done, dry_run)
+        if not dry_run and (done.removed or done.rows):
+            record_action(store, "db maintain", "; ".join(lines))
+    for line in lines:
+        console.print(line)
+
+
+_STEPS = {"hours": "runs, by the hour", "minutes": "runs, by the minute", "decisions": "jobs' decisions"}
+
+
+def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_older_than: str) -> Ages:
+    """The settings' own ages, save those that the command line names."""
+    kept, day = settings.retention, UNITS["d"]
+    forget_s = None if kept.forget_after_days is None else kept.forget_after_days * day
+    return Ages(
+        length(older_than, "--older-than") if older_than else kept.minutes_after_days * day,
+        length(hours_older_than, "--hours-older-than") if hours_older_than else kept.hours_after_days * day,
+        length(forget_older_than, "--forget-older-than") if forget_older_than else forget_s,
+    )
+
+
+def summary(done: Done, dry: bool) -> list[str]:
+    """What was done, or would be, in words."""
+    if not (done.removed or done.rows):
+        return ["nothing to do: no job that ended has rows that old"]
+    were = "would be" if dry else "were"
+    lines = [f"{done.removed} of {done.read} throughput samples {were} rolled up into the others, in {done.runs} runs"]
+    if done.rows:
+        lines.append(f"{done.rows} rows of decisions and resize steps {were} deleted, of {done.jobs} jobs")
+    return lines

@@ -22,7 +22,7 @@ from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, published_for, settings_of
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.jobs.optin import near_miss
-from slurm_ones.service.acl import let_read
+from slurm_ones.service.publisher import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
 from slurm_ones.slurm.parse import allows_arrays, hides_gpus

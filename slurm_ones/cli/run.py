@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, record_action, settings_of
 from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, ReloadableSettings, Settings

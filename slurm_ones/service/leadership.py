@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ones_db import LeaderRecord, NotLeader, StoreError
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class NoElection:
 
 
 class Leadership:
-    """The lead of one cluster, shared by all companions over one database (`ones_db.leader_lock`).
+    """The lead of one cluster, shared by all companions over one database (`ones_db.leader`).
 
     A thread of the leader sends heartbeats, however long a tick takes: a process without them is gone, stopped or cut
     off. A standby then ends its sessions, where the database can, and takes over. Time is counted by the standby's own
@@ -138,7 +138,7 @@ class Leadership:
             return None
         if now - self._seen_at < self._takeover_s:
             return None
-        term = self._lock.take_over(leader, self._clock())
+        term = self._lock.take(self._clock(), leader)
         if term is not None:
             log.warning("%s was not heard of for %.0f s, and leads no more", leader.holder, now - self._seen_at)
         elif leader.holder:

@@ -10,7 +10,7 @@ import sys
 import time
 
 from ones_db import ActionRecord, NotLeader, Store, StoreError
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from slurm_ones.service.leadership import Leadership
 
 

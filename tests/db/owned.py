@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ones_db import ActionRecord, AlternativeRecord, BlockRecord, NodeRecord, PromiseRecord, Store
-from ones_db.access import CLOSED, OPEN
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from ones_db.reasons import Reason
 from ones_db.shape import PARKED, Shape
 from ones_db.tables import METADATA
@@ -16,7 +15,9 @@ from tests.db.make import SPEC, change, decision, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
-OWNED = sorted(set(METADATA.tables) - set(OPEN) - set(CLOSED))
+OPEN = ("clusters", "decisions", "leaders", "nodes", "node_changes")
+"""Tables that are about no single job."""
+OWNED = sorted(set(METADATA.tables) - {*OPEN, "actions", "health"})
 """Tables that belong to jobs."""
 
 

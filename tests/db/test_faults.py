@@ -81,7 +81,7 @@ def test_a_connection_killed_in_mid_copy(postgresql_url: str) -> None:
             ((process,),) = copying(postgresql_url)
             ask(postgresql_url, f"SELECT pg_terminate_backend({process})")
         (error,) = errors
-        assert isinstance(error, StoreLost) and "next call connects anew" in str(error)
+        assert isinstance(error, StoreLost) and "next call connects again" in str(error)
         assert count(postgresql_url) == (0, 0)
         assert store.report_positions([1]) == {(1, 0): (1, 1)}
         for _ in range(2):
@@ -107,7 +107,7 @@ def test_a_server_that_crashes_in_mid_copy(postgresql_url: str, server: Server) 
 
 
 def test_a_server_that_is_restarted_between_calls(postgresql_url: str, server: Server) -> None:
-    """Protects a companion from a night's maintenance: the next call connects anew without an error."""
+    """Protects a companion from a night's maintenance: the next call connects again without an error."""
     with Store.open(postgresql_url, "gres") as store, Store.open(postgresql_url, "gres", read_only=True) as reader:
         store.record_jobs([job(1)])
         assert len(reader.jobs()) == 1

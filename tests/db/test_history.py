@@ -21,6 +21,7 @@ from ones_db import (
     ThroughputPoint,
     TimelineRow,
 )
+from ones_db.history import SPARE, HistoryCache
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from tests.db.make import SPEC, epoch, hello, job, report, resize, resized_job, run, said, throughput
@@ -399,3 +400,26 @@ def test_a_resize_that_a_start_overtook_is_none(store: Store) -> None:
     drained = store.begin_resize(resize(7, started=3700.0, restart=1)).id
     store.end_resize(drained, "abandoned", why, 3701.0)
     assert store.histories([7])[7].failures == 1
+
+
+def test_jobs_that_went_are_forgotten() -> None:
+    """Protects a companion that lives for months; and jobs asked for in turns, tick by tick, from being read anew."""
+    cache = HistoryCache()
+    finished = list(range(1_000_000, 1_000_200))
+    for first in range(0, 20 * SPARE, 10):
+        live = list(range(first, first + 50))
+        kept = cache.of(live)
+        cache.of(finished)
+        now = cache.of(live)
+        assert all(now[key] is kept[key] for key in live)
+        assert len(cache._jobs) <= len(finished) + SPARE
+    assert 0 not in cache._jobs
+
+
+def test_a_large_site_is_remembered_whole() -> None:
+    cache = HistoryCache()
+    live, finished = list(range(5000)), list(range(10_000, 10_200))
+    kept = cache.of(live)
+    cache.of(finished)
+    now = cache.of(live)
+    assert all(now[key] is kept[key] for key in live)

@@ -19,7 +19,7 @@ import pytest
 
 from ones_db import ActionRecord, LeaderRecord, NotLeader, Store, StoreError, StoreLost
 from ones_db.engine import backend_of
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from slurm_ones.service.leadership import Leadership
 from tests.db.make import ask, change, job
 from tests.db.server import Server
@@ -299,7 +299,7 @@ def test_a_leader_that_was_heard_of_meanwhile_is_left_alone(postgresql_url: str)
         heard = other.leader()
         assert heard is not None
         one.beat(2.0)
-        assert other.take_over(heard, 3.0) is None
+        assert other.take(3.0, heard) is None
         one.check()
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from ones_db import ReportLine, RunReports, Store, maintenance, retention
-from ones_db.maintenance import Ages, maintain
+from ones_db import ReportLine, RunReports, Store, retention
+from ones_db.retention import Ages, maintain
 from ones_db.tables import THROUGHPUT
 from slurm_ones.learn.learner import Learner
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resize, run, said, throughput
@@ -167,7 +167,7 @@ def test_again_and_from_a_replayed_file(store: Store) -> None:
     train(store, 1, 1)
     maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     after = samples(store)
-    assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None) == maintenance.Done()
+    assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None) == retention.Done()
     store.add_reports([RunReports(1, 0, 100, 601, lines=[throughput(n) for n in range(2, 602)])])
     assert samples(store) == after
     hours = maintain(store, HOURS, now=NOW, sleep=lambda _: None)
@@ -179,7 +179,7 @@ def test_jobs_that_have_not_ended_and_young_ones_stay(store: Store) -> None:
     train(store, 1, 1, ended=False)
     train(store, 2, 2)
     before = samples(store)
-    assert maintain(store, MINUTES, now=END + 7 * DAY, sleep=lambda _: None) == maintenance.Done()
+    assert maintain(store, MINUTES, now=END + 7 * DAY, sleep=lambda _: None) == retention.Done()
     done = maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     runs = {row["run_id"] for row in before[:1200]}
     assert [row for row in samples(store) if row["run_id"] in runs] == before[:1200]

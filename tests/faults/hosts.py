@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm.timeline import Timeline
 from tests.faults.injector import Crash, FaultInjector

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ones_db.limits import decode_limits, encode_limits
+from ones_db.jobs import decode_limits, encode_limits
 from ones_db.shape import Shape
 from ones_wrapper import limits as told
 from ones_wrapper import protocol
@@ -729,7 +729,7 @@ QUESTIONS = [
 
 def question(data: bytes) -> None:
     """SQL, names of views and of columns: answered, or refused; what is stored stays as it is."""
-    from ones_db.errors import StoreError
+    from ones_db.backend import StoreError
     from ones_db.query import KINDS, QueryError, view_query
     from slurm_ones.cli.query import _value
     from slurm_ones.simulate import BadInput

@@ -26,7 +26,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ones_db import JobRecord, ResizeRecord, Store, ThroughputPoint, migrate
+from ones_db import JobRecord, ResizeRecord, Store, ThroughputPoint
 from ones_db.reasons import reason
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
@@ -288,12 +288,10 @@ def test_a_tick_costs_next_to_nothing() -> None:
     assert min(took) < 0.05
 
 
-def test_phases_come_from_the_database(tmp_path: Path) -> None:
+def test_phases_come_from_the_database(empty_url: str, tmp_path: Path) -> None:
     """As the companion runs: one that cannot be read costs its figures, and nothing else."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
     metrics = Metrics()
-    with Store.open(url, "here") as store:
+    with Store.open(empty_url, "here") as store:
         resized_job(store, 7)
         (done,) = store.resizes(7)
         assert store.resize_phases([done])[done.id]["load_s"] > 0

@@ -17,13 +17,12 @@ from pathlib import Path
 import pytest
 
 from ones_db import HealthRecord, Store
-from ones_db.leader_lock import LeaderLock
-from ones_db.user_views import KEEP_S, MOST_DECISIONS
+from ones_db.leader import LeaderLock
+from ones_db.user_files import KEEP_S
 from slurm_ones.config import SITE_VIEW, view_name
-from slurm_ones.service import acl
-from slurm_ones.service.publisher import FOLDER_MODE, Publisher
+from slurm_ones.service.publisher import ACL, FOLDER_MODE, Publisher, let_read, readable_by
 from slurm_ones.untrusted_files import NotBelieved
-from tests.db.make import change, decision, job, report, resized_job, throughput
+from tests.db.make import change, decision, job, resized_job
 from tests.db.owned import fill
 
 NOW = 4000.0
@@ -79,8 +78,8 @@ def test_the_list_is_the_kernels(tmp_path: Path) -> None:
     path.write_text("secret")
     path.chmod(0o600)
     with path.open() as file:
-        acl.let_read(file.fileno(), 2001)
-    assert os.getxattr(path, acl.NAME) == acl.readable_by(2001)
+        let_read(file.fileno(), 2001)
+    assert os.getxattr(path, ACL) == readable_by(2001)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     if shutil.which("getfacl"):
         shown = subprocess.run(["getfacl", "-n", "-p", path], capture_output=True, text=True, check=True).stdout
@@ -104,32 +103,6 @@ def test_each_user_reads_their_own_file_alone(make: Callable[..., Publisher], fo
     assert [reads(uid, view_name(bob)) for uid in (alice, bob, 2003)] == [False, True, False]
     assert reads(2003, SITE_VIEW)
     assert stat.S_IMODE(folder.stat().st_mode) == FOLDER_MODE
-
-
-def test_a_view_shows_what_the_database_does(make: Callable[..., Publisher], url: str, folder: Path) -> None:
-    """Protects `jobs` and `why` over a view, and bob's name and jobs from alice, in the bytes of her file."""
-    with Store.open(url, "gres") as store:
-        for second in range(MOST_DECISIONS + 5):
-            store.add_decision(decision(3000.0 + second, 7, 8))
-        report(store, 7, 1, throughput=[throughput(n, time=3012.0 + n) for n in range(20, 60)], offset=500, number=60)
-    make().publish()
-    path = folder / view_name(2001)
-    with (
-        Store.open(url, "gres", read_only=True) as site,
-        Store.open(f"sqlite:///{path}", "", read_only=True) as view,
-    ):
-        assert view.cluster == "gres"
-        assert view.job_summaries() == site.job_summaries([7])
-        assert view.job_summaries([8]) == []
-        for part in ("runs", "blocks", "memberships", "resizes"):
-            assert getattr(view, part)(7) == getattr(site, part)(7) != [], part
-        assert view.decisions(7, 100) == site.decisions(7, MOST_DECISIONS)
-        (resize,) = view.resizes(7)
-        assert view.resize_steps(resize.id or 0) == site.resize_steps(resize.id or 0) != []
-        assert {job.job_id for one in view.recent_decisions() for job in one.jobs} == {7}
-    content = path.read_bytes()
-    assert b"bob" not in content and b"job8" not in content and b"reason 8" not in content
-    assert len(content) < 200_000
 
 
 def test_how_the_companion_is(make: Callable[..., Publisher], url: str, folder: Path) -> None:

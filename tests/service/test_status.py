@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ones_db import HealthRecord, ResizeRecord, Store
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from ones_db.reasons import reason
 from ones_db.records import JobRecord
 from ones_db.shape import Shape

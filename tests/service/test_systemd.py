@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ones_db import Store, migrate
+from ones_db import Store
 from slurm_ones.cli.run import JITTER, jitter
 from slurm_ones.companion import Companion
 from slurm_ones.config import Settings, parse
@@ -221,12 +221,10 @@ def test_the_settings_that_come_with_it_are_accepted_and_whole() -> None:
     assert there == sections()
 
 
-def test_companions_do_not_strike_together(tmp_path: Path) -> None:
+def test_companions_do_not_strike_together(empty_url: str) -> None:
     """Each wait differs a little from the interval; two that were started at once drift apart."""
     slurm = FakeSlurm(Clock())
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    with Store.open(url, "here") as store:
+    with Store.open(empty_url, "here") as store:
         companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
         stop = Passing(slurm, 600.0)
         Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time, jitter=jitter).run(stop)

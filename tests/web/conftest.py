@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from ones_db import HealthRecord, NodeRecord, Store
-from ones_db.leader_lock import LeaderLock
+from ones_db.leader import LeaderLock
 from ones_db.query import Reader
 from slurm_ones.cli.report import allowed
 from slurm_ones.show.web.app import Access, Web

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import HealthRecord, Store, StoreError, TimelineRow, migrate
+from ones_db import HealthRecord, Store, StoreError, TimelineRow
 from ones_db.shape import Shape
 from slurm_ones.show import live
 from slurm_ones.show.web import app as web_app
@@ -288,11 +289,11 @@ def test_a_database_that_is_away(serve: Serve, tmp_path: Path) -> None:
     page.until(lambda: "cannot be read" not in page.get("/")[2])
 
 
-def test_another_file_in_the_place_of_the_database(serve: Serve, tmp_path: Path) -> None:
+def test_another_file_in_the_place_of_the_database(serve: Serve, tmp_path: Path, empty_sqlite: Path) -> None:
     """Protects viewers from a connection that stays with a file which was replaced, as by a restored copy."""
     page = serve()
     copy = f"sqlite:///{tmp_path / 'copy.sqlite'}"
-    migrate.upgrade(copy)
+    shutil.copy(empty_sqlite, tmp_path / "copy.sqlite")
     with Store.open(copy, "gres") as store:
         store.record_jobs([job(21, name="restored", state="PENDING")])
         store.record_health(HealthRecord(time.time(), "act", 60.0, time.time(), 0.25, 0, 1, 0))
@@ -404,10 +405,9 @@ def test_a_token_beside_a_header_is_refused(url: str) -> None:
     assert result.exit_code == 2 and "exclude each other" in " ".join(result.output.split())
 
 
-def test_a_page_that_was_there_before_the_companion(tmp_path: Path) -> None:
+def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:
     """Protects the first one to look: a page over a new database shows the companion once there is one."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
+    url = empty_url
     feed = TickFeed(lambda: Store.open(url, "gres", read_only=True))
     first = feed._look()
     assert first is not None and first.live.health is None

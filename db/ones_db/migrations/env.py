@@ -6,7 +6,6 @@ from typing import Any
 
 from alembic import context
 
-from ones_db.access import renew
 from ones_db.tables import METADATA
 from ones_db.views import create_views, drop_views
 
@@ -31,4 +30,3 @@ with context.begin_transaction():
     context.run_migrations()
     if context.get_context().get_current_revision() == context.get_head_revision():
         create_views(connection)
-        renew(connection)

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ones_db.accounting import SAME_JOB_S
+from ones_db.site import SAME_JOB_S
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.workloads.trace import (
     MOST_JOBS,

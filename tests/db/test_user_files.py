@@ -1,26 +1,32 @@
-"""Files of one user's rows, for sites without a server."""
+"""Files of one user's rows: exports, and the views that are published."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import re
 import sqlite3
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
+from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from ones_db import Store, StoreError, connect
-from ones_db.access import OPEN
-from ones_db.export import export_user, export_users
 from ones_db.query import Reader
+from ones_db.tables import METADATA
+from ones_db.user_files import KEEP_S, MOST_DECISIONS, MOST_RESIZES, ViewSource, export_user, export_users
 from ones_db.views import VIEWS
 from slurm_ones.cli import app
-from tests.db.make import ask, decision, job, resized_job
-from tests.db.owned import JOBS, OWNED, fill
+from tests.db.make import ask, change, decision, job, resize, resized_job, said
+from tests.db.owned import JOBS, OPEN, OWNED, fill
+from tests.db.server import Server
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/database.md").read_text(encoding="utf-8")
 
 
 def test_a_user_gets_their_own_rows(url: str, tmp_path: Path) -> None:
@@ -37,7 +43,7 @@ def test_a_user_gets_their_own_rows(url: str, tmp_path: Path) -> None:
         assert ask(own, f"SELECT count(*) FROM {table}") == ask(url, f"SELECT count(*) FROM {table}"), table
     assert ask(own, "SELECT user_name, action, detail FROM actions") == [("ops", "db export", "of alice's jobs alone")]
     for name, view in VIEWS.items():
-        if not view.aggregate:
+        if any(column.name == "job_id" for column in view.columns):
             alices = "WHERE user_name = 'alice'"
             assert ask(own, f"SELECT * FROM {name}") == ask(url, f"SELECT * FROM {name} {alices}") != [], name
     assert {row[0] for row in ask(own, "SELECT user_name FROM gpu_hours")} == {"alice"}
@@ -121,9 +127,9 @@ def test_one_that_is_killed_leaves_the_old_file(sqlite_url: str, tmp_path: Path)
     export_user(sqlite_url, "alice", path, "ops")
     kept = path.read_bytes()
     script = (
-        "import os, sys; from pathlib import Path; from ones_db import export\n"
-        "export._finish = lambda *_: os._exit(9)\n"
-        "export.export_user(sys.argv[1], 'alice', Path(sys.argv[2]), 'ops')"
+        "import os, sys; from pathlib import Path; from ones_db import user_files\n"
+        "user_files._finish = lambda *_: os._exit(9)\n"
+        "user_files.export_user(sys.argv[1], 'alice', Path(sys.argv[2]), 'ops')"
     )
     done = subprocess.run([sys.executable, "-c", script, sqlite_url, str(path)], check=False)
     assert done.returncode == 9 and path.read_bytes() == kept
@@ -141,7 +147,7 @@ def test_a_name_that_is_no_files_name(sqlite_url: str, tmp_path: Path, name: str
     assert export_user(sqlite_url, name, tmp_path / "one", "ops").jobs == 1
 
 
-def test_commands(sqlite_url: str, tmp_path: Path) -> None:
+def test_the_command_that_exports(sqlite_url: str, tmp_path: Path) -> None:
     """Protects the words for it."""
     fill(sqlite_url)
     start = ["db", "export", "--database", sqlite_url]
@@ -156,3 +162,126 @@ def test_commands(sqlite_url: str, tmp_path: Path) -> None:
     for wrong in ([], ["--user", "alice"], [str(file)], ["--user", "alice", str(file), "--to", str(folder)]):
         done = CliRunner().invoke(app, [*start, *wrong])
         assert done.exit_code == 2 and "--user NAME FILE" in done.output
+
+
+EMPTY = {"accounting", "checkpoints", "rollups"}
+"""Tables of which nothing is shown."""
+
+
+def test_a_view_has_the_users_rows_of_each_table(url: str, tmp_path: Path) -> None:
+    """Protects `jobs` and `why` on PostgreSQL as on SQLite, and others' rows and texts."""
+    fill(url)
+    change(url, "DELETE FROM accounting")
+    source = ViewSource(url, "gres")
+    assert sorted(source.users(4000.0)) == ["alice", "bob"]
+    for user, content in source.views(["alice", "bob"], 4000.0):
+        (tmp_path / user).write_bytes(content)
+    own = f"sqlite:///{tmp_path / 'alice'}"
+    for table in OWNED:
+        (count,) = ask(own, f"SELECT count(*) FROM {table}")[0]
+        assert (count > 0) == (table not in EMPTY), table
+    with Store.open(url, "gres", read_only=True) as site, Store.open(own, "", read_only=True) as view:
+        assert (view.cluster, view.job_summaries([8])) == ("gres", [])
+        assert view.job_summaries() == site.job_summaries([7])
+        for part in ("runs", "blocks", "memberships", "resizes", "decisions"):
+            assert getattr(view, part)(7) == getattr(site, part)(7) != [], part
+        (resize,) = view.resizes(7)
+        assert view.resize_steps(resize.id) == site.resize_steps(resize.id) != []
+        assert {job.job_id for one in view.recent_decisions() for job in one.jobs} == {7}
+    alice, bob = ((tmp_path / user).read_bytes() for user in ("alice", "bob"))
+    assert not any(word in alice for word in (b"bob", b"job8", b"reason 8")) and b"alice" not in bob
+    assert len(alice) < 100_000
+    source.close()
+
+
+def test_what_changes_a_view(url: str) -> None:
+    """Protects users from old news: a new decision, job, step of a resize or note is seen, and else nothing."""
+    fill(url)
+    change(url, "DELETE FROM accounting")
+    source = ViewSource(url, "gres")
+    before = source.users(4000.0)
+    assert source.users(4000.0) == before
+    with Store.open(url, "gres") as store:
+
+        def changed() -> set[str]:
+            nonlocal before
+            now = source.users(4000.0)
+            found, before = {user for user in now if now[user] != before.get(user)}, now
+            return found
+
+        store.add_decision(decision(5000.0, 7))
+        assert changed() == {"alice"}
+        store.record_jobs([job(20, user="bob", submit_time=3000.0)])
+        assert changed() == {"bob"}
+        number = store.begin_resize(resize(20, started=3500.0)).id or 0
+        assert changed() == {"bob"}
+        store.step_resize(number, "drained", detail=said("step 21"), time=3600.0)
+        assert changed() == {"bob"}
+        store.record_jobs([job(20, user="bob", submit_time=3000.0, report_note="odd")])
+        assert changed() == {"bob"} and changed() == set()
+    assert sorted(source.users(3600.0 + KEEP_S + 1.0)) == ["bob"]
+    source.close()
+
+
+def test_a_view_does_not_grow_with_the_age_of_a_job(url: str, tmp_path: Path) -> None:
+    """Protects the shared file system: of what grows for ever the newest is shown."""
+    with Store.open(url, "gres") as store:
+        store.record_jobs([job(1), job(2)])
+        for second in range(MOST_DECISIONS + 10):
+            store.add_decision(decision(3000.0 + second, 1, 2))
+        for number in range(MOST_RESIZES + 5):
+            begun = store.begin_resize(resize(1, started=2500.0 + number))
+            store.end_resize(begun.id or 0, "done", said("ok"), 2501.0 + number)
+    source = ViewSource(url, "gres")
+    ((_, content),) = source.views(["alice"], 4000.0)
+    source.close()
+    (tmp_path / "view").write_bytes(content)
+    with Store.open(f"sqlite:///{tmp_path / 'view'}", "", read_only=True) as view:
+        for number in (1, 2):
+            assert [one.time for one in view.decisions(number, 1000)] == [
+                3000.0 + second for second in reversed(range(10, MOST_DECISIONS + 10))
+            ]
+        assert [one.started for one in view.resizes(1)] == [2505.0 + number for number in range(MOST_RESIZES)]
+
+
+def test_a_cluster_that_is_not_there(sqlite_url: str) -> None:
+    """An error that says so, not an empty view."""
+    source = ViewSource(sqlite_url, "other")
+    with pytest.raises(StoreError, match="nothing is known of cluster 'other'"):
+        source.users(0.0)
+    source.close()
+
+
+def test_readers_of_a_server_see_their_own_rows(postgresql_url: str, server: Server) -> None:
+    """Protects a site that runs the document's lines: each reader has their own jobs in every view, others' in
+    gpu_hours alone, also behind a function that they slip in; and can neither read a table nor write."""
+    fill(postgresql_url)
+    (lines,) = re.findall(r"```sql\n(CREATE ROLE ones_reader.*?)```", DOCUMENT, re.DOTALL)
+    readers = "DROP ROLE IF EXISTS ones_reader, alice, bob; "
+    server.psql(readers)
+    database = str(make_url(postgresql_url).database)
+    server.psql(
+        f"{lines} CREATE ROLE alice LOGIN IN ROLE ones_reader; CREATE ROLE bob LOGIN IN ROLE ones_reader", database
+    )
+    try:
+        for user, number in JOBS.items():
+            with psycopg.connect(postgresql_url.replace("ones@", f"{user}@", 1), autocommit=True) as session:
+                for name in VIEWS.keys() - {"gpu_hours"}:
+                    found = session.execute(f"SELECT DISTINCT user_name, job_id FROM own.{name}").fetchall()
+                    assert found == [(user, number)], name
+                whose = session.execute("SELECT DISTINCT user_name FROM own.gpu_hours ORDER BY 1").fetchall()
+                assert whose == [(each,) for each in JOBS]
+                heard: list[str] = []
+                session.add_notice_handler(lambda notice, heard=heard: heard.append(str(notice.message_primary)))
+                session.execute(
+                    "CREATE FUNCTION pg_temp.peek(x text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS"
+                    " $$ BEGIN RAISE NOTICE '%', x; RETURN true; END $$"
+                )
+                session.execute("SELECT * FROM own.job_summary WHERE pg_temp.peek(user_name)")
+                assert set(heard) == {user}
+                closed = [f"SELECT 1 FROM {name}" for name in (*METADATA.tables, *VIEWS)]
+                for sql in (*closed, "DELETE FROM jobs", "CREATE TABLE own.mine (x int)", "SET ROLE ones"):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        session.execute(sql)
+    finally:
+        server.psql(f"DROP OWNED BY ones_reader; {readers}", database)
