@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,9 @@ MESSAGE = 1_000
 """Characters of a refusal."""
 
 
+T = TypeVar("T")
+
+
 class Broken(AssertionError):
     """What must hold of a reader did not."""
 
@@ -74,6 +77,15 @@ def refused(error: BaseException) -> None:
     text = str(error)
     hold(len(text) <= MESSAGE, f"a message of {len(text)} characters: {text[:80]!r}…")
     hold(all(line.isprintable() for line in text.split("\n")), f"a message that is not printable: {text[:200]!r}")
+
+
+def taken(refusal: type[Exception], reader: Callable[..., T], *arguments: Any) -> T | None:
+    """What a reader makes of an input; None if it refuses it."""
+    try:
+        return reader(*arguments)
+    except refusal as error:
+        refused(error)
+        return None
 
 
 def storable(value: Any) -> None:
@@ -133,11 +145,9 @@ _LINES = of_json([json.loads(line) for line in LINES])
 
 
 def report(data: bytes) -> None:
-    try:
-        number, time, found = protocol.decode_report(data)
-    except ProtocolError as error:
-        refused(error)
+    if (read := taken(ProtocolError, protocol.decode_report, data)) is None:
         return
+    number, time, found = read
     hold(0 <= number <= protocol.MAX_INT and 0 <= time <= protocol.MAX_INT, "its number or time")
     _sound(found)
     again = protocol.decode_report(protocol.encode_report(number, time, found)[:-1])
@@ -152,10 +162,7 @@ def _sound(found: Any) -> None:
 
 
 def spec(data: bytes) -> None:
-    try:
-        found = protocol.decode_spec(data)
-    except ProtocolError as error:
-        refused(error)
+    if (found := taken(ProtocolError, protocol.decode_spec, data)) is None:
         return
     _sound(found)
     if found.limits is None:
@@ -277,10 +284,7 @@ COMMENTS = [b"ones: gpus=1-16 batch=32-1024 resize=off", b"ones: nodes=2-4 batch
 
 
 def pointer(data: bytes) -> None:
-    try:
-        path = protocol.decode_pointer(data)
-    except protocol.ProtocolError as error:
-        refused(error)
+    if (path := taken(ProtocolError, protocol.decode_pointer, data)) is None:
         return
     hold(path.startswith("/") and path.isprintable() and ".." not in path.split("/"), "a path that leads elsewhere")
 
@@ -288,13 +292,9 @@ def pointer(data: bytes) -> None:
 def comment(data: bytes) -> None:
     from slurm_ones.jobs.optin import MAX_BATCH, BadComment, parse_comment
 
-    try:
-        found = parse_comment(data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace"))
-    except UnicodeDecodeError:
-        return
-    except BadComment as error:
-        refused(error)
-        return
+    found = None
+    with contextlib.suppress(UnicodeDecodeError):
+        found = taken(BadComment, parse_comment, data.decode("utf-8", "surrogatepass" if len(data) % 2 else "replace"))
     for low, high in [] if found is None else filter(None, (found.gpus, found.nodes, found.batch)):
         hold(1 <= low <= high <= MAX_BATCH, "a range")
 
@@ -318,13 +318,8 @@ def queue(data: bytes) -> None:
         said = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return
-    try:
-        parse.json_fault(said)
-        jobs = parse.parse_jobs(said)
-    except SlurmError as error:
-        refused(error)
-        return
-    _jobs(jobs)
+    parse.json_fault(said)
+    _jobs(taken(SlurmError, parse.parse_jobs, said) or {})
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
@@ -359,12 +354,7 @@ def _queue_fields(rng: Rng) -> bytes:
 def queue_fields(data: bytes) -> None:
     from slurm_ones.slurm.parse import parse_queue
 
-    try:
-        jobs = parse_queue(data.decode("utf-8", "replace"), _BETWEEN)
-    except SlurmError as error:
-        refused(error)
-        return
-    _jobs(jobs)
+    _jobs(taken(SlurmError, parse_queue, data.decode("utf-8", "replace"), _BETWEEN) or {})
 
 
 def records(data: bytes) -> None:
@@ -420,10 +410,8 @@ HOSTS = [b"n[1-3,5],gpu07", b"r[1-2]n[01-02]", b"login,n[0001-0100]", b"a[1-9][1
 
 
 def hosts(data: bytes) -> None:
-    try:
-        hold(len(expand(data.decode("utf-8", "replace"))) <= MOST_HOSTS, "too many hosts")
-    except ValueError as error:
-        refused(error)
+    found = taken(ValueError, expand, data.decode("utf-8", "replace")) or ()
+    hold(len(found) <= MOST_HOSTS, "too many hosts")
 
 
 # Files of people

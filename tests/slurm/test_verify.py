@@ -110,38 +110,32 @@ def test_the_type_changes_where_that_is_asked_for() -> None:
     assert whole.updates == []
 
 
-@pytest.mark.parametrize("kinds", ["a100,v100", ",a100", "a b"])
-def test_gpus_of_several_types_are_left_alone(kinds: str) -> None:
-    """An update would ask for one of them, or for any."""
-    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), kind=kinds))
-    with pytest.raises(NotResizable, match="several types"):
-        slurm.reshape(Shape(2, 2))
-    assert slurm.updates == []
-
-
-def test_a_refusal_that_changed_nothing_is_not_undone() -> None:
-    """A stranger's attempt ends as NotPermitted, not as a failed rollback."""
+@pytest.mark.parametrize("error", [NotPermitted("denied"), UnknownJob("gone"), Unreachable("silent")])
+def test_a_refusal_that_changed_nothing_is_passed_on(error: SlurmError) -> None:
+    """A stranger's attempt ends as NotPermitted, not as a failed rollback. Of a lost job or controller nothing is
+    undone blindly: the caller looks again when Slurm answers."""
     slurm = FakeSlurm(job_of(Shape(1, 1)), takes=())
-    slurm.refusals = [NotPermitted("Access/permission denied")]
-    with pytest.raises(NotPermitted):
+    slurm.refusals = [error]
+    with pytest.raises(type(error)):
         slurm.reshape(Shape(2, 2))
     assert slurm.updates == [Shape(2, 2)]
 
 
-def test_a_rollback_that_fails_is_said() -> None:
+@pytest.mark.parametrize(
+    ("takes", "refusals", "spoil", "words"),
+    [
+        (("nodes",), [None, NotPermitted("denied")], {}, "1x2 could not be put back: denied"),
+        # Both updates are taken in part, neither is refused.
+        (("nodes", "gpus"), [], {"nodes": 7, "max_nodes": 7}, "did not take 1x2 back"),
+    ],
+)
+def test_a_rollback_that_fails(
+    takes: tuple[str, ...], refusals: list[SlurmError | None], spoil: dict[str, Any], words: str
+) -> None:
     """Then people must look: the message names the shape that could not be put back."""
-    slurm = FakeSlurm(job_of(Shape(1, 2)), takes=("nodes",))
-    with pytest.raises(NotResizable, match="1x2 could not be put back: denied"):
-        slurm.refusals = [None, NotPermitted("denied")]
-        slurm.takes = ("nodes",)
-        slurm.reshape(Shape(3, 4))
-
-
-def test_a_rollback_that_slurm_ignores_is_said() -> None:
-    """Both updates taken in part, neither refused."""
-    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), max_nodes=1))
-    slurm.spoil = {"nodes": 7, "max_nodes": 7}
-    with pytest.raises(NotResizable, match="did not take 1x2 back"):
+    slurm = FakeSlurm(job_of(Shape(1, 2)), takes=takes)
+    slurm.refusals, slurm.spoil = list(refusals), spoil
+    with pytest.raises(NotResizable, match=words):
         slurm.reshape(Shape(3, 4))
 
 
@@ -155,16 +149,6 @@ def test_a_job_that_can_never_start_is_undone(spoil: dict[str, Any]) -> None:
     assert slurm.updates == [Shape(3, 2), Shape(1, 1)] or spoil == {"gpus_per_node": 0}
 
 
-@pytest.mark.parametrize("error", [UnknownJob("gone"), Unreachable("silent")])
-def test_a_lost_job_or_controller_is_passed_on(error: SlurmError) -> None:
-    """Nothing is undone blindly: the caller looks again when Slurm answers."""
-    slurm = FakeSlurm(job_of(Shape(1, 1)), takes=())
-    slurm.refusals = [error]
-    with pytest.raises(type(error)):
-        slurm.reshape(Shape(2, 2))
-    assert slurm.updates == [Shape(2, 2)]
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -172,6 +156,7 @@ def test_a_lost_job_or_controller_is_passed_on(error: SlurmError) -> None:
         ({"state": JobState.COMPLETED}, "COMPLETED"),
         ({"task_counts": True}, "task counts"),
         ({"gpus_per_node": 0, "gpus_total": 2}, "--gpus"),
+        *(({"kind": kinds}, "several types") for kinds in ("a100,v100", ",a100", "a b")),
     ],
 )
 def test_what_is_not_even_tried(change: dict[str, Any], words: str) -> None:
