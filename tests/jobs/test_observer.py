@@ -79,6 +79,19 @@ def store(tmp_path: Path, empty_sqlite: Path) -> Iterator[Store]:
         yield opened
 
 
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    """With one job, whose directory is below the test's."""
+    found = Queue()
+    found.jobs[1] = job(work_dir=str(tmp_path))
+    return found
+
+
+@pytest.fixture
+def observer(queue: Queue, store: Store) -> Observer:
+    return Observer(queue, store, Settings())  # type: ignore[arg-type]
+
+
 def write(directory: Path, job_id: int, *reports: Report, restart: int = 0, spec: Spec | None = SPEC) -> None:
     """What a job's wrapper would have written."""
     folder = directory / f"ones-{job_id}"
@@ -89,10 +102,8 @@ def write(directory: Path, job_id: int, *reports: Report, restart: int = 0, spec
     (folder / f"reports-{restart}.jsonl").write_bytes(b"".join(lines))
 
 
-def test_reports_reach_the_database_once(store: Store, tmp_path: Path) -> None:
+def test_reports_reach_the_database_once(queue: Queue, store: Store, tmp_path: Path) -> None:
     """A companion that starts anew reads on where the last one stopped, and stores nothing twice."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     done = (HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0), Epoch(0, 32, 1000, 1.5, 0.5))
     write(tmp_path, 1, *done[:2])
     Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
@@ -107,11 +118,8 @@ def test_reports_reach_the_database_once(store: Store, tmp_path: Path) -> None:
     assert history.spec.max_local_batch == 64
 
 
-def test_a_job_that_slurm_forgot_is_closed(store: Store) -> None:
+def test_a_job_that_slurm_forgot_is_closed(queue: Queue, observer: Observer, store: Store) -> None:
     """A job that ended while nobody looked does not run for ever in the database."""
-    queue = Queue()
-    queue.jobs[1] = job()
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     observer.observe()
     queue.jobs.clear()
     queue.now = 5000.0
@@ -121,11 +129,8 @@ def test_a_job_that_slurm_forgot_is_closed(store: Store) -> None:
     assert "no longer knows how" in record.report_note
 
 
-def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:
+def test_a_job_whose_owner_opts_out_is_no_longer_weighed(queue: Queue, observer: Observer, store: Store) -> None:
     """Without the comment it is nobody's, but the database still learns how it ended."""
-    queue = Queue()
-    queue.jobs[1] = job()
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     assert 1 in observer.observe().elastic
     queue.jobs[1] = job(comment="mine")
     assert not observer.observe().elastic
@@ -157,30 +162,26 @@ def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> Non
     assert not store.jobs([1])[1].report_note
 
 
-def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) -> None:
+def test_the_last_complaint_about_reports_stays(observer: Observer, store: Store, tmp_path: Path) -> None:
     """A bad line costs itself alone, and its owner still finds why after the next look."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     write(tmp_path, 1, HELLO)
     path = tmp_path / "ones-1/reports-0.jsonl"
     path.write_bytes(b"{nonsense\n" + path.read_bytes())
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     for _ in range(3):
         observer.observe()
     assert "1 unreadable line" in store.jobs([1])[1].report_note
     assert store.runs(1)[0].batch == 32
 
 
-def test_a_complaint_goes_once_its_cause_is_gone(store: Store, tmp_path: Path) -> None:
+def test_a_complaint_goes_once_its_cause_is_gone(
+    queue: Queue, observer: Observer, store: Store, tmp_path: Path
+) -> None:
     """Protects owners from looking for what they have put right: it says since when it is so, then when it last was,
     and an hour later nothing."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     write(tmp_path, 1, HELLO)
     spec = tmp_path / "ones-1/spec.json"
     good = spec.read_bytes() if spec.exists() else None
     spec.write_bytes(b"{nonsense")
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
 
     def note(at: float) -> str:
         queue.now = at
@@ -197,23 +198,19 @@ def test_a_complaint_goes_once_its_cause_is_gone(store: Store, tmp_path: Path) -
     assert note(began + 7200.0 + 3700.0) == ""
 
 
-def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> None:
+def test_noise_and_progress_reach_the_database(observer: Observer, store: Store, tmp_path: Path) -> None:
     """What a job says of its gradient is stored; progress beyond what its samples can be worth is not believed."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0, noise=64.0, progress=300.0)
     liar = replace(stretch, cursor=640, progress=9999.0)
     write(tmp_path, 1, HELLO, stretch, liar)
-    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    observer.observe()
     history = store.histories([1])[1]
     assert [point.noise for point in history.noise] == [64.0, 64.0]
     assert (history.samples, history.progress) == (640.0, 640.0)
 
 
-def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Path) -> None:
+def test_a_job_that_does_not_know_its_datasets_length(observer: Observer, store: Store, tmp_path: Path) -> None:
     """Samples add up over the epochs that ended, each of its own length; progress up to that is believed."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     hello = replace(HELLO, dataset=0)
     done = [
         Throughput(0, 15, 480, 480, 2.0, 32, 1.0, 2.0, progress=470.0),
@@ -223,7 +220,6 @@ def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Pa
         Throughput(2, 34, 64, 144, 2.0, 32, 1.0, 2.0, progress=1050.0),
     ]
     spec = replace(SPEC, dataset=0)
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     expected = [(480.0, None), (500.0, 500.0), (940.0, 500.0), (1020.0, 510.0), (1084.0, 510.0)]
     for number, (samples, length) in enumerate(expected, 1):
         write(tmp_path, 1, hello, *done[:number], spec=spec)
@@ -234,16 +230,14 @@ def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Pa
     assert history.progress == 1050.0
 
 
-def test_what_a_job_says_of_its_starts_reaches_the_database(store: Store, tmp_path: Path) -> None:
+def test_what_a_job_says_of_its_starts_reaches_the_database(observer: Observer, store: Store, tmp_path: Path) -> None:
     """How the start went, how often the ranks were started again, passes, and losses that are no numbers."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     hello = replace(HELLO, queue_s=9.0, launch_s=5.0, import_s=4.0, group_s=0.5, load_s=0.25, resizes=2, note="slow")
     again = replace(hello, attempt=1, launch_s=3.0, import_s=2.0, note="a rank died")
     odd = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, None, nonfinite=10)
     changed = Batch(11, 128, 4.0, passes=2, ramp=50)
     write(tmp_path, 1, hello, First(1, 0.5), again, First(1, 0.75), odd, changed, spec=replace(SPEC, max_passes=3))
-    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
+    observer.observe()
     (run,) = store.runs(1)
     assert (run.queue_s, run.launch_s, run.import_s, run.first_step_s) == (9.0, 3.0, 2.0, 0.75)
     assert (run.resizes, run.attempts, run.note, run.hello_time) == (2, 1, "slow; a rank died", 900.0)
@@ -296,11 +290,8 @@ def test_nodes_are_stored_when_they_change(store: Store) -> None:
     assert (change.time, change.node.state, change.node.usable) == (1060.0, "DOWN*", False)
 
 
-def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> None:
+def test_a_spec_that_changes_is_stored_again(observer: Observer, store: Store, tmp_path: Path) -> None:
     """A script may learn its dataset late; what it says last counts, also after a requeue."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     for spec in (SPEC, replace(SPEC, dataset=5000)):
         write(tmp_path, 1, HELLO, spec=spec)
         observer.observe()
@@ -309,16 +300,13 @@ def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> No
         assert told.dataset == spec.dataset
 
 
-def test_replayed_reports_change_nothing(store: Store, tmp_path: Path) -> None:
+def test_replayed_reports_change_nothing(queue: Queue, observer: Observer, store: Store, tmp_path: Path) -> None:
     """A file that is written anew as it was, and what a companion that starts anew finds in it, is neither stored nor
     checked again; more seconds of training than the run has lasted stay out, and its owner reads so once."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
     lie = replace(stretch, step=20, cursor=640, seconds=3200.0)
     told = (HELLO, stretch, lie, replace(stretch, step=30, cursor=960))
     write(tmp_path, 1, *told)
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     observer.observe()
     before = store.histories([1])[1]
     assert [point.samples_per_s for point in before.throughput] == [160.0, 160.0]
@@ -333,13 +321,10 @@ def test_replayed_reports_change_nothing(store: Store, tmp_path: Path) -> None:
 
 
 def test_what_could_not_be_stored_is_judged_again(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    observer: Observer, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that fails once costs an honest job nothing: its reports are believed at the next look."""
-    queue = Queue()
-    queue.jobs[1] = job(work_dir=str(tmp_path))
     write(tmp_path, 1, HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0))
-    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     with monkeypatch.context() as broken:
         broken.setattr(store, "add_reports", lambda told: (_ for _ in ()).throw(StoreError("away")))
         with pytest.raises(StoreError):
