@@ -214,7 +214,6 @@ def _batches(app: Application) -> Ints:
 
 
 def _blocks(batches: Ints) -> Ints:
-    """Where each block of batches begins."""
     edges = np.unique(np.ceil(np.geomspace(batches[0], batches[-1] + 1, _count(batches))).astype(np.int64))
     return np.unique(np.searchsorted(batches, edges[edges <= batches[-1]]))
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Policy, Schedule
-from slurm_ones.simulate.oracle import Placement
+from slurm_ones.simulate.oracle import GpuChange, Placement, plan_changes
 from slurm_ones.simulate.outcome import Outcome
-from slurm_ones.simulate.placement import GpuChange, plan_changes
 from slurm_ones.simulate.run import run as run_any
 from slurm_ones.simulate.spec import ClusterSpec, Part
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission

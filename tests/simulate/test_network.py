@@ -13,7 +13,7 @@ from slurm_ones.ones import Ones, OnesOptions
 from slurm_ones.ones.search import Search
 from slurm_ones.ones.sizes import Leaves, exchange_shares
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.placement import place
+from slurm_ones.simulate.oracle import place
 from slurm_ones.simulate.run import run
 from slurm_ones.simulate.spec import ClusterSpec, Network, Slowdown, slowdowns
 from slurm_ones.simulate.training.application import Submission

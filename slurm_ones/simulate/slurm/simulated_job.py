@@ -360,6 +360,5 @@ class JobRecords:
 
 
 def _give_program(job: SimulatedJob) -> None:
-    """One task alone has its program."""
     if job.array is not None and len(job.array_tasks) == 1:
         job.program = job.array.program(Task(job.array.array_id, job.array_tasks[0]))

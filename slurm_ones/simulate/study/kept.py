@@ -81,7 +81,6 @@ def _code() -> str:
 
 
 def _module(policy: str) -> str:
-    """Digest of the file of a user's own policy."""
     name, colon, _ = policy.partition(":")
     spec = importlib.util.find_spec(name) if colon else None
     return _digest(Path(spec.origin).parent, [Path(spec.origin)]) if spec is not None and spec.origin else ""

@@ -362,12 +362,10 @@ class ElasticityStudy:
 
 
 def _changes(summary: ContenderSummary, none: ContenderSummary, key: str) -> list[float]:
-    """Relative difference of a figure from that with no elastic job, for each seed."""
     pairs = [(each[key], none.each[seed][key]) for seed, each in summary.each.items() if seed in none.each]
     return [now / was - 1.0 for now, was in pairs if was > 0 and math.isfinite(now)]
 
 
 def _between(changes: Sequence[float]) -> str:
-    """`-11 % (-16 % to -3 %)`."""
     mean, low, high = (f"{100 * one:+.0f} %" for one in (sum(changes) / len(changes), min(changes), max(changes)))
     return mean if low == high else f"{mean} ({low} to {high})"

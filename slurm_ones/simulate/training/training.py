@@ -283,7 +283,6 @@ class Training:
         self.exited(task, 0)
 
     def _look_soon(self) -> None:
-        """At the next boundary, look who is to train."""
         if self.phase is Phase.TRAINING:
             self._order_due = True
             self._schedule_boundary()
@@ -294,11 +293,9 @@ class Training:
         return order if order is not None and order.restart <= max(self._restart, 0) else None
 
     def _complete(self, order: Order) -> bool:
-        """Whether those train that the order wants."""
         return order.blocks is None or set(order.blocks) == set(self.members)
 
     def _plan(self) -> tuple[int, ...] | None:
-        """Who is to train next, None where all stays as it is."""
         order = self._believed()
         wanted = order.blocks if order is not None else None
         return next_members(wanted, self.members, self._blocks, self._timeline.now)
@@ -497,12 +494,10 @@ class Training:
 
     @property
     def _load_s(self) -> float:
-        """Seconds to load the checkpoint, where there is one."""
         return self._settings.load * self._start_s if self.durable.step else 0.0
 
     @property
     def _left(self) -> int:
-        """Samples from the interval's beginning to the end of the pass."""
         return self.curve.dataset - self._interval.at.cursor
 
     def _hold(self, gpus: Mapping[str, int]) -> None:
@@ -595,7 +590,7 @@ class Training:
         self._train()
 
     def _end_epoch(self) -> bool:
-        """Report the pass and go on to the next; whether patience is at its end."""
+        """Report the pass and go on to the next; return whether patience is at its end."""
         ended = self._position
         self._position, gives_up = self.curve.next_pass(ended)
         self._reporter.epoch(ended, self.batch)

@@ -276,7 +276,6 @@ def _perturbed(kinds: Sequence[Kind], rng: np.random.Generator) -> tuple[dict[st
 
 
 def _window_s(mix: Mix, jobs: int, load: float, gpus: int, per_node: int) -> float:
-    """Seconds in which the jobs are submitted."""
     if mix.gap_s:
         return jobs * mix.gap_s * STUDIED_GPUS / (gpus * load)
     shares: Floats = np.array(mix.shares)
