@@ -24,13 +24,13 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.elastic import Observation
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.jobs.reports import read_spec
-from slurm_ones.learn.learner import Learner
+from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, PlannedChange, plans
-from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
+from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
 from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches
 from slurm_ones.slurm.parse import hides_gpus
@@ -137,7 +137,8 @@ class Companion:
         histories = self._learn(observation)
         self._tidy(observation, histories, {resize.job_id for resize in resizes})
         round_ = self._round(observation, histories, resizes)
-        planned = plans(round_, self._decide, begins=self._actor.acting)
+        models = job_models(round_, self._learner)
+        planned = plans(round_, lambda now, rules: self._decide(now, rules, models), begins=self._actor.acting)
         begun = self._actor.act(planned, observation, kept=fused.keys())
         outcomes, ended = self._actor.outcomes, self._machine.take_ended()
         decided = [one.decided for one in planned]
@@ -230,9 +231,9 @@ class Companion:
             self._slow_time = now
         return histories
 
-    def _decide(self, round_: Round, rules: PartitionRules) -> PartitionSchedule:
+    def _decide(self, round_: Round, rules: PartitionRules, models: Mapping[int, JobModel]) -> PartitionSchedule:
         cluster = cluster_view(round_, rules)
-        jobs = job_views(round_, rules, cluster, self._learner)
+        jobs = job_views(round_, rules, cluster, models)
         within = bounds_of(round_, rules)
         started = time.monotonic()
         schedule = decide_within(self._policy(rules.name), cluster, jobs, within, round_.now, self._rng)

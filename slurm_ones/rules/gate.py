@@ -236,7 +236,7 @@ class Round:
             by_blocks,
             *self._nodes_of(name),
             self.split_nodes,
-            self._kinds(name),
+            self.kinds(name),
             later,
             frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
             bool(rigid_jobs(self.seen.snapshot, name, self.seen.elastic)),
@@ -250,7 +250,7 @@ class Round:
             one = self.seen.elastic.get(job_id)
             if one is None or not self._share_nodes(name, one.partition):
                 continue
-            only = self._kinds(one.partition).nodes(kind) if kind else None
+            only = self.kinds(one.partition).nodes(kind) if kind else None
             if moves is not None:
                 held = {block.task for block in training(one, None)}
                 for task, shape in moves.added:
@@ -262,7 +262,8 @@ class Round:
                     later.append(WaitingStart(job_id, target, kind))
         return free, tuple(later)
 
-    def _kinds(self, name: str) -> Kinds:
+    def kinds(self, name: str) -> Kinds:
+        """The kinds of GPU of a partition."""
         kinds = self.seen.snapshot.kinds(name)
         # Where the setting gives GPUs to nodes of which Slurm knows none, nobody says of which kind those are.
         if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):

@@ -112,15 +112,31 @@ def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
     return Bounds(demand, rules.caps, sizes)
 
 
-def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learner: Learner) -> list[JobView]:
-    """The elastic jobs of a partition as its policy sees them."""
-    mine = [job for job in rules.jobs.values() if job.elastic.weighed]
-    learner.look([job.history for job in mine if job.history is not None])
+def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
+    """What is known of each elastic job, on the kinds of GPU that it accepts."""
+    known: dict[int, JobModel] = {}
+    histories = round_.histories
+    for partition in round_.partitions:
+        kinds = round_.kinds(partition)
+        here = {id_: one for id_, one in round_.seen.elastic.items() if one.partition == partition and one.weighed}
+        mine = dict(sorted(here.items()))
+        learner.look([histories[job_id] for job_id in mine if job_id in histories])
+        for job_id, one in mine.items():
+            accepted = kinds.accepted(one)
+            known[job_id] = learner.about(histories.get(job_id), round_.now, blocks=bool(one.blocks), kinds=accepted)
+    return known
+
+
+def job_views(
+    round_: Round, rules: PartitionRules, cluster: ClusterView, models: Mapping[int, JobModel]
+) -> list[JobView]:
+    """The elastic jobs of a partition, of which `models` say what is known, as its policy sees them."""
     room = sorted(rules.free.values(), reverse=True)
     views = []
-    for job in mine:
-        kinds = rules.kinds.accepted(job.elastic)
-        known = learner.about(job.history, round_.now, blocks=bool(job.elastic.blocks), kinds=kinds)
+    for job_id, job in rules.jobs.items():
+        if not job.elastic.weighed:
+            continue
+        known = models[job_id]
         limits = limits_of(job.elastic, cluster, known.spec, job.history.batch if job.history is not None else None)
         fixed = job.fixed or _nowhere(limits)
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))

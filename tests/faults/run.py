@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from ones_wrapper.protocol import Checkpoint
 from slurm_ones.act.arrays import SURE_S
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.jobs.reports import FUTURE_S
+from slurm_ones.learn.learner import JobModel
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import PartitionRules, Round
@@ -96,8 +97,8 @@ class SeededCompanion(Companion):
     stand for another run.
     """
 
-    def _decide(self, round_: Round, rules: PartitionRules) -> PartitionSchedule:
-        decided = super()._decide(round_, rules)
+    def _decide(self, round_: Round, rules: PartitionRules, models: Mapping[int, JobModel]) -> PartitionSchedule:
+        decided = super()._decide(round_, rules, models)
         self._store.open_resizes()
         return decided
 

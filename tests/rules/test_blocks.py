@@ -25,7 +25,7 @@ from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.job_rules import PACK_S, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.rules.reclaim import annotate, make_room
-from slurm_ones.rules.views import bounds_of, cluster_view, job_views
+from slurm_ones.rules.views import bounds_of, cluster_view, job_models, job_views
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view
 from tests.act.make import FULL, NOW, elastic, history
@@ -110,7 +110,7 @@ def change_of(job_id: int, old: Shape, new: Shape, state: str, **changes: Any) -
 def shown(one: Elastic, free: dict[str, int]) -> JobView:
     """The job as a policy sees it."""
     round_, rules = rules_for([one], free)
-    (found,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
+    (found,) = job_views(round_, rules, cluster_view(round_, rules), job_models(round_, Learner(seed=0)))
     return found
 
 
@@ -452,7 +452,7 @@ def test_blocks_give_up_what_a_rigid_job_needs() -> None:
         waits = replace(rigid, gpus_per_node=need)
         round_, rules = rules_for([job_of_blocks(*blocks)], {"n1": 0, "n2": 0}, {1: asked}, others=[waits])
         cluster = cluster_view(round_, rules)
-        views = job_views(round_, rules, cluster, Learner(seed=0))
+        views = job_views(round_, rules, cluster, job_models(round_, Learner(seed=0)))
         made = make_room(cluster, views, bounds_of(round_, rules).demand)
         (view,) = made.jobs
         assert made.served == (50,) and view.nodes == kept and view.shape == Shape(1, 4)
@@ -463,5 +463,6 @@ def test_blocks_give_up_what_a_rigid_job_needs() -> None:
     small = told(job=JobRecord(1, "job", "alice", 1.0, Shape(1, 1)))
     round_, rules = rules_for([one], {"n1": 0}, {1: small}, others=[replace(rigid, gpus_per_node=2)])
     cluster = cluster_view(round_, rules)
-    made = make_room(cluster, job_views(round_, rules, cluster, Learner(seed=0)), bounds_of(round_, rules).demand)
+    views = job_views(round_, rules, cluster, job_models(round_, Learner(seed=0)))
+    made = make_room(cluster, views, bounds_of(round_, rules).demand)
     assert made.served == () and not made.reasons

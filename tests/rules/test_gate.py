@@ -14,7 +14,7 @@ from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.gate import UnderWay
 from slurm_ones.rules.plan import plan
-from slurm_ones.rules.views import cluster_view, job_views
+from slurm_ones.rules.views import cluster_view, job_models, job_views
 from slurm_ones.slurm.model import JobState, Partition
 from tests.act.make import history
 from tests.rules.make import round_of, rules_of
@@ -55,7 +55,7 @@ def test_view_and_plan_agree(
     settings = {"limits": {"resizes_per_job": 1, "near_end_s": 0}, "resize": {"dwell_s": 300}}
     round_ = round_of(seen(job, used={"n1": 1}), *resizes, histories=histories, now=NOW, **settings)
     rules = round_.partition("gpu")
-    (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner())
+    (view,) = job_views(round_, rules, cluster_view(round_, rules), job_models(round_, Learner()))
     made = plan(Schedule({1: Allocation(Shape(1, 2), 32)}), rules)
     assert (view.fixed.code if view.fixed else None) == code
     assert made.outcomes[1] == (view.fixed or made.outcomes[1]) and len(made.begin) == (code is None)

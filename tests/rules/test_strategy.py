@@ -23,7 +23,7 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.job_rules import breaks, parts, size_rules
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.rigid import PendingJob, RigidDemand
-from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_views, limits_of
+from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_models, job_views, limits_of
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, job, rounds
 from slurm_ones.text import described
@@ -157,7 +157,7 @@ def _round(spec: Spec, comment: str = "ones: gpus=1-16 batch=32-4096", **known: 
 
 def _views(round_: Any) -> Any:
     rules = round_.partition("gpu")
-    return job_views(round_, rules, cluster_view(round_, rules), Learner())
+    return job_views(round_, rules, cluster_view(round_, rules), job_models(round_, Learner()))
 
 
 def test_blocks_hold_whole_groups() -> None:

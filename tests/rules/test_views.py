@@ -16,7 +16,7 @@ from slurm_ones.jobs.elastic import Observation, elastic_job
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Reserved
 from slurm_ones.policy.shapes import least_and_most
-from slurm_ones.rules.views import ANY_BATCH, job_views
+from slurm_ones.rules.views import ANY_BATCH, job_models, job_views
 from slurm_ones.rules.views import limits_of as limits
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
 from tests.act.make import history
@@ -76,7 +76,8 @@ def test_a_deadline_counts_from_the_first_submission(deadline: float | None, pro
     look_ = seen(waiting(1, Shape(1, 1), comment=words, submit_time=5.0))
     said = {1: PromiseRecord(1, 105.0, 10.0, True)}
     round_ = replace(round_of(look_), promises=said)
-    (view,) = job_views(round_, round_.partition("gpu"), shown(look_), Learner())
+    rules = round_.partition("gpu")
+    (view,) = job_views(round_, rules, shown(look_), job_models(round_, Learner()))
     assert view.deadline == (None if deadline is None else 5.0 + deadline)
     assert view.promised is promised
 
@@ -218,7 +219,8 @@ def test_batches_are_multiples_of_what_the_script_said(multiple: int, quantum: i
 def view_of(told: JobHistory | None, job: Job) -> JobView:
     look_ = seen(job)
     round_ = round_of(look_, histories={} if told is None else {1: told}, now=100.0, resize={"dwell_s": 0})
-    (view,) = job_views(round_, round_.partition("gpu"), CLUSTER, Learner())
+    rules = round_.partition("gpu")
+    (view,) = job_views(round_, rules, CLUSTER, job_models(round_, Learner()))
     return view
 
 
