@@ -50,14 +50,16 @@ class BlockWorld(Interrupted):
         before: Mapping[int, Shape] | None = None,
         *,
         waits: bool = False,
-        launch_s: float = 30.0,
+        quick: bool = False,
     ) -> None:
         """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
-        none: its nodes are drained. A block takes `launch_s` until it is ready."""
+        none: its nodes are drained. If it is `quick`, a block takes 5 s until it is ready,
+        and is waited for 12 s, rather than 30 and 40."""
         super().__init__()
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=Hot(launch_s=launch_s))
+        hot = Hot(launch_s=5.0 if quick else 30.0)
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot)
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert training.hot is not None
@@ -68,7 +70,8 @@ class BlockWorld(Interrupted):
         self.client = _Client(self)
         self.store = open_store(self.folder)
         self.stop_file = self.folder / "stop"
-        self.settings = Settings.model_validate({"stop_file": str(self.stop_file), "resize": RESIZE})
+        resize = RESIZE | ({"blocks_wait_s": 12} if quick else {})
+        self.settings = Settings.model_validate({"stop_file": str(self.stop_file), "resize": resize})
         self.machine = self.companion()
         self.prepared = bool(before)
         if waits:

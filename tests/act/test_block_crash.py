@@ -59,7 +59,7 @@ ROADS = [
 
 
 def world_of(road: Road, empty: Path, folder: Path) -> BlockWorld:
-    world = BlockWorld(opener(empty), folder, road.before, launch_s=5.0)
+    world = BlockWorld(opener(empty), folder, road.before, quick=True)
     road.prepare(world)
     return world
 
