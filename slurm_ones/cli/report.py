@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ones_db import JobSummary, Store, StoreError
+from ones_db import StoreError
 from ones_db.query import Reader
 from slurm_ones.cli.common import (
     ConfigOption,
@@ -25,21 +25,7 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.cli.times import HELP, moment
-from slurm_ones.jobs.optin import BadComment, parse_comment
-from slurm_ones.show.advice import Allowed, advice
-from slurm_ones.show.usage import Usage, of_job, of_jobs, usage, write_usage
-
-
-def allowed(comment: str) -> Allowed:
-    """What a job's comment allows."""
-    try:
-        opted = parse_comment(comment)
-    except BadComment:
-        opted = None
-    if opted is None:
-        return Allowed()
-    low, high = opted.batch or (0, 0)
-    return Allowed(opted.gpus, high if low < high else None, opted.blocks, opted.step)
+from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_usage
 
 
 @command
@@ -69,7 +55,7 @@ def report(
         if job is not None and not found:
             raise StoreError(unknown_job(settings, job, store.place, own_only=own))
         found = found[-1:] if job is not None else found
-        told = _advice(store, found)
+        told = advised(store, found)
     title = f"Job {job}" if job is not None else _title(user, since, until)
     texts = [of_job(one, told[one.job.job_id]) for one in found]
     totals = of_jobs(found, title)
@@ -80,20 +66,6 @@ def report(
             console.print(line, markup=False, soft_wrap=True)
     if html is not None:
         write_usage(html, title, [] if job is not None else totals, list(zip(found, texts, strict=True)))
-
-
-def _advice(store: Store, found: list[Usage]) -> dict[int, list[str]]:
-    ids = [one.job.job_id for one in found]
-    records = store.jobs(ids) if ids else {}
-    summaries: dict[int, JobSummary] = {one.job_id: one for one in store.job_summaries(ids)} if ids else {}
-    return {
-        one.job.job_id: advice(
-            one,
-            allowed(records[one.job.job_id].comment if one.job.job_id in records else ""),
-            summaries.get(one.job.job_id),
-        )
-        for one in found
-    }
 
 
 def _title(user: str, since: str, until: str) -> str:

@@ -284,7 +284,7 @@ class SimulateOptions:
 def simulate(options: SimulateOptions) -> None:
     """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
     from slurm_ones.bound.bound import bounds_of
-    from slurm_ones.show.page import write_study
+    from slurm_ones.show.charts import write_study
     from slurm_ones.simulate.study.present import as_json, page, pictures, rows
     from slurm_ones.simulate.study.runs import run_all, summarize
 

@@ -28,10 +28,9 @@ from slurm_ones.cli.common import (
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
 from slurm_ones.show.live import LATE
 from slurm_ones.show.why import slow_nodes_of
-from slurm_ones.show.words import planned
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
-from slurm_ones.text import changed, plain, seconds
+from slurm_ones.text import changed, plain, planned, seconds
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode

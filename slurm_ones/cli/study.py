@@ -67,7 +67,7 @@ def study(
 
     Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
     """
-    from slurm_ones.show.page import write_study
+    from slurm_ones.show.charts import write_study
     from slurm_ones.simulate.study.kept import StudyFolder, run_kept
     from slurm_ones.simulate.study.present import ElasticityStudy, pictures, rows
     from slurm_ones.simulate.study.runs import summarize

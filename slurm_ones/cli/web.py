@@ -23,7 +23,6 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.report import allowed
 from slurm_ones.config import ConfigError
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.text import plain
@@ -52,8 +51,7 @@ def web(
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
 
-    from slurm_ones.show.web.app import Access, Web, address
-    from slurm_ones.show.web.serving import OPTIONS
+    from slurm_ones.show.app import OPTIONS, Access, Web, address
 
     if token and user_header:
         raise typer.BadParameter(
@@ -76,7 +74,7 @@ def web(
     # What is wrong is said at once.
     store_of_reader(settings, named=bool(database)).close()
     secret = "" if user_header else token or secrets.token_urlsafe(24)
-    app = Web(opened, reader, allowed, Access(secret, user_header), root).app
+    app = Web(opened, reader, Access(secret, user_header), root).app
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
     console.print(

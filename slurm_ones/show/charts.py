@@ -1,8 +1,12 @@
-"""Charts of clusters and jobs: GPUs over time, completion times, goodput. Matplotlib is imported when one is drawn."""
+"""Charts of clusters and jobs, and HTML pages in files that need nothing else.
+
+Matplotlib and Jinja2 are imported when something is drawn. The templates escape all text.
+"""
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from slurm_ones.text import plain
+from slurm_ones.text import clock, plain, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -222,3 +226,28 @@ def _goodput(lanes: Sequence[Lane]) -> str:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False)
     return _svg(figure, "goodput")
+
+
+def environment() -> Any:
+    """Jinja2's environment of this room's templates, in which all text is escaped."""
+    from jinja2 import Environment, PackageLoader
+
+    made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
+    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock}
+    return made
+
+
+def write(path: Path, template: str, **values: Any) -> None:
+    """Write a page from one of this room's templates."""
+    written = time.strftime("%Y-%m-%d %H:%M")
+    path.write_text(environment().get_template(template).render(written=written, **values), encoding="utf-8")
+
+
+def write_study(path: Path, lanes: Sequence[Lane], groups: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Write the page of a study. `groups` gives each job's kind by its name: jobs of a kind have a colour in common."""
+    from markupsafe import Markup
+
+    drawn = study_charts(lanes, groups) if any(lane.bars for lane in lanes) else {}
+    if not any(lane.goodput for lane in lanes):
+        drawn.pop("goodput", None)
+    write(path, "study.html", pictures={name: Markup(svg) for name, svg in drawn.items()}, **values)

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from ones_db import DecisionJobRecord, DecisionRecord, JobSummary, PromiseRecord, ResizeRecord, ResizeStepRecord
 from ones_db.shape import Shape
-from slurm_ones.show.words import planned
-from slurm_ones.text import changed, clock, left_s, per_gpu, plain, progress, seconds, shape
+from slurm_ones.text import changed, clock, left_s, per_gpu, plain, planned, progress, seconds, shape
 
 T = TypeVar("T")
 
@@ -63,6 +62,8 @@ class ShownDecision:
 
     decision: DecisionRecord
     given: DecisionJobRecord
+    name: str = ""
+    """The job's."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,8 @@ DECISION: tuple[ShownColumn[ShownDecision], ...] = (
     ShownColumn("time", attrgetter("decision.time"), "when it was made, Unix seconds", "when", clock, left=True),
     ShownColumn("policy", attrgetter("decision.policy"), "policy"),
     ShownColumn("mode", attrgetter("decision.mode"), "advise or act"),
-    ShownColumn("job_id", attrgetter("given.job_id"), "Slurm's job id"),
+    ShownColumn("job_id", attrgetter("given.job_id"), "Slurm's job id", "job"),
+    ShownColumn("name", attrgetter("name"), "its name", "name", left=True, json=False),
     ShownColumn(
         "from_shape", lambda one: _sized(one.given.from_shape), "what it had", "had",
         left=True,
@@ -332,7 +334,7 @@ ENDED = _of(JOB, "job_id name user state end_time jct_s resizes pause_s")
 RESIZES = _of(RESIZE, "started change mechanism state pause_s steps outcome")
 DECIDED = _of(DECISION, "time shape reason outcome alternatives")
 """Tables of a job's page."""
-GIVEN = _of(DECISION, "from_shape shape reason outcome alternatives")
-"""A decision, after the job's number and name."""
+GIVEN = _of(DECISION, "job_id name from_shape shape reason outcome alternatives")
+"""A decision's table."""
 GIVE_WAY = "pause_s resizes accuracy jct_s left_s local_batch strategy user samples_per_s name epochs batch shape state"
 """Columns in the order in which they are left out of a table that is too wide; the job's number never is."""

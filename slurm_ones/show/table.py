@@ -12,8 +12,7 @@ from rich.table import Table
 from ones_db import JobSummary
 from slurm_ones.show.columns import GIVE_WAY, JOB, NODE, TOP, ShownColumn, ShownJob, gpus, record
 from slurm_ones.show.live import Live, counted, silent
-from slurm_ones.show.words import deadline
-from slurm_ones.text import plain, safe, seconds, troubles
+from slurm_ones.text import deadline, plain, safe, seconds, troubles
 
 T = TypeVar("T")
 

@@ -1,28 +1,28 @@
-"""What jobs used and what resizing did to them, read from the database's views: the figures of `slurm-ones report`."""
+"""What jobs used and what resizing did to them, from the database's views, with advice that follows from it."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ones_db import JobSummary, Store
 from ones_db.query import Reader
-from slurm_ones.show.page import write
-from slurm_ones.show.words import pause
-from slurm_ones.text import plain, seconds
+from slurm_ones.jobs.optin import BadComment, parse_comment
+from slurm_ones.text import pause, plain, seconds, troubles
 
 T = TypeVar("T")
 
 MOST_JOBS, MOST_MEASURED = 5_000, 500
-"""Jobs of a span that are looked at, and those of them whose measurements are: the newest."""
+"""Jobs of a span that are read, and those of them whose measurements are: the newest."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a job showed at one shape and global batch (view `scaling`)."""
+    """Speed of a job at one shape and global batch (view `scaling`)."""
 
     nodes: int
     gpus: int
@@ -32,12 +32,12 @@ class Measured:
     gpu_efficiency: float | None
     """Throughput of a GPU over that at the smallest shape."""
     statistical_efficiency: float | None
-    """Progress of a sample relative to the base batch; None where it told no gradient noise."""
+    """Progress of a sample relative to the base batch; None if the job reported no gradient noise."""
     goodput: float | None
 
     @property
     def useful(self) -> float:
-        """Useful samples/s: goodput where it is known, else throughput."""
+        """Useful samples/s: goodput if it is known, else throughput."""
         return self.goodput if self.goodput is not None else self.samples_per_s
 
 
@@ -57,7 +57,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """A time in which a job held so many GPUs (view `run_timeline`, of jobs of blocks `membership_timeline`)."""
+    """A time in which a job held N GPUs (view `run_timeline`, of jobs of blocks `membership_timeline`)."""
 
     start_time: float
     running_s: float
@@ -101,6 +101,16 @@ class Usage:
     predicted_jct_s: float | None = None
     """Its JCT at the size it asked for, by its own measurement there (view `what_if`)."""
 
+    @property
+    def lasted_s(self) -> float:
+        """Submission to the end of the last stretch; 0 if it held no GPU."""
+        return max((one.start_time + one.running_s for one in self.stretches), default=0.0) - self.job.submit_time
+
+    @property
+    def most(self) -> int:
+        """The most GPUs that it held at once."""
+        return max((one.gpus for one in self.stretches), default=0)
+
 
 def usage(
     reader: Reader,
@@ -111,9 +121,9 @@ def usage(
     since: float | None = None,
     until: float | None = None,
 ) -> list[Usage]:
-    """The jobs of a cluster, by their submission: one, one user's, or those that were there in a span.
+    """The jobs of a cluster by their submission: one job, one user's, or those that were there in a span.
 
-    Raises `StoreError` where the database cannot be asked.
+    Raises `StoreError` if the database cannot be asked.
     """
     conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=cluster)
     wanted: tuple[tuple[str, str, Any], ...] = (
@@ -126,8 +136,7 @@ def usage(
         if value is not None:
             conditions.append(condition)
             values[name] = value
-    names = ", ".join(field.name for field in fields(JobUsage))
-    sql = f"SELECT {names} FROM job_summary WHERE {' AND '.join(conditions)} ORDER BY submit_time DESC"
+    sql = f"SELECT {_names(JobUsage)} FROM job_summary WHERE {' AND '.join(conditions)} ORDER BY submit_time DESC"
     jobs = [JobUsage(**row) for row in _rows(reader, f"{sql} LIMIT {MOST_JOBS}", values)]
     found = [_measured(reader, cluster, job) if n < MOST_MEASURED else Usage(job) for n, job in enumerate(jobs)]
     return found[::-1]
@@ -135,23 +144,25 @@ def usage(
 
 def _measured(reader: Reader, cluster: str, job: JobUsage) -> Usage:
     of_job = {"cluster": cluster, "job_id": job.job_id, "submit_time": job.submit_time}
-    measured = _of(reader, "scaling", Measured, of_job, "gpus, nodes, batch")
-    resized = _of(reader, "resize_cost", Resized, of_job, "start_time")
-    members = _rows(reader, _select("membership_timeline", ("start_time", "lasted_s AS running_s", "gpus")), of_job)
-    runs = members or _rows(reader, _select("run_timeline", ("start_time", "running_s", "gpus")), of_job)
-    stretches = sorted((SizeSpan(**row) for row in runs), key=lambda one: one.start_time)
-    predicted = [row["predicted_jct_s"] for row in _rows(reader, _select("what_if", ("predicted_jct_s",)), of_job)]
-    return Usage(job, measured, resized, tuple(stretches), predicted[0] if predicted else None)
+
+    def rows(view: str, kind: type[T], order: str, names: str = "") -> tuple[T, ...]:
+        where = "cluster = :cluster AND job_id = :job_id AND submit_time = :submit_time"
+        sql = f"SELECT {names or _names(kind)} FROM {view} WHERE {where} ORDER BY {order}"
+        return tuple(kind(**row) for row in _rows(reader, sql, of_job))
+
+    stretches = rows("membership_timeline", SizeSpan, "start_time", "start_time, lasted_s AS running_s, gpus")
+    predicted = rows("what_if", dict, "predicted_jct_s", "predicted_jct_s")
+    return Usage(
+        job,
+        rows("scaling", Measured, "gpus, nodes, batch"),
+        rows("resize_cost", Resized, "start_time"),
+        stretches or rows("run_timeline", SizeSpan, "start_time"),
+        predicted[0]["predicted_jct_s"] if predicted else None,
+    )
 
 
-def _of(reader: Reader, view: str, kind: type[T], of_job: Mapping[str, Any], order: str) -> tuple[T, ...]:
-    names = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
-    return tuple(kind(**row) for row in _rows(reader, f"{_select(view, names)} ORDER BY {order}", of_job))
-
-
-def _select(view: str, names: Sequence[str]) -> str:
-    where = "cluster = :cluster AND job_id = :job_id AND submit_time = :submit_time"
-    return f"SELECT {', '.join(names)} FROM {view} WHERE {where}"
+def _names(kind: type) -> str:
+    return ", ".join(field.name for field in fields(kind))
 
 
 def _rows(reader: Reader, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -170,17 +181,14 @@ def bar(value: float, most: float, width: int = BAR) -> str:
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """A line of so many characters, each as high as the GPUs that the job held in its part of the job's life."""
-    begin = usage.job.submit_time
-    ends = [one.start_time + max(one.running_s, 0.0) for one in usage.stretches]
-    if not ends or max(ends) <= begin:
+    """A line of `width` characters, each as high as the GPUs that the job held in its part of the job's life."""
+    if usage.lasted_s <= 0:
         return ""
-    most = max(one.gpus for one in usage.stretches)
     cells = []
     for n in range(width):
-        at = begin + (n + 0.5) / width * (max(ends) - begin)
+        at = usage.job.submit_time + (n + 0.5) / width * usage.lasted_s
         held = sum(one.gpus for one in usage.stretches if one.start_time <= at < one.start_time + one.running_s)
-        cells.append(STEPS[-(-8 * min(held, most) // max(most, 1))])
+        cells.append(STEPS[-(-8 * min(held, usage.most) // max(usage.most, 1))])
     return "".join(cells).rstrip()
 
 
@@ -196,8 +204,7 @@ def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
         + (f", ended {_when(job.end_time)} after {seconds(job.jct_s)}" if job.end_time is not None else ""),
         f"  GPUs       asked for {job.requested_gpus}; trained on {_span(job)}; {_hours(job.gpu_hours)} in all",
     ]
-    over_time = gpus_over_time(usage)
-    if over_time:
+    if over_time := gpus_over_time(usage):
         lines.append(f"  over time  {over_time}")
     if job.accuracy is not None:
         lines.append(f"  accuracy   {job.accuracy:.3f}")
@@ -211,8 +218,7 @@ def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
                 f"             {one.gpus:4} {one.batch:6} {one.samples_per_s:11.4g} {one.useful:10.4g}  {each:>5}  "
                 f"{seconds(one.measured_s):8}  {bar(one.useful, most)}"
             )
-    lines += [f"  advice     {text}." for text in advice]
-    return lines
+    return lines + [f"  advice     {text}." for text in advice]
 
 
 def _resizes(usage: Usage) -> list[str]:
@@ -220,18 +226,22 @@ def _resizes(usage: Usage) -> list[str]:
     if not usage.resized:
         return ["  resizes    none"]
     ways = sorted({one.mechanism for one in done})
-    share = f" ({job.pause_s / (job.running_s + job.pause_s):.1%} of its time)" if job.running_s else ""
     lines = [
-        f"  resizes    {job.resizes} while it ran{f' by {chr(44).join(ways)}' if ways else ''}; training stood still "
-        f"for {pause(job.pause_s)}{share}; {len(usage.resized) - len(done)} did not take effect"
+        f"  resizes    {job.resizes} while it ran{f' by {chr(44).join(ways)}' if ways else ''}; "
+        f"{_still(job.pause_s, job.running_s, 'its')}; {len(usage.resized) - len(done)} did not take effect"
     ]
     if usage.predicted_jct_s and job.jct_s and job.resizes:
-        gain = usage.predicted_jct_s / job.jct_s
         lines.append(
             f"  gain       {seconds(job.jct_s)} from submission to end, against {seconds(usage.predicted_jct_s)} at "
-            f"the size asked for ({job.requested_gpus}), by its own throughput there: {gain:.2f} times as fast"
+            f"the size asked for ({job.requested_gpus}), by its own throughput there: "
+            f"{usage.predicted_jct_s / job.jct_s:.2f} times as fast"
         )
     return lines
+
+
+def _still(paused: float, running: float | None, whose: str) -> str:
+    share = f" ({paused / (running + paused):.1%} of {whose} time)" if running else ""
+    return f"training stood still for {pause(paused)}{share}"
 
 
 def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
@@ -239,33 +249,25 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
     jobs = [usage.job for usage in found]
     if not jobs:
         return [f"{plain(title, 200)}: no elastic job"]
-    ended = [job for job in jobs if job.jct_s is not None]
-    total = sum(job.gpu_hours or 0.0 for job in jobs)
-    waits = sorted(job.queueing_s for job in jobs if job.queueing_s is not None)
+    ended = sum(job.jct_s is not None for job in jobs)
     newest = ", the newest alone" if len(jobs) >= MOST_JOBS else ""
     lines = [
-        f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {len(ended)} ended{newest}",
-        f"  GPU hours  {total:.1f}",
+        f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {ended} ended{newest}",
+        f"  GPU hours  {sum(job.gpu_hours or 0.0 for job in jobs):.1f}",
     ]
-    if waits:
+    if waits := sorted(job.queueing_s for job in jobs if job.queueing_s is not None):
         lines.append(f"  waited     median {seconds(waits[len(waits) // 2])}, longest {seconds(waits[-1])}")
-    paused, running = sum(job.pause_s for job in jobs), sum(job.running_s or 0.0 for job in jobs)
-    if running:
-        lines.append(
-            f"  resizes    {sum(job.resizes for job in jobs)}; training stood still for {pause(paused)} "
-            f"({paused / (running + paused):.1%} of the time)"
-        )
-    changed = [usage for usage in found if usage.job.resizes]
-    known = [(usage.job.jct_s, usage.predicted_jct_s) for usage in changed]
-    resized = [(jct, predicted) for jct, predicted in known if jct and predicted]
-    if resized:
+    if running := sum(job.running_s or 0.0 for job in jobs):
+        still = _still(sum(job.pause_s for job in jobs), running, "the")
+        lines.append(f"  resizes    {sum(job.resizes for job in jobs)}; {still}")
+    known = [(one.job.jct_s, one.predicted_jct_s) for one in found if one.job.resizes]
+    if resized := [(jct, predicted) for jct, predicted in known if jct and predicted]:
         took, alone = sum(jct for jct, _ in resized), sum(predicted for _, predicted in resized)
         lines.append(
             f"  gain       {len(resized)} resized jobs that were measured at the size they asked for took "
             f"{seconds(took)} in all, against {seconds(alone)} there: {alone / took:.2f} times as fast"
         )
-    lines += _hours_by(jobs, "user_name", "user") + _hours_by(jobs, "account", "account")
-    return lines
+    return lines + _hours_by(jobs, "user_name", "user") + _hours_by(jobs, "account", "account")
 
 
 def _hours_by(jobs: Sequence[JobUsage], field: str, title: str) -> list[str]:
@@ -282,9 +284,8 @@ def _hours_by(jobs: Sequence[JobUsage], field: str, title: str) -> list[str]:
 def _span(job: JobUsage) -> str:
     if job.smallest_gpus is None or job.largest_gpus is None:
         return "none yet"
-    return (
-        str(job.largest_gpus) if job.smallest_gpus == job.largest_gpus else f"{job.smallest_gpus} to {job.largest_gpus}"
-    )
+    low, high = job.smallest_gpus, job.largest_gpus
+    return str(high) if low == high else f"{low} to {high}"
 
 
 def _hours(value: float | None) -> str:
@@ -295,54 +296,217 @@ def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
-WIDTH, HEIGHT = 720.0, 120.0
-
-
-@dataclass(frozen=True)
-class Stripe:
-    """A stretch of time in which the job held so many GPUs, in the picture's units."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    gpus: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Section:
-    """One job."""
-
-    number: int
-    head: str
-    text: str
-    bars: Sequence[Stripe]
-    most: int
-
-
 def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
     """Write the page: `totals` are the lines above the jobs, each job comes with its own lines."""
-    sections = [_section(usage, lines) for usage, lines in jobs]
-    write(path, "usage.html", title=title, text="\n".join(totals), jobs=sections)
+    # Reports without a page need neither Jinja2 nor numpy.
+    from slurm_ones.show.charts import write
+
+    write(path, "usage.html", title=title, totals=totals, jobs=jobs)
 
 
-def _section(usage: Usage, lines: Sequence[str]) -> Section:
-    most = max((one.gpus for one in usage.stretches), default=0)
-    bars = tuple(_bars(usage, most)) if most else ()
-    return Section(usage.job.job_id, lines[0], "\n".join(lines[1:]), bars, most)
+NEARLY = 0.9
+"""A size with this share of another's useful throughput trains nearly as fast."""
+WORTH_IT = 0.75
+"""A GPU that does this share of what one does at the smallest size is well used."""
+LONG_S = 60.0
+"""What was measured for less says little."""
+PAUSED = 0.05
+"""Share of the time that resizes may stop training."""
+IMPORTS_S = 15.0
+"""Seconds of imports at each start from which on they are worth a look."""
+STARTS = 2
 
 
-def _bars(usage: Usage, most: int) -> list[Stripe]:
-    begin = usage.job.submit_time
-    span = max(one.start_time + one.running_s for one in usage.stretches) - begin
-    if span <= 0:
-        return []
-    found = []
-    for one in usage.stretches:
-        height = HEIGHT * one.gpus / most
-        x, width = WIDTH * (one.start_time - begin) / span, WIDTH * max(one.running_s, 0.0) / span
-        found.append(
-            Stripe(round(x, 2), round(HEIGHT - height, 2), round(width, 2), round(height, 2), one.gpus, one.running_s)
-        )
-    return found
+@dataclass(frozen=True)
+class Allowed:
+    """What the job's comment and strategy allow; None if they do not say."""
+
+    gpus: tuple[int, int] | None = None
+    max_batch: int | None = None
+    """None also if the owner fixed the batch."""
+    blocks: bool = False
+    step: int = 1
+    """Of the range of GPUs."""
+    valid: frozenset[int] = frozenset()
+    """Numbers of GPUs that its training strategy can use; empty: any."""
+    batch_fixed: bool = False
+    """Its training strategy keeps the batch."""
+
+    def gpus_to(self, low: int, high: int) -> str:
+        """The word of the comment that allows this range, in the present step."""
+        return f"gpus={low}-{high}" + (f":{self.step}" if self.step > 1 else "")
+
+
+Rule = Callable[[Usage, Allowed], str | None]
+
+
+def allowed(comment: str) -> Allowed:
+    """What a job's comment allows."""
+    try:
+        opted = parse_comment(comment)
+    except BadComment:
+        opted = None
+    if opted is None:
+        return Allowed()
+    low, high = opted.batch or (0, 0)
+    return Allowed(opted.gpus, high if low < high else None, opted.blocks, opted.step)
+
+
+def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
+    """The advice for each job, by its id."""
+    ids = [one.job.job_id for one in found]
+    comments = {job_id: one.comment for job_id, one in store.jobs(ids).items()} if ids else {}
+    summaries = {one.job_id: one for one in store.job_summaries(ids)} if ids else {}
+    return {
+        job_id: advice(one, allowed(comments.get(job_id, "")), summaries.get(job_id))
+        for job_id, one in zip(ids, found, strict=True)
+    }
+
+
+def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
+    """Sentences without their full stops, most telling first; what is wrong with its training comes before all."""
+    found = list(troubles(summary)) if summary is not None else []
+    if summary is not None and summary.limits is not None:
+        valid = frozenset(row.gpus for row in summary.limits.sizes)
+        allowed = replace(allowed, valid=valid, batch_fixed=summary.limits.batch_fixed)
+    return found + [text for rule in RULES if (text := rule(usage, allowed)) is not None]
+
+
+def _fewer(usage: Usage, allowed: Allowed) -> str | None:
+    asked = _at(usage, usage.job.requested_gpus)
+    if asked is None:
+        return None
+    for small in _sizes(usage):
+        if small.gpus < asked.gpus and small.useful >= NEARLY * asked.useful:
+            return (
+                f"asked for {_gpus(asked.gpus)}, and trains nearly as fast on {small.gpus}: {small.useful:.4g} useful "
+                f"samples/s there, {asked.useful:.4g} on {asked.gpus}; gpus={small.gpus} costs "
+                f"{small.gpus / asked.gpus:.0%} of the GPUs"
+            )
+    return None
+
+
+def _more(usage: Usage, allowed: Allowed) -> str | None:
+    """Its comment ends below what it could use."""
+    sizes = _sizes(usage)
+    if not sizes or allowed.gpus is None or len(sizes) < 2:
+        return None
+    low, high = allowed.gpus
+    largest, smallest = sizes[-1], sizes[0]
+    if allowed.valid and max(allowed.valid) <= high:
+        return None
+    if largest.gpus < high or largest.gpus <= smallest.gpus:
+        return None
+    each = largest.useful / largest.gpus / (smallest.useful / smallest.gpus)
+    if each < WORTH_IT:
+        return None
+    return (
+        f"its comment ends at {_gpus(high)}, where each GPU still did {each:.0%} of what one did on {smallest.gpus} "
+        f"({largest.useful:.4g} and {smallest.useful:.4g} useful samples/s in all): "
+        f"{allowed.gpus_to(low, 2 * high)} would let it use more where they are free"
+    )
+
+
+def _batch(usage: Usage, allowed: Allowed) -> str | None:
+    """Its largest batch keeps it from more GPUs, though samples are still worth nearly as much there."""
+    most = allowed.max_batch
+    at_most = [one for one in _sizes(usage) if most is not None and one.batch >= most]
+    known = [one for one in at_most if one.statistical_efficiency is not None]
+    if not known or most is None:
+        return None
+    one = known[-1]
+    worth = one.statistical_efficiency or 0.0
+    if worth < NEARLY or allowed.batch_fixed:
+        return None
+    return (
+        f"trained at its largest batch, {one.batch}, where a sample was still worth {worth:.0%} of one at its base "
+        f"batch: a largest batch of {2 * one.batch} (ones.init, and batch= in the comment) would keep "
+        f"{_gpus(2 * one.gpus)} as busy as {one.gpus} now"
+    )
+
+
+def _waited(usage: Usage, allowed: Allowed) -> str | None:
+    """Waited longer than it ran, and could have begun smaller."""
+    job = usage.job
+    if allowed.gpus is None or not job.queueing_s or not job.running_s or job.queueing_s <= job.running_s:
+        return None
+    low, high = allowed.gpus
+    least = min(allowed.valid, default=allowed.step)
+    if low <= least:
+        return None
+    return (
+        f"waited {seconds(job.queueing_s)} to run {seconds(job.running_s)}: {allowed.gpus_to(least, high)} in place of "
+        f"{low}-{high} would let it start on {_gpus(least)} and grow, where its model fits there"
+    )
+
+
+def _pauses(usage: Usage, allowed: Allowed) -> str | None:
+    """Requeues stop it for long."""
+    pauses = [one.pause_s for one in usage.resized if one.mechanism == "requeue" and one.pause_s]
+    running = usage.job.running_s or 0.0
+    if not pauses or allowed.blocks or sum(pauses) <= PAUSED * (running + sum(pauses)):
+        return None
+    share = sum(pauses) / (running + sum(pauses))
+    return (
+        f"{len(pauses)} requeue{'s' * (len(pauses) != 1)} stopped its training for {seconds(sum(pauses))}, {share:.0%} "
+        "of its time: as a job of blocks (array=blocks) it would train on while it changes its size"
+    )
+
+
+def _imports(usage: Usage, allowed: Allowed) -> str | None:
+    """Each start spends long on imports."""
+    times = [one.import_s for one in usage.resized if one.import_s]
+    if len(times) < STARTS or sum(times) / len(times) < IMPORTS_S:
+        return None
+    return (
+        f"imports took {seconds(sum(times) / len(times))} of each of {len(times)} starts: keep its Python environment "
+        "on a local disk or in a container image"
+    )
+
+
+def _repaid(usage: Usage, allowed: Allowed) -> str | None:
+    """Resizing made it later than it would have been."""
+    job = usage.job
+    if (
+        usage.predicted_jct_s is None
+        or job.jct_s is None
+        or not job.resizes
+        or job.jct_s <= usage.predicted_jct_s / NEARLY
+    ):
+        return None
+    return (
+        f"took {seconds(job.jct_s)}, and by its own throughput on the {_gpus(job.requested_gpus)} it asked for would "
+        f"have taken {seconds(usage.predicted_jct_s)}: others had its GPUs meanwhile; gpus={job.requested_gpus} keeps "
+        "its size"
+    )
+
+
+RULES: tuple[Rule, ...] = (_fewer, _more, _batch, _waited, _pauses, _imports, _repaid)
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
+def _sizes(usage: Usage) -> list[Measured]:
+    """The best batch at each number of GPUs that was measured long enough, by GPUs.
+
+    Throughput does not compare batches: unless a goodput is known, only the batch that was measured longest counts.
+    """
+    long = [one for one in usage.measured if one.measured_s >= LONG_S]
+    alike = [one for one in long if one.goodput is not None]
+    if long and not alike:
+        of_batch: dict[int, float] = {}
+        for one in long:
+            of_batch[one.batch] = of_batch.get(one.batch, 0.0) + one.measured_s
+        longest = max(of_batch, key=lambda batch: of_batch[batch])
+        alike = [one for one in long if one.batch == longest]
+    best: dict[int, Measured] = {}
+    for one in alike:
+        if one.gpus not in best or one.useful > best[one.gpus].useful:
+            best[one.gpus] = one
+    return [best[gpus] for gpus in sorted(best)]
+
+
+def _at(usage: Usage, gpus: int) -> Measured | None:
+    return next((one for one in _sizes(usage) if one.gpus == gpus), None)

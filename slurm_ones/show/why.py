@@ -14,19 +14,25 @@ from ones_db.rows import flat
 from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.show.columns import DECISION, JOB, RESIZE, ShownDecision, ShownResize, record
 from slurm_ones.show.live import read_live
-from slurm_ones.show.words import change, deadline, open_deadline, pause, planned, ran, trains_on
 from slurm_ones.text import (
+    change,
     changed,
     clock,
+    deadline,
     described,
+    open_deadline,
+    pause,
     per_gpu,
+    planned,
     progress,
+    ran,
     safe,
     seconds,
     shape,
     starts,
+    trains_on,
     troubles,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode

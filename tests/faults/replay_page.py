@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from slurm_ones.show.web.pictures import colour
+from slurm_ones.show.pages import colour
 from slurm_ones.text import plain
 from tests.faults.plan import FaultPlan
 from tests.faults.recording import COMMAND, FAULT, KINDS, ORDER, PHASE, VIOLATION, Recorder, Recording, Stood
@@ -69,7 +69,7 @@ def page(plan: FaultPlan, result: Result, recording: Recording) -> str:
         clipped=f"The scale is the square root of time; its right edge is {end:.0f} s and all that comes later.",
         facts=_facts(plan),
         data=data(recording, end),
-        style=files("slurm_ones.show.web").joinpath("static/style.css").read_text(encoding="utf-8"),
+        style=files("slurm_ones.show").joinpath("static/style.css").read_text(encoding="utf-8"),
         script=(FOLDER / "replay.js").read_text(encoding="utf-8"),
     )
     return rendered

@@ -12,9 +12,20 @@ from typing import Any
 import pytest
 
 from ones_db import Store
-from slurm_ones.cli.report import allowed
-from slurm_ones.show.advice import RULES, Allowed, advice
-from slurm_ones.show.usage import JobUsage, Measured, Resized, SizeSpan, Usage, gpus_over_time, of_job, of_jobs
+from slurm_ones.show.usage import (
+    RULES,
+    Allowed,
+    JobUsage,
+    Measured,
+    Resized,
+    SizeSpan,
+    Usage,
+    advice,
+    allowed,
+    gpus_over_time,
+    of_job,
+    of_jobs,
+)  # fmt: skip
 from tests.cluster import paths
 from tests.db.make import job
 from tests.db.test_views import fill, fill_blocks

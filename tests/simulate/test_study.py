@@ -11,8 +11,7 @@ import pytest
 
 from slurm_ones.policies import POLICIES
 from slurm_ones.policy.contract import ClusterView, JobView, Schedule
-from slurm_ones.show.charts import Bar, Lane
-from slurm_ones.show.page import write_study
+from slurm_ones.show.charts import Bar, Lane, write_study
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.spec import ClusterSpec, Network, Part
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan

@@ -16,8 +16,7 @@ import pytest
 from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.query import Reader
-from slurm_ones.cli.report import allowed
-from slurm_ones.show.web.app import Access, Web
+from slurm_ones.show.app import Access, Web
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resized_job, run, said, throughput
 from tests.test_cli import HOSTILE
 
@@ -93,9 +92,9 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
         def opened() -> Store:
             return Store.open(url, "gres", read_only=True)
 
-        from slurm_ones.show.web.serving import OPTIONS
+        from slurm_ones.show.app import OPTIONS
 
-        web = Web(opened, lambda: Reader(url), allowed, access or Access(TOKEN), root)
+        web = Web(opened, lambda: Reader(url), access or Access(TOKEN), root)
         web.feed._look_s = look_s
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server = uvicorn.Server(uvicorn.Config(web.app, **OPTIONS))

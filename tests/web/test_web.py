@@ -21,12 +21,11 @@ import pytest
 
 from ones_db import HealthRecord, Store, StoreError, TimelineRow
 from ones_db.shape import Shape
+from slurm_ones.show import app as web_app
 from slurm_ones.show import live
-from slurm_ones.show.web import app as web_app
-from slurm_ones.show.web import serving
-from slurm_ones.show.web.app import Access, address
-from slurm_ones.show.web.feed import TickFeed
-from slurm_ones.show.web.pictures import MOST_SHAPES, colour, gpus_over_time
+from slurm_ones.show.app import Access, address
+from slurm_ones.show.feed import TickFeed
+from slurm_ones.show.pages import MOST_SHAPES, colour, gpus_over_time
 from tests.db.make import job
 from tests.test_cli import call
 from tests.web.conftest import TOKEN, Page
@@ -384,7 +383,7 @@ def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: py
 
 def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects viewers from connections that ask for nothing, or for half of something, until none is left."""
-    monkeypatch.setattr(serving, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(web_app, "PATIENCE_S", 1.0)
     page = serve()
     listening = listener(page)
     for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):

@@ -1,4 +1,4 @@
-"""The server: who may ask for what, and how a browser hears of a new tick."""
+"""The server: who may ask for what, how a browser hears of a new tick, and how long a connection may be silent."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ones_db import Store
 from ones_db.query import Reader
-from slurm_ones.show.advice import Allowed
-from slurm_ones.show.web import pages
-from slurm_ones.show.web.feed import ERRORS, Moment, TickFeed
+from slurm_ones.show import pages
+from slurm_ones.show.feed import ERRORS, Moment, TickFeed
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
@@ -57,12 +58,11 @@ class Web:
         self,
         opened: Callable[[], Store],
         reader: Callable[[], Reader],
-        allowed: Callable[[str], Allowed],
         access: Access,
         root: str = "",
     ) -> None:
         self.feed = TickFeed(opened)
-        self._opened, self._reader, self._allowed, self._access = opened, reader, allowed, access
+        self._opened, self._reader, self._access = opened, reader, access
         self._root = "/" + root.strip("/") if root.strip("/") else ""
         self._viewers = 0
         routes = [
@@ -162,7 +162,7 @@ class Web:
         job_id = min(int(request.path_params["job_id"]), 2**62)
 
         def make(moment: Moment) -> bytes | None:
-            return pages.job(moment, self._root, job_id, self._opened, self._reader, self._allowed)
+            return pages.job(moment, self._root, job_id, self._opened, self._reader)
 
         return await self._page(request, f"jobs/{job_id}", f"Job {job_id}", make)
 
@@ -170,7 +170,7 @@ class Web:
         name = request.path_params["name"]
         if name not in STATIC:
             return PlainTextResponse("no such file\n", 404, HEADERS)
-        text = files("slurm_ones.show.web").joinpath(f"static/{name}").read_bytes()
+        text = files("slurm_ones.show").joinpath(f"static/{name}").read_bytes()
         return Response(text, headers={**HEADERS, "Cache-Control": "max-age=3600"}, media_type=STATIC[name])
 
     async def _events(self, request: Request) -> Response:
@@ -213,3 +213,59 @@ def address(host: str, port: int, root: str, token: str) -> str:
     shown = f"[{host}]" if ":" in host else host
     path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
     return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")
+
+
+CONNECTIONS = 1_200
+"""At once; more are refused."""
+PATIENCE_S = 10.0
+"""Who has neither asked for something, nor read anything of an answer, for so long up to twice that, is cut off."""
+
+
+class Bounded(H11Protocol):
+    """A connection of which none of the `CONNECTIONS` is held for nothing: uvicorn itself waits without end for the
+    first request, and for one that was begun."""
+
+    _unread = 0
+    _idle = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self.loop.call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        if self not in self.connections:
+            return
+        unread = self.transport.get_write_buffer_size()
+        stuck = unread > 0 and unread == self._unread
+        waits = self.cycle is None or self.cycle.response_complete
+        idle = waits and not unread
+        if stuck or (idle and self._idle):
+            # What was not read is thrown away: a polite end would wait for it.
+            self.transport.abort()
+            return
+        self._unread, self._idle = unread, idle
+        self._look_later()
+
+    def handle_events(self) -> None:
+        """See uvicorn."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._idle = False
+
+
+OPTIONS: dict[str, Any] = {
+    "http": Bounded,
+    "ws": "none",
+    "log_level": "warning",
+    "limit_concurrency": CONNECTIONS,
+    "timeout_keep_alive": 5,
+    # Browsers that listen would keep it from ending.
+    "timeout_graceful_shutdown": 2,
+    "server_header": False,
+}
+"""Of uvicorn."""

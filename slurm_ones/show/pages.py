@@ -1,21 +1,30 @@
-"""Pictures as SVG: who held which GPUs, who is on which node, throughput by size, loss and accuracy.
+"""The live pages, each as a part that changes from tick to tick and the frame around it, and their pictures as SVG.
 
-Every text is escaped, and colours are classes of the style sheet: a job has the same one in every picture, light and
-dark.
+All text is escaped. Colours are classes of the style sheet: a job has the same one in every picture, light and dark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from html import escape as escaped
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from ones_db import EpochPoint, TimelineRow
-from slurm_ones.show import charts
+from ones_db import EpochPoint, HeldRecord, NodeRecord, Store, TimelineRow
+from ones_db.query import Reader
+from ones_db.reasons import CAUSES
+from slurm_ones.show import charts, columns
 from slurm_ones.show.charts import Bar, Floats
-from slurm_ones.show.usage import Measured
+from slurm_ones.show.columns import ShownColumn, ShownDecision, ShownJob, T
+from slurm_ones.show.feed import HISTORY_S, Moment
+from slurm_ones.show.live import ENDED, Live, node_rows, silent
+from slurm_ones.show.usage import Measured, advised, usage
+from slurm_ones.show.why import decided, resizes_of
 from slurm_ones.text import clock, plain, seconds
 
 COLOURS = 8
@@ -26,6 +35,160 @@ MOST_SHAPES = 4_000
 MOST_CELLS = 32
 FEWEST_INTERVALS = 24
 """Of these, since so many jobs run at once."""
+MOST_NODES = 600
+"""Nodes that are drawn; of more their number is said."""
+MOST_DECIDED = 100
+"""Jobs that are shown of a decision."""
+MOST_ENDED = 20
+"""Jobs that have ended on the first page: those that did last; of one user's own all that are at hand."""
+DECISIONS = 5
+"""Newest decisions that are shown of a job, or in all."""
+
+
+@cache
+def environment() -> Any:
+    """Jinja2's environment with what the templates of live pages use."""
+    made = charts.environment()
+    made.globals |= {
+        "text": {column.name: column.text for column in columns.JOB},
+        "columns": columns,
+        "colour": colour,
+        "cells": cells,
+        "table": table,
+        "causes": CAUSES,
+        "MOST_NODES": MOST_NODES,
+        "MOST_DECIDED": MOST_DECIDED,
+    }
+    return made
+
+
+def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: str = "") -> Markup:
+    """A table of a page; the job's number leads to its page. `kind` is the class of its body."""
+    titles = "".join(("<th>" if column.left else '<th class="n">') + escaped(column.title) for column in shown)
+    # Thousands of cells a tick: calls of the template engine for each would cost more than all else on the page.
+    body = "\n".join("<tr>" + "".join(_cell(column, one, root) for column in shown) + "</tr>" for one in rows)
+    named = f' class="{kind}"' if kind else ""
+    head = f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody{named}>'
+    return Markup(f"{head}\n{body}\n</tbody></table></div>")
+
+
+def _cell(column: ShownColumn[T], one: T, root: str) -> str:
+    if column.name != "job_id":
+        return column.cell + escaped(column.text(one))
+    number = int(column.value(one))
+    runs = isinstance(one, ShownJob) and one.job.running
+    mark = f'<span class="{colour(number)}" aria-hidden="true">■</span> ' if runs else ""
+    return f'<td class="n">{mark}<a href="{escaped(root)}/jobs/{number}">{number}</a>'
+
+
+def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> bytes:
+    """A whole page around a part of it, as of the moment. `root` is the path below which all pages are."""
+    template = environment().get_template("frame.html")
+    text: str = template.render(root=root, part=part, title=title, inner=inner.decode(), moment=moment)
+    return text.encode()
+
+
+def overview(moment: Moment, root: str) -> bytes:
+    """The cluster: how the companion is, why jobs wait, who held which GPUs, the nodes, the jobs."""
+    live = moment.live
+    alive = [live.shown(job) for job in live.jobs if job.end_time is None]
+    capacity = sum(node.gpus for node in live.nodes if node.usable)
+    return _part(
+        "overview.html",
+        root=root,
+        live=live,
+        problem=moment.problem,
+        health=_health(live, moment.at),
+        jobs=alive,
+        ended=list(map(live.shown, moment.ended[-(ENDED if moment.user else MOST_ENDED) :][::-1])),
+        waiting=[one for one in alive if not one.job.running],
+        running=[one for one in alive if one.job.running],
+        held=sum(one.gpus for one in live.held),
+        capacity=capacity,
+        counts=sorted(Counter(live.causes.values()).items(), key=lambda item: (-item[1], item[0])),
+        picture=gpus_over_time(moment.timeline, capacity, moment.at - HISTORY_S, moment.at),
+        nodes=_nodes(live.nodes, live.held),
+    )
+
+
+@lru_cache(maxsize=64)
+def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...]) -> Markup:
+    """Who is on which node: at most ticks just as before, which is found faster than it is made."""
+    return Markup(_part("nodes.html", nodes=node_rows(nodes, held)).decode())
+
+
+def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
+    """What was decided last: what each job gets, and why."""
+    names = {job.job_id: job.name for job in moment.live.jobs}
+    with opened() as store:
+        newest = store.recent_decisions(DECISIONS, most=MOST_DECIDED, user=moment.user)
+    found = [
+        (one, [ShownDecision(one, given, names[given.job_id]) for given in one.jobs if given.job_id in names])
+        for one in newest
+    ]
+    return _part("decisions.html", root=root, decisions=found, problem=moment.problem)
+
+
+def job(
+    moment: Moment,
+    root: str,
+    job_id: int,
+    opened: Callable[[], Store],
+    reader: Callable[[], Reader],
+) -> bytes | None:
+    """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
+    with opened() as store, store.one_moment():
+        # Of those that ended long ago the moment knows nothing.
+        summary = moment.job(job_id) or next(iter(store.job_summaries([job_id])), None)
+        if summary is None or moment.user not in ("", summary.user):
+            return None
+        decisions_of = decided(store, job_id, DECISIONS)
+        resizes = resizes_of(store, job_id, 50)[::-1]
+        history = store.histories([job_id]).get(job_id)
+        source = reader()
+        try:
+            used = usage(source, store.cluster, job_id=job_id)
+        finally:
+            source.close()
+        own = store.timeline(job_id=job_id)
+        told = used[-1] if used else None
+        tips = advised(store, used[-1:]).get(job_id, [])
+    epochs = history.epochs if history is not None else ()
+    now = summary.end_time or moment.at
+    return _part(
+        "job.html",
+        root=root,
+        problem=moment.problem,
+        one=moment.live.shown(summary),
+        decided=decisions_of,
+        resizes=resizes,
+        usage=told,
+        advice=tips,
+        gpus=gpus_over_time(own, max((r.shape.gpus for r in own), default=0), own[0].start, now) if own else "",
+        sizes=sizes(told.measured) if told else "",
+        loss=curve(epochs, "loss"),
+        accuracy=curve(epochs, "accuracy"),
+    )
+
+
+def _health(live: Live, now: float) -> tuple[bool, str]:
+    """Whether the companion is well, and a sentence on it."""
+    if live.health is None or live.leader is None:
+        return False, "No companion has led here yet."
+    if not live.leader.holder:
+        return False, "No companion runs."
+    if live.health.tick_time is None:
+        return True, f"The companion runs in mode {live.health.mode}; it has not ticked yet."
+    # The moment, and not how long ago: this stays on the page until there is something new.
+    if silent(live.health, now):
+        return False, f"The companion is silent: its last tick was at {clock(live.health.tick_time)}."
+    took = f"its last tick, at {clock(live.health.tick_time)}, took {live.health.tick_s or 0.0:.2f} s"
+    return True, f"The companion runs in mode {live.health.mode}; {took}."
+
+
+def _part(template: str, **values: Any) -> bytes:
+    text: str = environment().get_template(template).render(**values)
+    return text.encode()
 
 
 def colour(job_id: int) -> str:
