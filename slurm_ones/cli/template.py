@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from slurm_ones.cli.common import command, console
-from slurm_ones.cli.site_script import Wishes, batch_script
-from slurm_ones.cli.sites import SITES
+from slurm_ones.cli.sites import SITES, Wishes, batch_script
 from slurm_ones.simulate import BadInput
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
