@@ -55,12 +55,7 @@ def resized(
 def changed(resize: ResizeRecord) -> str:
     """What a resize changes, as `resized` says it."""
     return resized(
-        resize.old_shape,
-        resize.new_shape,
-        resize.old_batch,
-        resize.new_batch,
-        resize.old_kind,
-        resize.new_kind,
+        resize.old_shape, resize.new_shape, resize.old_batch, resize.new_batch, resize.old_kind, resize.new_kind
     )
 
 

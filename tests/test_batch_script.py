@@ -73,11 +73,7 @@ def test_what_prevents_resizing_is_named_with_its_line(change: tuple[str, str], 
 
 @pytest.mark.parametrize(
     ("change", "line", "word"),
-    [
-        (("0-7%1", "0-7"), 2, "%1"),
-        (("0-7%1", "0-7%8"), 2, "%1"),
-        (("ones-run --blocks", "ones-run"), 6, "--blocks"),
-    ],
+    [(("0-7%1", "0-7"), 2, "%1"), (("0-7%1", "0-7%8"), 2, "%1"), (("ones-run --blocks", "ones-run"), 6, "--blocks")],
 )
 def test_blocks_that_would_not_be_blocks(change: tuple[str, str], line: int, word: str) -> None:
     assert [place for place, text in faults(BLOCKS.replace(*change)) if word in text] == [line]

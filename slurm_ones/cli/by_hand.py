@@ -18,12 +18,11 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.cli.common import JsonOption, command, console, job_number, print_json
+from slurm_ones.cli.common import JsonOption, command, console, grid, job_number, print_json
 from slurm_ones.jobs.elastic import arrays, block_job
 from slurm_ones.jobs.optin import MAX_GPUS, BadComment, parse_comment, with_size
 from slurm_ones.jobs.reports import read_reports
@@ -51,15 +50,11 @@ def gpus_of(size: str) -> int:
 
 def look(client: CommandClient, job_id: int) -> Job:
     """The job as it is now; of one of blocks the whole of it. Raises `SlurmError`."""
-    found = arrays(tasks) if (tasks := _tasks(client, job_id)) else {}
+    tasks: tuple[Job, ...] = ()
+    with suppress(SlurmError):
+        tasks = client.tasks(job_id)
+    found = arrays(tasks)
     return block_job(job_id, found[job_id]).job if job_id in found else client.job(job_id)
-
-
-def _tasks(client: CommandClient, job_id: int) -> tuple[Job, ...]:
-    try:
-        return client.tasks(job_id)
-    except SlurmError:
-        return ()
 
 
 def opted_in(job: Job) -> str:
@@ -229,9 +224,7 @@ def estimate(
     if as_json:
         print_json({"job": job_id, "gpus": size_of(now), "sizes": [asdict(one) for one in found]})
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("GPUs", "shape", "would start"):
-        table.add_column(heading, justify="right" if heading == "GPUs" else "left")
+    table = grid("GPUs", "shape", "would start", right=("GPUs",))
     for one in found:
         when = one.note if one.wait_s is None else "now" if one.wait_s < 1 else f"in {one.wait_s:.0f} s"
         table.add_row(str(one.gpus), f"{one.nodes}x{one.gpus_per_node}", when)
@@ -356,17 +349,17 @@ def rehearsed(client: CommandClient, job: Job, timeout_s: float, say: Callable[[
     )
 
 
-_ROWS = (
-    ("checkpoint", "checkpoint_s"),
-    ("the run ends", "end_s"),
-    ("queue", "queue_s"),
-    ("launch, with imports", "launch_s"),
-    ("  imports", "import_s"),
-    ("process group", "group_s"),
-    ("checkpoint loaded", "load_s"),
-    ("first step", "first_step_s"),
-    ("training stood still", "standstill_s"),
-)
+_TITLES = {
+    "checkpoint_s": "checkpoint",
+    "end_s": "the run ends",
+    "queue_s": "queue",
+    "launch_s": "launch, with imports",
+    "import_s": "  imports",
+    "group_s": "process group",
+    "load_s": "checkpoint loaded",
+    "first_step_s": "first step",
+    "standstill_s": "training stood still",
+}
 
 
 @command
@@ -404,9 +397,5 @@ def rehearse(
     if as_json:
         print_json({"job": job_id, **asdict(bill)})
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, field in _ROWS:
-        table.add_row(name, f"{getattr(bill, field):.2f} s")
-    console.print(table)
+    for field, name in _TITLES.items():
+        console.print(f"{name:21} {getattr(bill, field):8.2f} s")

@@ -13,10 +13,10 @@ import typer
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from slurm_ones.cli.batch_script import ScriptFinding, Verdict, Weight, comment_findings, examine
-from slurm_ones.cli.common import JsonOption, command, console, print_json
+from slurm_ones.cli.common import JsonOption, command, print_json, say
 from slurm_ones.jobs.optin import ANY, OptIn
 from slurm_ones.simulate import BadInput
-from slurm_ones.text import counts, described, plain
+from slurm_ones.text import counts, described
 
 MOST_BYTES = 1 << 20
 
@@ -38,12 +38,6 @@ def _allowed(optin: OptIn) -> str:
     if optin.kinds:
         kinds = f", {'any type of GPU' if ANY in optin.kinds else 'GPUs of type ' + ' or '.join(optin.kinds)}"
     return f"{size}{kinds}, {batch}{due}" + ("" if optin.resize else ", measured and never resized")
-
-
-def _show(findings: tuple[ScriptFinding, ...]) -> None:
-    for finding in findings:
-        place = f"line {finding.line}: " if finding.line else ""
-        console.print(f"{finding.weight.value + ':':9}{plain(place + finding.text, 500)}", markup=False, soft_wrap=True)
 
 
 def _examined(what: str) -> Verdict:
@@ -130,15 +124,16 @@ def check(
             }
         )
     else:
-        console.print(f"{'elastic' if verdict.elastic else 'not elastic'}", markup=False)
+        say("elastic" if verdict.elastic else "not elastic")
         if verdict.optin is not None:
-            console.print(f"{'allows:':9}{_allowed(verdict.optin)}", markup=False, soft_wrap=True)
+            say(f"allows:  {_allowed(verdict.optin)}")
             way = "blocks that join and leave while it trains" if verdict.optin.blocks else "checkpoint and requeue"
-            console.print(f"{'resized:':9}by {way}", markup=False, soft_wrap=True)
+            say(f"resized: by {way}")
         if verdict.directory:
-            console.print(f"{'reports:':9}{plain(verdict.directory, 500)}", markup=False, soft_wrap=True)
-        for said in described(limits) if limits is not None else ():
-            console.print(f"{'strategy:':9} {plain(str(said), 500)}", markup=False, soft_wrap=True)
-        _show(verdict.findings)
+            say(f"reports: {verdict.directory}", 500)
+        for limit in described(limits) if limits is not None else ():
+            say(f"strategy: {limit}", 500)
+        for one in verdict.findings:
+            say(f"{one.weight.value + ':':9}{f'line {one.line}: ' if one.line else ''}{one.text}", 500)
     if not verdict.elastic or any(one.weight is Weight.ERROR for one in verdict.findings):
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ones_db import ActionRecord, SchemaError, Store, StoreError
 from ones_db.engine import backend_of, names_password
+from ones_db.query import Reader
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.show.columns import CODES
 from slurm_ones.show.live import NotSeenYet
@@ -50,6 +52,25 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the one in the settings.")]
 
 
+def say(line: str, width: int = 10_000) -> None:
+    """Print a line as it is but for what a terminal would do with it."""
+    console.print(plain(line, width), markup=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print what is wrong on stderr, a line each."""
+    for line in text.splitlines():
+        errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
+
+
+def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
+    """A table of a command, whose columns in `right` are right-aligned."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left", **options)
+    return table
+
+
 def command(function: Callable[P, R]) -> Callable[P, R]:
     """Errors that people can act on end in a line on stderr and exit code 2 (1 where nothing is wrong but that nothing
     was seen yet), all others in a traceback."""
@@ -59,8 +80,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except (BadInput, ConfigError, NotSeenYet, SlurmError, StoreError, SchemaError) as error:
-            for line in str(error).splitlines():
-                errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
+            complain(str(error))
             raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
     return wrapped
@@ -184,6 +204,11 @@ def is_view(settings: Settings, store: Store) -> bool:
     return folder is not None and Path(store.place).parent == folder
 
 
+def reader_of(settings: Settings, store: Store) -> Reader:
+    """A reader of the same database as the store."""
+    return Reader(f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url)
+
+
 def print_json(value: Any) -> None:
     """JSON on stdout; dataclasses become objects."""
 
@@ -218,13 +243,7 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 
 
 def selected(
-    *,
-    me: bool = False,
-    user: str = "",
-    partition: str = "",
-    account: str = "",
-    states: str = "",
-    jobs: str = "",
+    *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
     """By the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from slurm_ones.cli.common import command, console
+from slurm_ones.cli.common import command, say
 from slurm_ones.cli.report import report
 from slurm_ones.demo.jobs import JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, LocalJob
 from slurm_ones.demo.progress import samples_line
@@ -21,10 +21,6 @@ from slurm_ones.demo.run import Demo, ended_by_signals, page_file, page_lacks, p
 
 TAKES_S = 90
 """What a demo takes on two cores; measured, see the documentation."""
-
-
-def say(line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
 
 
 @command

@@ -10,16 +10,25 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ones_db import SchemaError, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
-from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, published_for, settings_of
+from slurm_ones.cli.common import (
+    ConfigOption,
+    JsonOption,
+    command,
+    console,
+    grid,
+    print_json,
+    published_for,
+    settings_of,
+)
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.jobs.optin import near_miss
 from slurm_ones.service.publisher import let_read
@@ -29,8 +38,6 @@ from slurm_ones.slurm.parse import allows_arrays, hides_gpus
 from slurm_ones.text import safe
 
 OLDEST = (21, 8)
-
-
 MOST_NEAR = 5
 """Jobs whose comments nearly opt in that are shown."""
 
@@ -39,47 +46,49 @@ MOST_NEAR = 5
 class SiteFinding:
     """One thing that was looked at."""
 
-    what: str
     verdict: str
     """ok, note (works, but know this) or bad."""
+    what: str
     found: str
     advice: str = ""
     """What to do about it; empty when nothing."""
+
+
+_ok, _note, _bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "bad"))
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     major, minor = client.version()
     fine = (major, minor) >= OLDEST
     advice = "" if fine else "squeue --json exists from 21.08 on; the companion cannot read older releases"
-    yield SiteFinding("Slurm", "ok" if fine else "bad", f"{major:02d}.{minor:02d}", advice)
+    yield SiteFinding("ok" if fine else "bad", "Slurm", f"{major:02d}.{minor:02d}", advice)
     why = why_not_pyslurm()
     if client.name == "pyslurm":
-        yield SiteFinding("client", "ok", "PySlurm")
+        yield _ok("client", "PySlurm")
     elif ":" in settings.client:
-        yield SiteFinding("client", "ok", settings.client)
+        yield _ok("client", settings.client)
     elif settings.client == "command":
-        yield SiteFinding("client", "ok", "command line, as the settings ask")
+        yield _ok("client", "command line, as the settings ask")
     else:
         advice = "works everywhere; a PySlurm of Slurm's own release saves a process per call"
-        yield SiteFinding("client", "note", f"command line, since PySlurm cannot be used: {why}", advice)
+        yield _note("client", f"command line, since PySlurm cannot be used: {why}", advice)
 
 
 def _permission(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     user = getpass.getuser()
     if published_for(settings) is not None:
-        yield SiteFinding("permission", "ok", f"this site's companion looks after {user}'s jobs; {user} needs none")
+        yield _ok("permission", f"this site's companion looks after {user}'s jobs; {user} needs none")
         return
     slurm_user = client.config().get("SlurmUser", "").split("(")[0]
     if settings.scope == "own":
-        yield SiteFinding("permission", "ok", f"user mode: {user} may resize {user}'s own jobs")
+        yield _ok("permission", f"user mode: {user} may resize {user}'s own jobs")
     elif user in ("root", slurm_user):
-        yield SiteFinding("permission", "ok", f"{user} may resize everybody's jobs")
+        yield _ok("permission", f"{user} may resize everybody's jobs")
     elif shutil.which("sacctmgr") and _operator(user):
-        yield SiteFinding("permission", "ok", f"{user} is an operator and may resize everybody's jobs")
+        yield _ok("permission", f"{user} is an operator and may resize everybody's jobs")
     else:
-        yield SiteFinding(
+        yield _bad(
             "permission",
-            "bad",
             f"{user} may resize only {user}'s own jobs, and the settings ask for all users' (scope = \"all\")",
             f'run as an operator (sacctmgr modify user {user} set adminlevel=operator), or set scope = "own"',
         )
@@ -106,15 +115,14 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         what = f"partition {partition.name}"
         if partition.name in settings.whole_node_gpus:
             gpus = settings.whole_node_gpus[partition.name]
-            yield SiteFinding(what, "ok", f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
+            yield _ok(what, f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
         elif counts and counts[-1] > 0:
             kind = "whole nodes" if partition.whole_nodes else "GRES"
             mixed = f" (nodes differ: {', '.join(map(str, counts))})" if len(counts) > 1 else ""
-            yield SiteFinding(what, "ok", f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
+            yield _ok(what, f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
         else:
-            yield SiteFinding(
+            yield _note(
                 what,
-                "note",
                 "Slurm knows of no GPUs there: its jobs are left alone",
                 f"if its nodes have GPUs, add [whole_node_gpus] {partition.name} = N to the settings",
             )
@@ -123,20 +131,18 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 def _requeue(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     config = client.config()
     if config.get("JobRequeue", "1") == "0":
-        yield SiteFinding(
-            "requeue", "note", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it"
-        )
+        yield _note("requeue", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it")
     delay = re.search(r"requeue_delay=(\d+)", config.get("SchedulerParameters", ""))
     expire = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
     # A requeued job waits until the credentials of its last run have expired.
     seconds = int(delay[1]) if delay else (int(expire[1]) if expire else 120) + 1
     if settings.resize.start_now:
-        yield SiteFinding("requeue delay", "ok", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
+        yield _ok("requeue delay", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
     else:
         advice = "each resize waits that long; resize.start_now = true skips it" if seconds > 10 else ""
-        yield SiteFinding("requeue delay", "note" if advice else "ok", f"{seconds} s", advice)
+        yield SiteFinding("note" if advice else "ok", "requeue delay", f"{seconds} s", advice)
     wait = config.get("KillWait", "30 sec").split()[0]
-    yield SiteFinding("KillWait", "ok", f"{wait} s between SIGTERM and SIGKILL")
+    yield _ok("KillWait", f"{wait} s between SIGTERM and SIGKILL")
 
 
 def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -144,37 +150,32 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     most = config.get("MaxArraySize", "")
     if not allows_arrays(config):
         advice = "running jobs are resized by requeue; blocks need MaxArraySize above 1"
-        yield SiteFinding("blocks", "note", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
+        yield _note("blocks", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
     else:
-        yield SiteFinding(
-            "blocks", "ok", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place"
-        )
+        yield _ok("blocks", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place")
     if hides_gpus(config):
         found = "ConstrainDevices=yes: two blocks on one node may not reach each other's GPUs directly"
-        yield SiteFinding("blocks on a node", "note", found, "the companion prefers one block a node there")
+        yield _note("blocks on a node", found, "the companion prefers one block a node there")
 
 
 def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     here = Path.cwd()
     if os.access(here, os.W_OK):
-        yield SiteFinding("job directory", "ok", f"jobs submitted from {here} keep their files in ones-<job id> there")
+        yield _ok("job directory", f"jobs submitted from {here} keep their files in ones-<job id> there")
     else:
-        yield SiteFinding("job directory", "bad", f"{here} is not writable", "submit from a shared directory that is")
+        yield _bad("job directory", f"{here} is not writable", "submit from a shared directory that is")
     if settings.spool is not None and published_for(settings) is not None:
-        yield SiteFinding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+        yield _ok("spool", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
     elif settings.spool is not None:
         try:
             with tempfile.NamedTemporaryFile(dir=settings.spool):
-                yield SiteFinding("spool", "ok", f"{settings.spool}")
+                yield _ok("spool", f"{settings.spool}")
         except OSError as error:
-            yield SiteFinding(
-                "spool", "bad", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755"
-            )
+            yield _bad("spool", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755")
         yield _published(settings.spool)
     elif settings.scope == "all" and os.geteuid() != 0:
-        yield SiteFinding(
+        yield _bad(
             "spool",
-            "bad",
             "none: orders cannot be written into other users' directories",
             f"set spool to a shared directory of this user's, and write its path to {SPOOL_FILE} on the compute nodes "
             "(or have jobs export ONES_SPOOL)",
@@ -189,24 +190,22 @@ def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
         states = [one.lstat() for one in (file, file.parent)]
     except (OSError, ValueError):
         advice = f"write {spool} to {file} on every compute node, as root; or have jobs export ONES_SPOOL={spool}"
-        return SiteFinding(what, "note", f"{file} is not here, and was not looked for on compute nodes", advice)
+        return _note(what, f"{file} is not here, and was not looked for on compute nodes", advice)
     if path != spool:
-        return SiteFinding(what, "bad", f"{file} names {path}, not {spool}", "write the spool of the settings there")
+        return _bad(what, f"{file} names {path}, not {spool}", "write the spool of the settings there")
     if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
-        return SiteFinding(
-            what, "bad", f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so"
-        )
-    return SiteFinding(what, "ok", f"{file} names it here; have the same file on every compute node")
+        return _bad(what, f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
+    return _ok(what, f"{file} names it here; have the same file on every compute node")
 
 
 def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
     if settings.scope == "own" or not path.exists():
         return
     if path.stat().st_mode & 0o004:
-        yield SiteFinding("settings", "ok", str(path))
+        yield _ok("settings", str(path))
     else:
         advice = f"put a password into a file of its own (database_url_file), then chmod 644 {path}"
-        yield SiteFinding("settings", "note", f"{path}: closed to users, who find their jobs by it", advice)
+        yield _note("settings", f"{path}: closed to users, who find their jobs by it", advice)
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -216,26 +215,24 @@ def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         assert folder is not None
         own = folder / view_name(os.geteuid())
         if own.exists():
-            yield SiteFinding("your jobs", "ok", f"{own} shows them, and nobody else's")
+            yield _ok("your jobs", f"{own} shows them, and nobody else's")
         else:
             advice = f"the companion looks every {settings.interval_s:.0f} s at jobs whose comment begins with `ones:`"
-            yield SiteFinding("your jobs", "note", "none of them has been seen yet", advice)
+            yield _note("your jobs", "none of them has been seen yet", advice)
         return
     if settings.scope == "own":
         return
     if folder is None:
-        yield SiteFinding(
-            "views", "note", "none: users cannot see their jobs", "set views, or a spool, in the settings"
-        )
+        yield _note("views", "none: users cannot see their jobs", "set views, or a spool, in the settings")
         return
     where = folder if folder.exists() else folder.parent
     try:
         with tempfile.NamedTemporaryFile(dir=where) as file:
             let_read(file.fileno(), os.geteuid())
-        yield SiteFinding("views", "ok", f"{folder}: each user finds their own jobs there")
+        yield _ok("views", f"{folder}: each user finds their own jobs there")
     except OSError as error:
         advice = "set views to a folder of this user's, on a file system with POSIX ACLs, visible where users log in"
-        yield SiteFinding("views", "bad", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
+        yield _bad("views", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
 
 
 def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -244,16 +241,14 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     try:
         place, current = backend_of(settings.database_url).place, migrate.current(settings.database_url)
     except (ConfigError, StoreError, SchemaError) as error:
-        yield SiteFinding(
-            "database", "bad", str(error), "give a path that this user can write, or a server that answers"
-        )
+        yield _bad("database", str(error), "give a path that this user can write, or a server that answers")
         return
     if current is None:
-        yield SiteFinding("database", "note", f"{place} does not exist yet", "slurm-ones run creates it")
+        yield _note("database", f"{place} does not exist yet", "slurm-ones run creates it")
     elif current != migrate.head():
-        yield SiteFinding("database", "bad", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
+        yield _bad("database", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
     else:
-        yield SiteFinding("database", "ok", f"{place}, schema {current}")
+        yield _ok("database", f"{place}, schema {current}")
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -262,7 +257,7 @@ def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
         advice = f'if it shall: scontrol update JobId={job.job_id} Comment="{right}"'
-        yield SiteFinding("comments", "note", f"job {job.job_id} nearly opts in, and is left alone", advice)
+        yield _note("comments", f"job {job.job_id} nearly opts in, and is left alone", advice)
 
 
 _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = (
@@ -285,7 +280,7 @@ def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
         try:
             found += check(client, settings)
         except SlurmError as error:
-            found.append(SiteFinding(check.__name__.strip("_"), "bad", str(error), "see slurmctld's log"))
+            found.append(_bad(check.__name__.strip("_"), str(error), "see slurmctld's log"))
     return found
 
 
@@ -303,9 +298,7 @@ def doctor(
     if json:
         print_json(found)
     else:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in ("", "what", "found", "what to do"):
-            table.add_column(column, overflow="fold")
+        table = grid("", "what", "found", "what to do", overflow="fold")
         marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
         for f in found:
             table.add_row(marks[f.verdict], safe(f.what), safe(f.found, 500), safe(f.advice, 500))

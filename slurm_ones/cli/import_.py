@@ -18,19 +18,20 @@ from slurm_ones.cli.common import (
     DatabaseOption,
     JsonOption,
     command,
-    console,
+    complain,
     errors,
     print_json,
     record_action,
+    say,
     settings_of,
-)
+)  # fmt: skip
 from slurm_ones.cli.times import UNITS, moment
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.learn.workload import PastWorkload, workload
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
-from slurm_ones.text import plain, seconds
+from slurm_ones.text import seconds
 
 app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
@@ -134,15 +135,15 @@ def sacct(
             record_action(store, "import sacct", f"since {since}: {counts}")
         found = workload(store.past_jobs(began, ended + 1.0))
     for line in islice(read.bad.values(), SHOWN):
-        errors.print(f"slurm-ones: {plain(line, 500)}", markup=False, soft_wrap=True)
+        complain(line)
     if len(read.bad) > SHOWN:
-        errors.print(f"slurm-ones: and {len(read.bad) - SHOWN} more rows that cannot be believed")
+        complain(f"and {len(read.bad) - SHOWN} more rows that cannot be believed")
     if json:
         counts_of = {**read.stored._asdict(), "rows": read.rows, "bad_rows": len(read.bad), "requeued": read.left}
         print_json({"imported": counts_of, "workload": found})
     else:
         for line in [*summary(read), *(described(found) if found else [])]:
-            console.print(plain(line, 2000), markup=False, soft_wrap=True)
+            say(line)
 
 
 def summary(read: Read) -> list[str]:

@@ -22,8 +22,8 @@ from slurm_ones.cli.common import (
     StatesOption,
     UsersOption,
     command,
+    complain,
     console,
-    errors,
     is_view,
     job_number,
     print_json,
@@ -77,8 +77,7 @@ def jobs(
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
     for job_id in unknown:
-        said = unknown_job(settings, job_id, store.place, own_only=is_view(settings, store))
-        errors.print(f"slurm-ones: {said}", markup=False, soft_wrap=True)
+        complain(unknown_job(settings, job_id, store.place, own_only=is_view(settings, store)))
     if unknown:
         raise typer.Exit(1)
 

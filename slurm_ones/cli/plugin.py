@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slurm_ones.cli.common import command, console
+from slurm_ones.cli.common import command, say
 from slurm_ones.plugin import PluginError, PluginSite, compile_spank, look, trial, write_own, write_site
 from slurm_ones.simulate import BadInput
-from slurm_ones.text import plain
 
 app = typer.Typer(
     help="Options --elastic-… of sbatch, and checks of elastic jobs as they are submitted.",
@@ -23,17 +24,22 @@ IncludeOption = Annotated[
 ]
 
 
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except (PluginError, OSError) as error:
+        raise BadInput(str(error)) from None
+
+
 @app.command()
 @command
 def build(
-    to: Annotated[Path, typer.Option("--to", help="Folder to write it to.")] = Path(),
-    include: IncludeOption = None,
+    to: Annotated[Path, typer.Option("--to", help="Folder to write it to.")] = Path(), include: IncludeOption = None
 ) -> None:
     """Compile the SPANK plugin with this machine's compiler and Slurm's headers. It is not installed."""
-    try:
-        console.print(f"written: {compile_spank(to, include)}", markup=False, soft_wrap=True)
-    except (PluginError, OSError) as error:
-        raise BadInput(str(error)) from None
+    with _errors():
+        say(f"written: {compile_spank(to, include)}")
 
 
 @app.command()
@@ -47,14 +53,10 @@ def install(
     ] = True,
 ) -> None:
     """Write the plugin's files to a folder, and say which lines of Slurm's own files use them."""
-    try:
+    with _errors():
         written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
-    except PluginError as error:
-        raise BadInput(str(error)) from None
-    for path in written:
-        console.print(f"written: {path}", markup=False, soft_wrap=True)
-    for text in todo:
-        console.print(text, markup=False, soft_wrap=True)
+    for line in [*(f"written: {path}" for path in written), *todo]:
+        say(line)
 
 
 def _seen() -> PluginSite | None:
@@ -69,13 +71,9 @@ def _seen() -> PluginSite | None:
 @command
 def check() -> None:
     """Try whether the plugin is loaded and works. Nothing is submitted. Exit code 1: something does not."""
-    try:
+    with _errors():
         findings = trial(look())
-    except PluginError as error:
-        raise BadInput(str(error)) from None
     for one in findings:
-        console.print(
-            f"{'ok' if one.good else 'NO':4}{one.what:12}{plain(one.text, 500)}", markup=False, soft_wrap=True
-        )
+        say(f"{'ok' if one.good else 'NO':4}{one.what:12}{one.text}", 500)
     if not all(one.good for one in findings):
         raise typer.Exit(1)

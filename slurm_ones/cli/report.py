@@ -9,20 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from ones_db import StoreError
-from ones_db.query import Reader
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     JsonOption,
     check_outputs,
     command,
-    console,
     is_view,
     job_number,
     print_json,
+    reader_of,
+    say,
     settings_of,
     store_of_reader,
-)
+)  # fmt: skip
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.cli.times import HELP, moment
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_usage
@@ -46,14 +46,13 @@ def report(
     settings = settings_of(config, database)
     begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None
     with store_of_reader(settings, named=bool(database)) as store:
-        own = is_view(settings, store)
-        reader = Reader(f"sqlite:///{store.place}" if own else settings.database_url)
+        reader = reader_of(settings, store)
         try:
             found = usage(reader, store.cluster, job_id=job, user=user, since=begin, until=end)
         finally:
             reader.close()
         if job is not None and not found:
-            raise StoreError(unknown_job(settings, job, store.place, own_only=own))
+            raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
         found = found[-1:] if job is not None else found
         told = advised(store, found)
     title = f"Job {job}" if job is not None else _title(user, since, until)
@@ -63,7 +62,7 @@ def report(
         print_json([{**_plain(one), "advice": told[one.job.job_id]} for one in found])
     else:
         for line in texts[0] if job is not None else [*totals, *_counted(told)]:
-            console.print(line, markup=False, soft_wrap=True)
+            say(line)
     if html is not None:
         write_usage(html, title, [] if job is not None else totals, list(zip(found, texts, strict=True)))
 

@@ -15,7 +15,16 @@ import typer
 
 from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
 from ones_db.leader import LeaderLock
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, record_action, settings_of
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    command,
+    complain,
+    errors,
+    record_action,
+    say,
+    settings_of,
+)
 from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, ReloadableSettings, Settings
 from slurm_ones.service import logs
@@ -25,7 +34,6 @@ from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import check_client, connect
-from slurm_ones.text import plain
 
 if TYPE_CHECKING:
     from slurm_ones.service.metrics import Metrics
@@ -41,10 +49,6 @@ RETRY_S = 30.0
 """Between two tries of a service whose controller or database is not there yet."""
 SPARE_S = 30.0
 """At a stop, for the command that is under way and for the database."""
-
-
-def _say(line: str) -> None:
-    console.print(plain(line, 10_000), markup=False, soft_wrap=True)
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
@@ -205,8 +209,7 @@ def run(
     except ConfigError as error:
         if not notifier.listens:
             raise
-        for line in str(error).splitlines():
-            errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
+        complain(str(error))
         raise typer.Exit(REFUSED) from None
     service.handle_signals()
     if service.notifier.listens:
@@ -220,7 +223,7 @@ def run(
     lock = service.retried(lambda: LeaderLock(settings.database_url, cluster))
 
     def on_leader(line: str) -> None:
-        _say(f"{lock.holder} {line}")
+        say(f"{lock.holder} {line}")
         service.notifier.status(line)
 
     lead = Leadership(lock, settings.takeover_s or settings.interval_s, say=on_leader)
@@ -231,20 +234,18 @@ def run(
         service.health.leads(mine, now)
         service.publish(cluster, now)
         # One tick may wait for many answers of a slow controller: each feeds the watchdog.
-        return Companion(now, connect(now, notifier.alive), mine, say=_say, check=lead.check)
+        return Companion(now, connect(now, notifier.alive), mine, say=say, check=lead.check)
 
-    console.print(
-        f"cluster {plain(cluster)} through {client.name}, policy {settings.policy}, mode {settings.mode}, "
-        f"a tick every {settings.interval_s:.0f} s; Ctrl-C stops",
-        markup=False,
-        soft_wrap=True,
+    say(
+        f"cluster {cluster} through {client.name}, policy {settings.policy}, mode {settings.mode}, "
+        f"a tick every {settings.interval_s:.0f} s; Ctrl-C stops"
     )
     _record(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
 
     def on_tick(tick: Tick) -> None:
         # systemd shows the last one; the journal needs only those that did something.
         if verbose or tick.begun or not service.notifier.listens:
-            console.print(summary(tick), markup=False, soft_wrap=True)
+            say(summary(tick))
         service.health.ticked(tick)
         if service.publisher is not None:
             service.publisher.ticked()
@@ -256,4 +257,4 @@ def run(
     _record(store, "run ends")
     leader, open_resizes = store.leader(), store.open_resizes()
     if open_resizes and not (leader and leader.holder):
-        console.print(f"stopped with {len(open_resizes)} resizes under way; the next start finishes them")
+        say(f"stopped with {len(open_resizes)} resizes under way; the next start finishes them")

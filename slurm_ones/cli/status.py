@@ -19,18 +19,18 @@ from slurm_ones.cli.common import (
     ConfigOption,
     JsonOption,
     command,
-    console,
     print_json,
     published_for,
     reading_store,
+    say,
     settings_of,
-)
+)  # fmt: skip
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
 from slurm_ones.show.live import LATE
 from slurm_ones.show.why import slow_nodes_of
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
-from slurm_ones.text import changed, plain, planned, seconds
+from slurm_ones.text import changed, planned, seconds
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
@@ -231,6 +231,6 @@ def status(
         print_json({**asdict(found), **named})
     else:
         for line in lines(found, asked=slurm):
-            console.print(plain(line, 2000), markup=False, soft_wrap=True)
+            say(line, 2000)
     if not found.healthy:
         raise typer.Exit(1)

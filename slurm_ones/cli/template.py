@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from slurm_ones.cli.common import command, console
+from slurm_ones.cli.common import command, say
 from slurm_ones.cli.sites import SITES, Wishes, batch_script
 from slurm_ones.simulate import BadInput
 
@@ -45,7 +45,7 @@ def template(
     known = templates() | {name: batch_script(name, site) for name, site in SITES.items()}
     if not name:
         for known_name, text in known.items():
-            console.print(f"{known_name:28}{summary(text)}", markup=False, soft_wrap=True)
+            say(f"{known_name:28}{summary(text)}")
         return
     if name in SITES:
         sys.stdout.write(batch_script(name, SITES[name], wishes))

@@ -17,12 +17,12 @@ from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     command,
-    console,
-    errors,
-    is_view,
+    complain,
+    reader_of,
+    say,
     settings_of,
     store_of_reader,
-)
+)  # fmt: skip
 from slurm_ones.config import ConfigError
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.text import plain
@@ -39,8 +39,7 @@ def web(
         str, typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="What a viewer has to show (default: drawn anew).")
     ] = "",
     user_header: Annotated[
-        str,
-        typer.Option(help="Header in which a proxy names the user, who then sees their own jobs alone; no token."),
+        str, typer.Option(help="Header in which a proxy names the user, who then sees their own jobs alone; no token.")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
@@ -68,8 +67,7 @@ def web(
 
     def reader() -> Reader:
         with opened() as store:
-            url = f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url
-        return Reader(url)
+            return reader_of(settings, store)
 
     # What is wrong is said at once.
     store_of_reader(settings, named=bool(database)).close()
@@ -77,10 +75,8 @@ def web(
     app = Web(opened, reader, Access(secret, user_header), root).app
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
-    console.print(
-        f"The live page: {address(host, listening.getsockname()[1], root, secret)}", markup=False, soft_wrap=True
-    )
-    console.print("Ctrl-C ends it.")
+    say(f"The live page: {address(host, listening.getsockname()[1], root, secret)}")
+    say("Ctrl-C ends it.")
     server = uvicorn.Server(uvicorn.Config(app, **OPTIONS))
     with suppress(KeyboardInterrupt):
         server.run([listening])
@@ -95,6 +91,5 @@ def _listening(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         # Python adds the address to some texts.
         text = os.strerror(code) if isinstance(error, OSError) and (code := error.errno or 0) > 0 else str(error)
-        why = f"cannot listen on {host}, port {port} ({text})"
-        errors.print(f"slurm-ones: {plain(why, 300)}; name another --port or --host", markup=False, soft_wrap=True)
+        complain(f"cannot listen on {plain(host)}, port {port} ({text}); name another --port or --host")
         raise typer.Exit(1) from None

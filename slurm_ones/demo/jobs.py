@@ -90,12 +90,7 @@ def simulated_workload(count: int) -> Workload:
 
 
 CLUSTER_SETTINGS = ClusterSettings(
-    requeue_delay_s=1.0,
-    schedule_s=0.3,
-    backfill_s=2.0,
-    ending_s=0.3,
-    report_s=1.0,
-    first_report_s=1.0,
+    requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
 )
 START_S = 3.0
 """What a start costs a simulated job."""

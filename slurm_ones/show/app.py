@@ -55,11 +55,7 @@ class Web:
     """The pages over one database. `root` is the path below which a proxy serves them, such as `/node/n1/8675`."""
 
     def __init__(
-        self,
-        opened: Callable[[], Store],
-        reader: Callable[[], Reader],
-        access: Access,
-        root: str = "",
+        self, opened: Callable[[], Store], reader: Callable[[], Reader], access: Access, root: str = ""
     ) -> None:
         self.feed = TickFeed(opened)
         self._opened, self._reader, self._access = opened, reader, access

@@ -130,11 +130,7 @@ def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
 
 
 def job(
-    moment: Moment,
-    root: str,
-    job_id: int,
-    opened: Callable[[], Store],
-    reader: Callable[[], Reader],
+    moment: Moment, root: str, job_id: int, opened: Callable[[], Store], reader: Callable[[], Reader]
 ) -> bytes | None:
     """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
     with opened() as store, store.one_moment():

@@ -157,10 +157,7 @@ def main() -> int:
             console.print(f"2 of 3: ten jobs, resized by slurm-ones; {RESIZED}")
             ones, disagree = _elastic(cluster)
         console.print(f"3 of 3: the same ten jobs on Slurm alone; {ALONE}")
-        with (
-            Cluster("gres", report=Progress(), compile=False) as cluster,
-            Watch("Slurm alone", None) as watch,
-        ):
+        with Cluster("gres", report=Progress(), compile=False) as cluster, Watch("Slurm alone", None) as watch:
             slurm = run(cluster, elastic=(), show=watch.show)
     except ClusterError as error:
         console.print(f"make demo: {error}", style="red", markup=False)

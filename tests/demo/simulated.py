@@ -31,13 +31,7 @@ READY_S = 4.5
 TICK_S = 5.0
 APART_S = 0.37
 """By how much later jobs come in each further run, so that ticks fall elsewhere."""
-COSTS = ClusterSettings(
-    backfill_s=2.0,
-    report_s=2.0,
-    first_report_s=2.0,
-    speed_noise=0.02,
-    stop=0.05,
-)
+COSTS = ClusterSettings(backfill_s=2.0, report_s=2.0, first_report_s=2.0, speed_noise=0.02, stop=0.05)
 
 HOT = Hot(pause_s=0.04, shrink_pause_s=0.002, launch_s=READY_S)
 

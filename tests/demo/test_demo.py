@@ -52,16 +52,7 @@ class Started:
     def __init__(self, folder: Path) -> None:
         self.folder, self.text = folder, ""
         # Whoever started the tests in the background may have left SIGINT ignored.
-        command = [
-            "env",
-            "--default-signal=INT",
-            sys.executable,
-            "-u",
-            "-m",
-            "slurm_ones.cli",
-            "demo",
-            "--small",
-        ]
+        command = ["env", "--default-signal=INT", sys.executable, "-u", "-m", "slurm_ones.cli", "demo", "--small"]
         browser = folder.parent / "browser"
         browser.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> "$0.arguments"\n')
         browser.chmod(0o755)
