@@ -261,13 +261,6 @@ class TestWhy:
         assert [member["report"]["blocks"] for member in told["memberships"]] == [[3], [0, 3], [0]]
         assert [j["job_id"] for j in printed("jobs", "10_3", "--json", "--database", filled)] == [10]
 
-    def test_a_job_that_never_opted_in(self, filled: str) -> None:
-        """It is said how, and that exit code is 2."""
-        done = call("why", "999", "--database", filled)
-        assert done.exit_code == 2
-        assert "job 999 is not in the database" in done.stderr
-        assert "--comment" in done.stderr
-
     def test_a_word_that_is_no_job(self, filled: str) -> None:
         """typer's own message."""
         for word in ("mine", "7_", "7_x", "-7", "7.batch", "7_3_1", "٧"):
@@ -285,12 +278,6 @@ class TestSettings:
             done = call(*command, "--config", str(config))
             assert done.exit_code == 2
             assert "unknown key tick (did you mean tick_s?)" in done.stderr
-
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        """A file that was named must exist."""
-        done = call("jobs", "--config", str(tmp_path / "none.toml"))
-        assert done.exit_code == 2
-        assert "none.toml: cannot be read" in done.stderr
 
 
 class TestWithoutSlurm:
@@ -393,10 +380,3 @@ class TestTemplate:
             0,
             (Path(__file__).parents[1] / "sbatch_templates/ddp.sbatch").read_text(),
         )
-
-    def test_an_unknown_name(self) -> None:
-        """One line that names those there are, exit code 2."""
-        done = call("template", "nope")
-        assert done.exit_code == 2
-        assert "'nope'" in done.stderr
-        assert "ddp-whole-node" in done.stderr

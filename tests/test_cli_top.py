@@ -125,13 +125,6 @@ def test_the_options_are_squeues(filled: str, options: tuple[str, ...], expected
         assert {one["job_id"] for one in printed("jobs", "--json", *options, "--database", filled)} == expected
 
 
-def test_bad_words_are_named(filled: str) -> None:
-    """Protects users from an empty table that has another cause than they think."""
-    for options, word in ((("-t", "XX"), "XX"), (("-j", "abc"), "abc"), (("--sort", "colour"), "colour")):
-        done = call("top", "--once", *options, "--database", filled)
-        assert done.exit_code == 2 and word in done.stderr, done.output
-
-
 def test_sorting(filled: str) -> None:
     """By any column, either way round."""
     by_shape = printed("top", "--json", "--sort", "-shape", "--database", filled)["jobs"]

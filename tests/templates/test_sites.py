@@ -69,23 +69,6 @@ def test_options_fill_it_in() -> None:
     assert '--comment="ones: nodes=1-1 batch=32-1024"' in directives(call("template", "frontera", "--gpus", "1").stdout)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("delta", "--gpus", "lots"), "'gpus=lots'"),
-        (("delta", "--batch", "9-1"), "'batch=9-1'"),
-        (("delta", "--account", "a b"), "no word of Slurm's"),
-        (("delta", "--time", "1:00\n#SBATCH --x"), "no word of Slurm's"),
-        (("ddp", "--account", "m1234"), "printed as it is"),
-        (("nowhere",), "choose one of"),
-    ],
-)
-def test_what_cannot_be_filled_in(arguments: tuple[str, ...], words: str) -> None:
-    """One line, exit code 2, and no script."""
-    done = call("template", *arguments)
-    assert done.exit_code == 2 and words in done.stderr and not done.stdout
-
-
 def test_exported_places_are_kept(tmp_path: Path) -> None:
     """$SCRATCH is where the job's directory goes, unless its user says otherwise."""
     script = tmp_path / "job"

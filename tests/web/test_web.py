@@ -398,12 +398,6 @@ def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPat
     assert told(listening)
 
 
-def test_a_token_beside_a_header_is_refused(url: str) -> None:
-    """Protects a site from a token that would keep nobody out."""
-    result = call("web", "--database", url, "--user-header", "X-User", "--token", "t")
-    assert result.exit_code == 2 and "exclude each other" in " ".join(result.output.split())
-
-
 def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:
     """Protects the first one to look: a page over a new database shows the companion once there is one."""
     url = empty_url
