@@ -17,9 +17,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from slurm_ones.demo.jobs import ON_CLUSTER, DemoJob
 from slurm_ones.slurm.model import Job
 from tests.cluster.cluster import Cluster
-from tests.demo.jobs import JOBS, DemoJob
 from tests.demo.results import EMULATED
 from tests.demo.scenario import Outcome, companion, run
 
@@ -29,8 +29,8 @@ SHARES = (0, 20, 50, 100)
 
 def elastic_jobs(share: int, round_: int) -> Collection[DemoJob]:
     """This share of the jobs, in per cent."""
-    drawn = random.Random(round_).sample(JOBS, len(JOBS))
-    return drawn[: len(JOBS) * share // 100]
+    drawn = random.Random(round_).sample(ON_CLUSTER, len(ON_CLUSTER))
+    return drawn[: len(ON_CLUSTER) * share // 100]
 
 
 def silent(outcomes: list[Outcome], jobs: dict[int, Job]) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from slurm_ones.cli.common import command, say
 from slurm_ones.cli.report import report
-from slurm_ones.demo.jobs import JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, LocalJob
+from slurm_ones.demo.jobs import HERE_JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, DemoJob
 from slurm_ones.demo.progress import samples_line
 from slurm_ones.demo.run import Demo, ended_by_signals, page_file, page_lacks, prepare, torch_version
 
@@ -35,7 +35,7 @@ def demo(
     folder = (directory or Path(tempfile.mkdtemp(prefix="slurm-ones-demo-"))).absolute()
     prepare(folder)
     torch, lacks = torch_version(), page_lacks()
-    jobs = (SMALL if small else JOBS) if torch else ()
+    jobs = (SMALL if small else HERE_JOBS) if torch else ()
     simulated = SMALL_SIMULATED if small else len(SIMULATED_JOBS)
     say(f"A demo of about {TAKES_S} s; Ctrl-C ends it at any time. All its files are in {folder}")
     if torch:
@@ -56,7 +56,7 @@ def demo(
     raise typer.Exit(status)
 
 
-def _run(folder: Path, jobs: tuple[LocalJob, ...], simulated: int, lacks: list[str], no_browser: bool) -> int:
+def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[str], no_browser: bool) -> int:
     """Exit code of a demo that came to its end."""
     began = time.time()
 

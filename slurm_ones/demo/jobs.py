@@ -1,13 +1,16 @@
-"""The jobs of a demo: real trainings here, simulated ones beside them, and the settings of the companion."""
+"""The jobs of both demos: ten of a cluster, real or simulated, real trainings here, and the companion's settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.profiles import Workload
 
 CLUSTER = "demo"
@@ -21,9 +24,40 @@ BLOCKS = 8
 """Tasks of each array, as the templates have it."""
 SCRIPT = "spirals.py"
 """Among the examples of the wrapper."""
-BASE_BATCH = 32
-PACE_MS, STEP_MS = 5.0, 10.0
-"""Sleep of a rank for each sample of its local batch, and for each step: the emulated GPU."""
+BASE_BATCH, MOST_GPUS = 32, 8
+"""Of each GPU, and the GPUs that a job may have."""
+STEP_MS = 10.0
+PACE_MS = {"spirals": 5.0, "cnn": 5.0, "transformer": 6.0}
+"""Sleep of a rank for each step and for each sample of its local batch: the emulated GPU."""
+SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
+"""Of the cluster's models: training samples, gradient noise scale in samples, size; about as they report."""
+EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
+"""What each further rank adds to a step; one rank alone takes twice that besides what it sleeps."""
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    """One job, submitted `at` seconds after the first, with `gpus` GPUs that its user asks for."""
+
+    name: str
+    at: float
+    epochs: int
+    gpus: int = 1
+    model: str = "spirals"
+    user: str = ""
+    samples: int = 1536
+    """Of an epoch, of the spirals alone."""
+
+    def options(self, most: int) -> list[str]:
+        """Of its script, if it may have `most` GPUs: base batch and largest batch follow from its GPUs."""
+        return [
+            f"--epochs={self.epochs}",
+            f"--batch={BASE_BATCH * self.gpus}",
+            f"--max-batch={BASE_BATCH * most}",
+            f"--max-local-batch={BASE_BATCH}",
+            f"--pace={PACE_MS[self.model]:g}",
+            f"--pace-step={STEP_MS:g}",
+        ]
 
 
 def comment(most: int) -> str:
@@ -31,62 +65,72 @@ def comment(most: int) -> str:
     return f"ones: gpus=1-{most} batch={BASE_BATCH}-{BASE_BATCH * most} array=blocks"
 
 
-def options(epochs: int, gpus: int, most: int, pace_ms: float) -> list[str]:
-    """Of the script of a demo's job that asks for `gpus` GPUs and may have `most`."""
-    return [
-        f"--epochs={epochs}",
-        f"--batch={BASE_BATCH * gpus}",
-        f"--max-batch={BASE_BATCH * most}",
-        f"--max-local-batch={BASE_BATCH}",
-        f"--pace={pace_ms:g}",
-        f"--pace-step={STEP_MS:g}",
-    ]
+ON_CLUSTER = (
+    DemoJob("cnn-1", 0, 9, 1, "cnn", "alice"),
+    DemoJob("vit-1", 8, 12, 2, "transformer", "bob"),
+    DemoJob("cnn-2", 18, 9, 1, "cnn", "alice"),
+    DemoJob("vit-2", 28, 8, 1, "transformer", "alice"),
+    DemoJob("cnn-3", 40, 18, 4, "cnn", "bob"),
+    DemoJob("vit-3", 50, 8, 1, "transformer", "bob"),
+    DemoJob("cnn-4", 62, 9, 1, "cnn", "alice"),
+    DemoJob("vit-4", 74, 12, 2, "transformer", "alice"),
+    DemoJob("cnn-5", 86, 8, 1, "cnn", "bob"),
+    DemoJob("vit-5", 100, 15, 4, "transformer", "bob"),
+)
+"""Of `make demo` on a real Slurm, of `slurm-ones demo` on a simulated one: what people who know neither the queue nor
+their model's scaling would submit. Most ask for one GPU and few for many, as in the Philly trace; larger asks train
+for longer."""
+SHORTER = 0.4
+"""Of times and epochs in `slurm-ones demo`, which is to last for a minute and a half."""
+SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
+SMALL_SIMULATED = 2
+"""How many of them there are for tests."""
+HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
+"""Real trainings here. The first has the machine for itself, gives way to the others (`LocalSlurm.grown`), and has it
+back."""
+SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
+"""For tests."""
 
 
 @dataclass(frozen=True)
-class LocalJob:
-    """A training of this machine's own processes, which asks for one GPU.
+class Paced:
+    """The emulated GPU: it sleeps in proportion to its local batch."""
 
-    It is submitted `at` seconds after the start; all but the first not before that one has grown (`LocalSlurm.grown`).
-    """
+    model: str
 
-    name: str
-    at: float
-    epochs: int
-    samples: int = 1536
-    """Of an epoch."""
-
-    def comment(self) -> str:
-        """What its owner allows."""
-        return comment(SLOTS)
-
-    def arguments(self, seed: int) -> list[str]:
-        """Of the script."""
-        return [*options(self.epochs, 1, SLOTS, PACE_MS), f"--samples={self.samples}", f"--seed={seed}"]
+    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
+        """See `Speed`."""
+        exchange = np.full(len(local), EXCHANGE_S[self.model] * (gpus + 1))
+        return (PACE_MS[self.model] * local + STEP_MS) / 1000 + exchange, exchange
 
 
-JOBS = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 18.0, 5), LocalJob("spirals-3", 32.0, 4))
-"""The first has the machine for itself, gives way to the others, and has it back."""
-SMALL = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 1.0, 2))
-"""For tests."""
-KINDS_USED = {"resnet18-cifar10": 0.03, "bert-glue": 0.03, "unet-cells": 0.025, "wideresnet-cifar100": 0.01}
-"""The kinds of the simulated jobs, and how much shorter than usual they train, so that they end within the demo."""
-SIMULATED_JOBS = (
-    Submission("sim-resnet18", 1.0, "resnet18-cifar10", 2, 256),
-    Submission("sim-bert", 4.0, "bert-glue", 4, 64),
-    Submission("sim-unet", 9.0, "unet-cells", 1, 4),
-    Submission("sim-wideresnet", 15.0, "wideresnet-cifar100", 2, 256),
-    Submission("sim-bert-2", 24.0, "bert-glue", 2, 32),
-    Submission("sim-resnet18-2", 31.0, "resnet18-cifar10", 4, 512),
-)
-SMALL_SIMULATED = 2
-"""How many of them there are for tests."""
+def workload(jobs: Sequence[DemoJob]) -> Workload:
+    """These jobs for a simulated Slurm. Each is done when its progress is: a batch whose samples are worth less takes
+    longer here."""
+    return Workload(
+        "demo",
+        tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),
+        {job.name: _application(job) for job in jobs},
+    )
 
 
-def simulated_workload(count: int) -> Workload:
-    """The first so many simulated jobs."""
-    applications = {kind: build(KINDS[kind], length=length) for kind, length in KINDS_USED.items()}
-    return Workload("demo", SIMULATED_JOBS[:count], applications)
+def _application(job: DemoJob) -> Application:
+    base = BASE_BATCH * job.gpus
+    rises = 0.97 - 0.8 * 0.7 ** np.arange(1.0, job.epochs + 1)
+    return Application(
+        name=job.name,
+        speed=Paced(job.model),
+        base_batch=base,
+        max_batch=BASE_BATCH * MOST_GPUS,
+        max_local_batch=BASE_BATCH,
+        max_gpus=MOST_GPUS,
+        ends=SAMPLES * np.arange(1.0, job.epochs + 1),
+        batches=np.array([base, 4 * BASE_BATCH * MOST_GPUS]),
+        sqr=np.ones((job.epochs, 2)),
+        var=np.full((job.epochs, 2), NOISE / base),
+        metric=np.column_stack([rises, rises]),
+        parameters=PARAMETERS,
+    )
 
 
 CLUSTER_SETTINGS = ClusterSettings(

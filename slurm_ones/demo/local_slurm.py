@@ -23,8 +23,9 @@ from slurm_ones.demo.jobs import (
     SIMULATED_JOBS,
     SLOTS,
     START_S,
-    LocalJob,
-    simulated_workload,
+    DemoJob,
+    comment,
+    workload,
 )
 from slurm_ones.demo.processes import Processes, ProcessProgram, cancelled, clean_environment, make_shims
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
@@ -60,7 +61,7 @@ class _SimulatedJobs(World):
 class Submitted:
     """A training of this machine's, once it was submitted."""
 
-    job: LocalJob
+    job: DemoJob
     job_id: int
     programs: list[ProcessProgram]
 
@@ -69,7 +70,7 @@ class LocalSlurm:
     """Time passes in `look`, which is to be called again and again. `lock` is held whenever something is changed."""
 
     def __init__(
-        self, folder: Path, processes: Processes, jobs: Sequence[LocalJob], simulated: int = len(SIMULATED_JOBS)
+        self, folder: Path, processes: Processes, jobs: Sequence[DemoJob], simulated: int = len(SIMULATED_JOBS)
     ) -> None:
         """`simulated` is how many simulated jobs there are."""
         self.lock = threading.RLock()
@@ -82,7 +83,7 @@ class LocalSlurm:
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
         spec = _SimulatedNodes(NODES, GPUS)
         self.world = _SimulatedJobs(
-            simulated_workload(simulated), spec, folder, CLUSTER_SETTINGS,
+            workload(SIMULATED_JOBS[:simulated]), spec, folder, CLUSTER_SETTINGS,
             mechanism=Hot(launch_s=START_S), timeline=Timeline(time.time()), beside=[here] if jobs else [],
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())
@@ -119,12 +120,12 @@ class LocalSlurm:
                 self._submit(self._upcoming.pop(0))
             self.world.pass_time(max(time.time() - self.world.timeline.now, 0.0))
 
-    def _submit(self, job: LocalJob) -> None:
+    def _submit(self, job: DemoJob) -> None:
         request = Request(
             gpus_per_node=1,
             partition=HERE,
             name=job.name,
-            comment=job.comment(),
+            comment=comment(SLOTS),
             work_dir=str(self._folder),
             array_tasks=tuple(range(BLOCKS)),
             throttle=1,
@@ -132,11 +133,11 @@ class LocalSlurm:
             uid=os.geteuid(),
         )
         programs: list[ProcessProgram] = []
-        seed = len(self.submitted)
+        own = [*job.options(SLOTS), f"--samples={job.samples}", f"--seed={len(self.submitted)}"]
 
         def command(ranks: int) -> list[str]:
             options = ["--blocks", f"--gpus-per-node={ranks}", str(self._script)]
-            return [sys.executable, "-m", "ones_wrapper.launch", *options, *job.arguments(seed)]
+            return [sys.executable, "-m", "ones_wrapper.launch", *options, *own]
 
         def program(key: JobKey) -> Program:
             assert isinstance(key, Task)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ones_db import Store, migrate
-from slurm_ones.demo.jobs import CLUSTER, LocalJob, write_settings
+from slurm_ones.demo.jobs import CLUSTER, DemoJob, write_settings
 from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
 from slurm_ones.demo.processes import Processes, clean_environment
 from slurm_ones.demo.progress import DemoProgress
@@ -104,7 +104,7 @@ def ended_by_signals() -> Iterator[None]:
 class Demo:
     """A running demo; a context, at whose end nothing of it is left but its folder."""
 
-    def __init__(self, folder: Path, jobs: Sequence[LocalJob], simulated: int, say: Say) -> None:
+    def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
         """With so many simulated jobs; `say` gets a time, Unix seconds, and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ones_db import Store
 from ones_db.query import Reader
+from slurm_ones.demo.jobs import ON_CLUSTER
 from slurm_ones.show.usage import of_job, of_jobs, usage, write_usage
 from slurm_ones.slurm.model import Job
 from slurm_ones.text import plain
@@ -23,7 +24,6 @@ from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.demo import results
-from tests.demo.jobs import JOBS
 from tests.demo.scenario import DATABASE, TOP, Outcome, companion, gpus_of, operator, run
 
 # Wide enough for the last table where nobody says how wide it is.
@@ -77,7 +77,7 @@ class Watch:
             elif job is not None and job.pending:
                 words.append(f"{o.job.name} {'requeued' if job.restart else 'waits'}")
         done = sum(bool(o.state) for o in outcomes)
-        return f"{done}/{len(JOBS)} done; " + ", ".join(words)
+        return f"{done}/{len(ON_CLUSTER)} done; " + ", ".join(words)
 
     @staticmethod
     def _table(outcomes: list[Outcome], jobs: dict[int, Job], elapsed: float) -> Table:
@@ -108,7 +108,7 @@ def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
     with companion(cluster):
         path = cluster.scratch / DATABASE
         with Store.open(f"sqlite:///{path}", "demo", read_only=True) as store, Watch("slurm-ones", store) as watch:
-            outcomes = run(cluster, elastic=JOBS, show=watch.show)
+            outcomes = run(cluster, elastic=ON_CLUSTER, show=watch.show)
             # The companion stores the ends of the last jobs in its next tick.
             until = time.monotonic() + STORED_S
             while store.live_jobs() and time.monotonic() < until:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_wrapper.protocol import Bye, Epoch, Hello, Membership, ProtocolError, Report, decode_report
+from slurm_ones.demo.jobs import MOST_GPUS, ON_CLUSTER, DemoJob, comment
 from slurm_ones.jobs.elastic import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.sites import OPERATOR
-from tests.demo.jobs import JOBS, DemoJob, arguments
 
 TOP = Path(__file__).resolve().parents[2]
 GIVE_UP_S = 300.0
@@ -29,6 +29,34 @@ spool = "/scratch/ones"
 tick_s = 5
 """
 """All else is as shipped; the tick is shorter since these jobs last a minute."""
+
+
+TEMPLATE, PLAIN = TOP / "sbatch_templates/ddp.sbatch", TOP / "tests/endtoend/plain.sbatch"
+"""With slurm-ones, of blocks; and for Slurm alone, which makes no use of any but the first."""
+LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
+
+
+def arguments(job: DemoJob, *, elastic: bool) -> list[str]:
+    """sbatch's arguments: the user's options, the template, the script and its own.
+
+    Its user scales batch and learning rate to the GPUs asked for, by the same linear rule that the wrapper applies at
+    each size. Both ways the job is the same but that it opts in by its comment, and is an array of blocks.
+    """
+    nodes, per_node = (1, job.gpus) if job.gpus <= 4 else (job.gpus // 4, 4)
+    return [
+        f"--job-name={job.name}",
+        f"--nodes={nodes}",
+        f"--gres=gpu:{per_node}",
+        "--cpus-per-gpu=1",
+        f"--comment={comment(MOST_GPUS) if elastic else ''}",
+        str(TEMPLATE if elastic else PLAIN),
+        # Imported once a node: four ranks that import scikit-learn each would keep this machine's cores busy.
+        "--preload",
+        "sklearn.datasets",
+        str(TOP / f"wrapper/ones_wrapper/examples/{job.model}.py"),
+        *job.options(MOST_GPUS),
+        f"--lr={LEARNING_RATE[job.model] * job.gpus:g}",
+    ]
 
 
 @dataclass
@@ -98,7 +126,7 @@ def gpus_of(job: Job) -> int:
 
 
 def _submit(cluster: Cluster, job: DemoJob, *, elastic: bool) -> Outcome:
-    command = ["sbatch", "--parsable", *arguments(job, TOP, elastic=elastic)]
+    command = ["sbatch", "--parsable", *arguments(job, elastic=elastic)]
     env = {"ONES_SPOOL": "/scratch/ones"} if elastic else {}
     now = time.time()
     job_id = int(cluster.run(command, user=job.user, env=env).stdout)
@@ -182,7 +210,7 @@ def run(
     `show` is called about once a second.
     """
     begin = time.time()
-    waiting = sorted(JOBS, key=lambda job: job.at)
+    waiting = sorted(ON_CLUSTER, key=lambda job: job.at)
     outcomes: list[Outcome] = []
     while time.time() < begin + waiting_until(waiting) + GIVE_UP_S:
         while waiting and time.time() >= begin + waiting[0].at:
@@ -205,4 +233,4 @@ def run(
 
 def waiting_until(waiting: list[DemoJob]) -> float:
     """When the last of these jobs is to be submitted, in seconds from the beginning."""
-    return max((job.at for job in waiting), default=JOBS[-1].at)
+    return max((job.at for job in waiting), default=ON_CLUSTER[-1].at)

@@ -7,25 +7,17 @@ of the real run. A job is done when its progress is, so a batch that is worth le
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.demo.jobs import BASE_BATCH, STEP_MS
-from slurm_ones.policy.contract import Floats
+from slurm_ones.demo.jobs import ON_CLUSTER, workload
 from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.run import run
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
-from slurm_ones.simulate.training.application import Application, Hot, Submission
-from slurm_ones.simulate.workloads.profiles import Workload
-from tests.demo.jobs import JOBS, MOST_GPUS, PACE_MS, DemoJob
+from slurm_ones.simulate.training.application import Hot
 
-DATASET = 1437
-NOISE = 180.0
-"""Gradient noise scale in samples, about as both models report."""
-EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""That each further rank adds to a step; one rank alone takes twice that besides what it sleeps."""
 READY_S = 4.5
 """Until a block trains."""
 TICK_S = 5.0
@@ -36,46 +28,10 @@ COSTS = ClusterSettings(backfill_s=2.0, report_s=2.0, first_report_s=2.0, speed_
 HOT = Hot(pause_s=0.04, shrink_pause_s=0.002, launch_s=READY_S)
 
 
-@dataclass(frozen=True)
-class Paced:
-    """The emulated GPU: it sleeps in proportion to its local batch."""
-
-    model: str
-
-    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `Speed`."""
-        exchange = np.full(len(local), EXCHANGE_S[self.model] * (gpus + 1))
-        return (PACE_MS[self.model] * local + STEP_MS) / 1000 + exchange, exchange
-
-
-def application(job: DemoJob) -> Application:
-    """What the job truly is."""
-    base, epochs = BASE_BATCH * job.gpus, job.epochs
-    return Application(
-        name=job.name,
-        speed=Paced(job.model),
-        base_batch=base,
-        max_batch=BASE_BATCH * MOST_GPUS,
-        max_local_batch=BASE_BATCH,
-        max_gpus=MOST_GPUS,
-        ends=DATASET * np.arange(1.0, epochs + 1),
-        batches=np.array([base, 4 * BASE_BATCH * MOST_GPUS]),
-        sqr=np.ones((epochs, 2)),
-        var=np.full((epochs, 2), NOISE / base),
-        metric=np.zeros((epochs, 2)),
-        parameters=8_000,
-    )
-
-
 def simulated(policy: str = "ones", seed: int = 0) -> Outcome:
     """The ten jobs under a policy."""
-    submissions = tuple(
-        Submission(job.name, job.at + (APART_S * seed if job.at else 0.0), job.name, job.gpus, BASE_BATCH * job.gpus)
-        for job in JOBS
-    )
-    work = Workload("demo", submissions, {job.name: application(job) for job in JOBS})
-    spec = ClusterSpec(4, 4)
-    return run(policy, {}, work, spec, interval_s=TICK_S, mechanism=HOT, seed=seed, cluster_settings=COSTS)
+    work = workload([replace(job, at=job.at + (APART_S * seed if job.at else 0.0)) for job in ON_CLUSTER])
+    return run(policy, {}, work, ClusterSpec(4, 4), interval_s=TICK_S, mechanism=HOT, seed=seed, cluster_settings=COSTS)
 
 
 def mean_jct_s(outcome: Outcome) -> float:

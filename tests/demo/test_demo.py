@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from slurm_ones.cli import app
 from slurm_ones.demo import local_slurm, remote
-from slurm_ones.demo.jobs import LocalJob
+from slurm_ones.demo.jobs import DemoJob
 from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
 from slurm_ones.demo.processes import Processes, clean_environment
 from slurm_ones.demo.progress import samples_line
@@ -130,7 +130,7 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     until = time.monotonic() + 60
     while True:
         status, page, _ = get(address.partition("?")[0], cookie)
-        if all(word in page for word in ("spirals-1", "sim-bert", "simulated-1")):
+        if all(word in page for word in ("spirals-1", "cnn-1", "simulated-1")):
             break
         assert time.monotonic() < until, page
         time.sleep(0.5)
@@ -140,7 +140,7 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     assert started.end() == 0, started.text
     for job in ("spirals-1: each of 1536 samples was used once in each of 14", "spirals-2: each of 1536 samples"):
         assert job in started.text
-    assert "sim-resnet18" in (started.folder / "report.html").read_text()
+    assert "vit-1" in (started.folder / "report.html").read_text()
     assert started.gone(20.0)
 
 
@@ -302,7 +302,7 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(local_slurm, "SCRIPT", "gone.py")
     with Processes() as processes:
-        slurm = LocalSlurm(tmp_path, processes, [LocalJob("one", 0.0, 1)])
+        slurm = LocalSlurm(tmp_path, processes, [DemoJob("one", 0.0, 1)])
         slurm.look()
         until = time.monotonic() + 60
         while not (out := sorted(tmp_path.glob("slurm-*.out"))) or "no such file" not in out[0].read_text():
@@ -318,7 +318,7 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_a_job_cancels_is_cancelled(tmp_path: Path) -> None:
     """Protects the GPUs of the others: tasks that wait after the end of their job would be started for nothing."""
     with Processes() as processes:
-        slurm = LocalSlurm(tmp_path, processes, [LocalJob("one", 0.0, 1)], simulated=0)
+        slurm = LocalSlurm(tmp_path, processes, [DemoJob("one", 0.0, 1)], simulated=0)
         slurm.look()
         (one,) = slurm.submitted
         subprocess.run(["scancel", "--state=PENDING", str(one.job_id)], env=slurm._env, check=True)
@@ -330,7 +330,7 @@ def test_what_a_job_cancels_is_cancelled(tmp_path: Path) -> None:
 
 def test_samples_are_counted(tmp_path: Path) -> None:
     """A sample that was left out, or used twice, is told."""
-    one = Submitted(LocalJob("one", 0.0, 2, samples=4), 7, [])
+    one = Submitted(DemoJob("one", 0.0, 2, samples=4), 7, [])
     folder = tmp_path / "ones-7"
     folder.mkdir()
     lines = [
