@@ -247,7 +247,7 @@ def updates(url: str, ticks: int) -> dict[str, float]:
 
 def paints(url: str, count: int) -> dict[str, float]:
     """The first text on the screen, in browsers that have never seen the page."""
-    from tests.web.test_browser import driver, installed
+    from tests.show.test_browser import driver, installed
 
     if why := installed():
         raise SystemExit(why)

@@ -21,7 +21,7 @@ from slurm_ones.show.table import JobOrder
 from slurm_ones.show.window import TopApp
 from tests.faults.plan import FaultPlan
 from tests.faults.replay_page import write_replay
-from tests.web.test_browser import driver, installed
+from tests.show.test_browser import driver, installed
 
 PORT = 8699
 SEED = 512984238

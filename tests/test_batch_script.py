@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.cli.batch_script import Weight, comment_findings, examine, read_script
 from slurm_ones.cli.template import templates
+from tests.test_cli import call
 
 GOOD = """#!/bin/bash
 #SBATCH --nodes=1 --gres=gpu:1
@@ -44,6 +48,13 @@ def test_our_own_templates_have_no_fault() -> None:
     assert scripts
     for text in scripts.values():
         assert faults(text) == []
+
+
+def test_json_names_line_and_weight(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(GOOD.replace("--nodes=1", "--nodes=1 --ntasks=4"))
+    done = call("check", str(tmp_path / "job.sbatch"), "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["elastic"], found["findings"][0]["line"]) == (1, False, 2)
 
 
 @given(st.text(max_size=300))

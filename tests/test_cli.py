@@ -163,23 +163,6 @@ class TestJobs:
         done = call("jobs", "--database", empty_url)
         assert (done.exit_code, "slurm-ones template" in done.stdout) == (0, True)
 
-    def test_no_database(self, url: str) -> None:
-        """One line, exit code 2."""
-        done = call("jobs", "--database", url)
-        assert done.exit_code == 2
-        assert "Traceback" not in done.output
-        assert done.stderr.startswith("slurm-ones: ")
-
-    @pytest.mark.parametrize("command", [("jobs",), ("jobs", "--json"), ("why", "9"), ("why", "9", "--json")])
-    def test_terminal_escapes_do_not_reach_the_terminal(self, filled: str, command: tuple[str, ...]) -> None:
-        """A job's name is another user's input: no escape, no new line, no markup of ours."""
-        done = call(*command, "--database", filled)
-        assert done.exit_code == 0
-        assert "evil" in done.stdout
-        assert not [c for c in done.output if not c.isprintable() and c != "\n"]
-        if "--json" not in command:
-            assert "[red]" in done.stdout
-
 
 class TestWhy:
     """`why JOB`."""

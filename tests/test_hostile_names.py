@@ -60,14 +60,25 @@ def call(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("jobs",), ("jobs", "8"), ("jobs", "--json"), ("why", "8"), ("why", "7"), ("why", "8", "--json")]
-)
+    "arguments",
+    [
+        ("jobs",), ("jobs", "8"), ("jobs", "--json"), ("why", "8"), ("why", "7"), ("why", "8", "--json"),
+        ("top", "--once", "-t", "all"), ("top", "--json"), ("report",), ("report", "8"), ("report", "--json"),
+    ],
+)  # fmt: skip
 def test_commands(url: str, arguments: tuple[str, ...]) -> None:
     """For people and for programs."""
     text = call(*arguments, "--database", url)
     assert harmless(text)
     if "--json" in arguments:
         assert json.loads(text)
+
+
+def test_a_script(tmp_path: Path) -> None:
+    """As `check` repeats it."""
+    (tmp_path / "job.sbatch").write_text(f"#SBATCH --comment='ones: {NAME}'\n{NAME}\n")
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "job.sbatch")])
+    assert done.exit_code == 1 and harmless(done.output)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -15,7 +15,7 @@ from tests.faults.plan import FaultPlan
 from tests.faults.recording import FAULT, PHASE, VIOLATION, Recorder, Recording
 from tests.faults.replay_page import page
 from tests.faults.run import Result, run
-from tests.web.test_browser import CONTRAST, driver, installed, picture, sized
+from tests.show.test_browser import CONTRAST, driver, installed, picture, sized
 
 SEED = 512984238
 HOSTILE = '</script><script>document.title = "taken"</script><b>\x1b[2J'

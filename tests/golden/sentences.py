@@ -21,7 +21,7 @@ from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec, encode
 from slurm_ones.cli import app
 from slurm_ones.show.usage import advice
-from tests.report.test_usage import ADVICE
+from tests.show.test_usage import ADVICE
 from tests.test_batch_script import BLOCKS, GOOD, TYPED
 
 FILE = Path(__file__).with_name("sentences.txt")

@@ -136,16 +136,6 @@ def test_jobs_of_a_user_and_a_span(url: str) -> None:
     assert missing.exit_code == 2 and "4711" in missing.stderr
 
 
-def test_hostile_names_stay_text(url: str, tmp_path: Path) -> None:
-    """Protects terminals and browsers of whoever reads the report."""
-    page = tmp_path / "report.html"
-    done = call("report", "--html", str(page), "--database", url)
-    html = page.read_text()
-    assert done.exit_code == 0 and "\x1b" not in done.stdout
-    assert "<script>" not in html and "\x1b" not in html and "http" not in html.replace("http://www.w3.org", "")
-    assert html.count("<rect") >= 5
-
-
 def test_no_job(url: str) -> None:
     """Says so, and divides by nothing."""
     assert of_jobs([], "Jobs of eve") == ["Jobs of eve: no elastic job"]

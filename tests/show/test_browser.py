@@ -14,7 +14,7 @@ from ones_db import Store
 from tests import debian
 from tests.cluster import paths
 from tests.db.make import job
-from tests.web.conftest import TOKEN, Page
+from tests.show.conftest import TOKEN, Page
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
