@@ -97,7 +97,7 @@ def test_who_is_on_which_node(filled: str) -> None:
 
 def test_the_time_left_follows_from_epochs_and_throughput(filled: str) -> None:
     """Protects users from an end that nobody knows."""
-    (one,) = [job for job in live_of(filled).jobs if job.job_id == 10]
+    (one,) = [one.job for one in live_of(filled).jobs if one.job.job_id == 10]
     assert one.samples_per_s and one.epochs == SPEC.epochs and one.dataset == SPEC.dataset
     done = (one.epoch or 0) * SPEC.dataset + (one.cursor or 0)
     assert left_s(one) == pytest.approx((SPEC.epochs * SPEC.dataset - done) / one.samples_per_s)

@@ -68,7 +68,7 @@ def jobs(
             print_json([])
         raise
     live = read_live(store, only=ids or (), whole=True)
-    found = [live.shown(one) for one in live.jobs if ids or selection.takes(one)]
+    found = [one for one in live.jobs if ids or selection.takes(one.job)]
     if json:
         print_json([record(JOB, one) for one in found])
     elif found:

@@ -13,6 +13,7 @@ from functools import partial
 
 from ones_db import HealthRecord, JobSummary, SchemaError, Store, StoreError, TimelineRow
 from slurm_ones.show import live
+from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
@@ -43,28 +44,22 @@ class Moment:
     """Whose jobs these are alone; empty: everybody's."""
 
     @property
-    def ended(self) -> list[JobSummary]:
+    def ended(self) -> list[ShownJob]:
         """The jobs that have ended, as many as the moment knows, by their ends."""
-        over = [job for job in self.live.jobs if job.end_time is not None]
-        return sorted(over, key=lambda job: (job.end_time or 0.0, job.job_id))
+        over = [one for one in self.live.jobs if one.job.end_time is not None]
+        return sorted(over, key=lambda one: (one.job.end_time or 0.0, one.job.job_id))
 
     def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
         """What one user may see: their own jobs, with those that ended before the ones it knows, and of the others
         nothing."""
-        own = {job.job_id: job for job in (*ended, *self.live.jobs) if job.user == user}
-        jobs = tuple(sorted(own.values(), key=lambda job: (job.submit_time, job.job_id)))
-        ids = {job.job_id for job in jobs}
-        kept = {
-            name: {job_id: said for job_id, said in getattr(self.live, name).items() if job_id in ids}
-            for name in ("why", "causes", "wrong", "promises")
-        }
-        held = tuple(one for one in self.live.held if one.job_id in ids)
-        view = replace(self.live, jobs=jobs, held=held, **kept)  # type: ignore[arg-type]
+        own = {one.job.job_id: one for one in (*map(ShownJob, ended), *self.live.jobs) if one.job.user == user}
+        jobs = tuple(sorted(own.values(), key=lambda one: (one.job.submit_time, one.job.job_id)))
+        view = replace(self.live, jobs=jobs, held=tuple(one for one in self.live.held if one.job_id in own))
         return replace(self, live=view, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
-    def job(self, job_id: int) -> JobSummary | None:
-        """The job, where it is among those that are seen."""
-        return next((job for job in self.live.jobs if job.job_id == job_id), None)
+    def job(self, job_id: int) -> ShownJob | None:
+        """The job, if it is among those that are seen."""
+        return next((one for one in self.live.jobs if one.job.job_id == job_id), None)
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,7 @@ class TickFeed:
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
         """The user's jobs that ended last, before those the moment knows: read when the user first looks, and from
         then on added to by each moment, as long as no job can have ended between two of them unseen."""
-        ended = moment.ended
+        ended = [one.job for one in moment.ended]
         if len(ended) < live.ENDED:
             return ()
         own = self._own.get(user)

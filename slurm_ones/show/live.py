@@ -6,8 +6,8 @@ Read at once, so that a view costs the same however much of it is looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from ones_db import (
     DecisionJobRecord,
@@ -19,7 +19,7 @@ from ones_db import (
     PromiseRecord,
     Store,
 )
-from ones_db.reasons import CAUSES, WRONG, cause_of
+from ones_db.reasons import CAUSES, NO_REASON, WRONG, cause_of
 from slurm_ones.show.columns import ShownJob, ShownNode
 
 ENDED = 100
@@ -38,26 +38,13 @@ class Live:
     """A cluster's elastic jobs at one moment."""
 
     cluster: str
-    jobs: tuple[JobSummary, ...] = ()
+    jobs: tuple[ShownJob, ...] = ()
     """Those that have not ended and the last that have, in the order of their submission."""
-    why: Mapping[int, str] = field(default_factory=dict)
-    """Of jobs that have not ended why they have what they have, a sentence each."""
-    causes: Mapping[int, str] = field(default_factory=dict)
-    """Of those that get no other size why not, as a code of `CAUSES`."""
-    wrong: Mapping[int, str] = field(default_factory=dict)
-    """Of jobs that have not ended, problems with how they were started."""
-    promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
-    """What was last said of deadlines."""
     held: tuple[HeldRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     """By their names; none where the reader may not see them."""
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
-
-    def shown(self, job: JobSummary) -> ShownJob:
-        """One of the jobs with what was decided for it."""
-        said = [of.get(job.job_id) for of in (self.why, self.causes, self.wrong)]
-        return ShownJob(job, said[0] or "", said[1], said[2] or "", self.promises.get(job.job_id))
 
     @property
     def node_rows(self) -> list[ShownNode]:
@@ -89,38 +76,19 @@ def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int]
         jobs += store.job_summaries(older) if older else []
         jobs.sort(key=lambda job: (job.submit_time, job.job_id))
         newest = store.newest_decisions()
-        return Live(
-            store.cluster,
-            tuple(jobs),
-            {job.job_id: text for job in jobs if (text := _why(job, newest.get(job.job_id)))},
-            causes(jobs, newest),
-            wrong(jobs, newest),
-            store.promises([job.job_id for job in jobs]),
-            tuple(store.held()),
-            tuple(store.nodes()),
-            store.leader(),
-            store.health(),
-        )
+        promises = store.promises([job.job_id for job in jobs])
+        shown = tuple(_shown(job, newest.get(job.job_id), promises.get(job.job_id)) for job in jobs)
+        held, nodes = tuple(store.held()), tuple(store.nodes())
+        return Live(store.cluster, shown, held, nodes, store.leader(), store.health())
 
 
-def causes(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) -> dict[int, str]:
-    """Of each job that has not ended why it does not get another size, as a code of `CAUSES`: its refusal, or the
-    outcome of the newest decision about it. Jobs of which neither tells are left out."""
-    found = {}
-    for job in jobs:
-        if job.end_time is None:
-            decided = newest.get(job.job_id)
-            outcome, given = (decided.outcome.code, decided.reason.code) if decided is not None else ("", "")
-            if code := cause_of(job.refusal_code, outcome, given):
-                found[job.job_id] = code
-    return found
-
-
-def wrong(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) -> dict[int, str]:
-    """What is wrong with how jobs that have not ended were started, by the newest decision about each."""
-    alive = {job.job_id for job in jobs if job.end_time is None}
-    reasons = {job_id: decided.reason for job_id, decided in newest.items() if job_id in alive}
-    return {job_id: str(reason) for job_id, reason in reasons.items() if reason.code in WRONG}
+def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseRecord | None) -> ShownJob:
+    if job.end_time is not None:
+        return ShownJob(job, promise=promise)
+    outcome, reason = (decided.outcome, decided.reason) if decided is not None else (NO_REASON, NO_REASON)
+    why = str(job.refusal) or str(outcome) or str(reason)
+    cause = cause_of(job.refusal_code, outcome.code, reason.code) or None
+    return ShownJob(job, why, cause, str(reason) if reason.code in WRONG else "", promise)
 
 
 def counted(codes: Iterable[str]) -> str:
@@ -135,11 +103,3 @@ def silent(health: HealthRecord | None, now: float) -> bool:
     if health is None or health.tick_time is None:
         return False
     return now - health.tick_time > LATE * health.interval_s
-
-
-def _why(job: JobSummary, decided: DecisionJobRecord | None) -> str:
-    if job.end_time is not None:
-        return ""
-    if job.refusal or decided is None:
-        return job.refusal
-    return str(decided.outcome) or str(decided.reason)

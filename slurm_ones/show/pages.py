@@ -91,7 +91,7 @@ def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> byt
 def overview(moment: Moment, root: str) -> bytes:
     """The cluster: how the companion is, why jobs wait, who held which GPUs, the nodes, the jobs."""
     live = moment.live
-    alive = [live.shown(job) for job in live.jobs if job.end_time is None]
+    alive = [one for one in live.jobs if one.job.end_time is None]
     capacity = sum(node.gpus for node in live.nodes if node.usable)
     return _part(
         "overview.html",
@@ -100,12 +100,12 @@ def overview(moment: Moment, root: str) -> bytes:
         problem=moment.problem,
         health=_health(live, moment.at),
         jobs=alive,
-        ended=list(map(live.shown, moment.ended[-(ENDED if moment.user else MOST_ENDED) :][::-1])),
+        ended=moment.ended[-(ENDED if moment.user else MOST_ENDED) :][::-1],
         waiting=[one for one in alive if not one.job.running],
         running=[one for one in alive if one.job.running],
         held=sum(one.gpus for one in live.held),
         capacity=capacity,
-        counts=sorted(Counter(live.causes.values()).items(), key=lambda item: (-item[1], item[0])),
+        counts=sorted(Counter(one.cause for one in alive if one.cause).items(), key=lambda item: (-item[1], item[0])),
         picture=gpus_over_time(moment.timeline, capacity, moment.at - HISTORY_S, moment.at),
         nodes=_nodes(live.nodes, live.held),
     )
@@ -119,7 +119,7 @@ def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...]) -> Marku
 
 def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
     """What was decided last: what each job gets, and why."""
-    names = {job.job_id: job.name for job in moment.live.jobs}
+    names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         newest = store.recent_decisions(DECISIONS, most=MOST_DECIDED, user=moment.user)
     found = [
@@ -135,8 +135,8 @@ def job(
     """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
     with opened() as store, store.one_moment():
         # Of those that ended long ago the moment knows nothing.
-        summary = moment.job(job_id) or next(iter(store.job_summaries([job_id])), None)
-        if summary is None or moment.user not in ("", summary.user):
+        one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
+        if one is None or moment.user not in ("", one.job.user):
             return None
         decisions_of = decided(store, job_id, DECISIONS)
         resizes = resizes_of(store, job_id, 50)[::-1]
@@ -150,12 +150,12 @@ def job(
         told = used[-1] if used else None
         tips = advised(store, used[-1:]).get(job_id, [])
     epochs = history.epochs if history is not None else ()
-    now = summary.end_time or moment.at
+    now = one.job.end_time or moment.at
     return _part(
         "job.html",
         root=root,
         problem=moment.problem,
-        one=moment.live.shown(summary),
+        one=one,
         decided=decisions_of,
         resizes=resizes,
         usage=told,

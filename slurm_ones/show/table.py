@@ -63,8 +63,9 @@ class JobOrder:
 
     def jobs(self, live: Live) -> list[ShownJob]:
         """The jobs to show, in order; those without a value stand last, whichever way is sorted."""
-        taken = [job for job in live.jobs if (self.every_state or job.end_time is None) and self.selection.takes(job)]
-        keyed = [(BY_WORD[self.by].sort_key(one), one) for one in map(live.shown, taken)]
+        every, takes = self.every_state, self.selection.takes
+        taken = [one for one in live.jobs if (every or one.job.end_time is None) and takes(one.job)]
+        keyed = [(BY_WORD[self.by].sort_key(one), one) for one in taken]
         known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=self.falling)
         return [one for _, one in known] + [one for key, one in keyed if key is None]
 
@@ -102,11 +103,12 @@ def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
 
 def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
     """The lines above the table: how the companion is, who runs on how many GPUs, what keeps jobs as they are."""
-    running = [job for job in live.jobs if job.running]
-    waiting = sum(job.end_time is None and not job.running for job in live.jobs)
+    jobs = [one.job for one in live.jobs]
+    running = [job for job in jobs if job.running]
+    waiting = sum(job.end_time is None and not job.running for job in jobs)
     there = sum(node.gpus for node in live.nodes if node.usable)
     of = f" of {there}" if there else ""
-    resizing = sum(bool(job.resizing) for job in live.jobs)
+    resizing = sum(bool(job.resizing) for job in jobs)
     lines = [
         f"{plain(live.cluster, 30)}  {_companion(live, now)}",
         f"{len(running)} run on {sum(map(gpus, running))}{of} GPUs, {waiting} wait, {resizing} resize; "

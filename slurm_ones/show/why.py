@@ -44,11 +44,10 @@ MEMBERSHIPS = 5
 
 def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
     """All that the database knows of why a job has what it has, as JSON."""
-    (summary,) = store.job_summaries([job_id])
-    live = read_live(store, only=[job_id])
+    (one,) = read_live(store, only=[job_id]).jobs
     return {
-        "job": record(JOB, live.shown(summary)),
-        "deadline": [flat(said) for said in live.promises.values()],
+        "job": record(JOB, one),
+        "deadline": [flat(one.promise)] if one.promise else [],
         "runs": [flat(run) for run in store.runs(job_id)],
         "slow_nodes": [asdict(node) for node in _slow_nodes(store, job_id)],
         "blocks": [flat(block) for block in store.blocks(job_id)],

@@ -38,7 +38,7 @@ def test_a_new_column_is_drawn_everywhere(empty_url: str, monkeypatch: pytest.Mo
         resized_job(store, 7)
         store.record_jobs([job(8, state="PENDING")])
     live = live_of(empty_url)
-    shown = [live.shown(one) for one in live.jobs]
+    shown = list(live.jobs)
     new: ShownColumn[ShownJob] = ShownColumn("colour", lambda one: f"red{one.job.job_id}", "its colour", "colour")
     monkeypatch.setattr("slurm_ones.show.table.JOB", (*JOB, new))
     assert [one["colour"] for one in as_json(live, shown)["jobs"]] == ["red7", "red8"]
