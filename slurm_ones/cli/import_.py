@@ -24,7 +24,7 @@ from slurm_ones.cli.common import (
     record_action,
     say,
     settings_of,
-)  # fmt: skip
+)
 from slurm_ones.cli.times import UNITS, moment
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.past_jobs import PastJobs

@@ -22,7 +22,7 @@ from slurm_ones.cli.common import (
     say,
     settings_of,
     store_of_reader,
-)  # fmt: skip
+)
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.cli.times import HELP, moment
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_usage

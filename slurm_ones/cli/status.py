@@ -6,7 +6,7 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,17 +15,9 @@ import typer
 from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
-from slurm_ones.cli.common import (
-    ConfigOption,
-    JsonOption,
-    command,
-    print_json,
-    published_for,
-    reading_store,
-    say,
-    settings_of,
-)  # fmt: skip
+from slurm_ones.cli.common import ConfigOption, JsonOption, command, print_json, published_for, say, settings_of
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
+from slurm_ones.show.columns import RESIZE, ShownResize, record
 from slurm_ones.show.live import LATE
 from slurm_ones.show.why import slow_nodes_of
 from slurm_ones.slurm.client import SlurmError
@@ -39,17 +31,6 @@ RECENT_S = 3600.0
 """How long an error is worth telling."""
 SEVERAL = 2
 """So many jobs with the same fault make it one of the site."""
-
-
-@dataclass(frozen=True)
-class Resizing:
-    """A resize under way."""
-
-    job_id: int
-    change: str
-    state: str
-    since: float
-    """Unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,8 @@ class Status:
     """Its release, where it was asked and answers."""
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
-    resizes: tuple[Resizing, ...] = ()
+    resizes: tuple[ResizeRecord, ...] = ()
+    """Those under way; of a user who may not read the database their own."""
     strategies: Mapping[str, int] = field(default_factory=dict)
     """How many jobs train by each training strategy, of those that have one."""
     slow_nodes: tuple[SlowNode, ...] = ()
@@ -75,39 +57,33 @@ class Status:
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
-    """Look at the database, and at Slurm where asked; raises nothing of theirs."""
+    """Look at the database, or at what the companion published for this user, and at Slurm if asked.
+
+    Raises nothing of theirs."""
     problems: list[str] = []
     slurm = _slurm(settings, problems) if ask_slurm else ""
-    now = clock()
-    folder = published_for(settings)
-    if folder is not None:
-        return _published(settings, folder, now, slurm, problems)
+    now, folder = clock(), published_for(settings)
     place, schema = "", None
     try:
-        place = backend_of(settings.database_url).place
-        schema = migrate.current(settings.database_url)
-        with reading_store(settings) as store:
-            return _of(store, now, place, schema, slurm, problems, store.open_resizes())
+        url = settings.database_url if folder is None else f"sqlite:///{folder / SITE_VIEW}"
+        place = backend_of(url).place
+        if folder is not None and not (folder / SITE_VIEW).exists():
+            raise StoreError(f"{place}: the companion has published nothing yet: is it running?")
+        schema = migrate.current(url)
+        with Store.open(url, settings.cluster, read_only=True) as store:
+            resizes = store.open_resizes() if folder is None else _own_resizes(settings, folder)
+            return _of(store, Status(False, (), now, store.cluster, place, schema, slurm), problems, resizes)
     except (ConfigError, StoreError, SchemaError) as error:
-        problems.append(f"database: {error}")
+        problems.append(f"database: {error}" if folder is None else str(error))
     return Status(False, tuple(problems), now, settings.cluster, place, schema, slurm)
 
 
-def _published(settings: Settings, folder: Path, now: float, slurm: str, problems: list[str]) -> Status:
-    """By what the companion published: how it is, for everybody, and this user's own resizes."""
-    site, own = folder / SITE_VIEW, folder / view_name(os.geteuid())
-    try:
-        if not site.exists():
-            raise StoreError(f"{site}: the companion has published nothing yet: is it running?")
-        resizes: list[ResizeRecord] = []
-        if own.exists():
-            with Store.open(f"sqlite:///{own}", settings.cluster, read_only=True) as mine:
-                resizes = mine.open_resizes()
-        with Store.open(f"sqlite:///{site}", settings.cluster, read_only=True) as store:
-            return _of(store, now, str(site), migrate.current(f"sqlite:///{site}"), slurm, problems, resizes)
-    except (StoreError, SchemaError) as error:
-        problems.append(str(error))
-    return Status(False, tuple(problems), now, settings.cluster, str(site), None, slurm)
+def _own_resizes(settings: Settings, folder: Path) -> list[ResizeRecord]:
+    own = folder / view_name(os.geteuid())
+    if not own.exists():
+        return []
+    with Store.open(f"sqlite:///{own}", settings.cluster, read_only=True) as mine:
+        return mine.open_resizes()
 
 
 def _slurm(settings: Settings, problems: list[str]) -> str:
@@ -120,23 +96,13 @@ def _slurm(settings: Settings, problems: list[str]) -> str:
         return ""
 
 
-def _of(
-    store: Store,
-    now: float,
-    place: str,
-    schema: str | None,
-    slurm: str,
-    problems: list[str],
-    open_resizes: Sequence[ResizeRecord],
-) -> Status:
+def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[ResizeRecord]) -> Status:
     leader, last = store.leader(), store.health()
-    resizes = tuple(
-        Resizing(r.job_id, ", ".join(filter(None, (changed(r), planned(r)))), r.state, r.started) for r in open_resizes
-    )
-    problems += _of_companion(now, leader, last)
-    problems += _of_site(store)
-    found = Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
-    return replace(found, strategies=store.strategies(), slow_nodes=tuple(slow_nodes_of(store, now).values()))
+    problems += [*_of_companion(found.now, leader, last), *_of_site(store)]
+    return replace(
+        found, healthy=not problems, problems=tuple(problems), leader=leader, last=last, resizes=tuple(resizes),
+        strategies=store.strategies(), slow_nodes=tuple(slow_nodes_of(store, found.now).values()),
+    )  # fmt: skip
 
 
 def _of_site(store: Store) -> list[str]:
@@ -208,8 +174,9 @@ def lines(status: Status, *, asked: bool) -> list[str]:
             f"{node.owners} owner{'s' * (node.owners != 1)} showed"
         )
     for resize in status.resizes:
+        change = ", ".join(filter(None, (changed(resize), planned(resize))))
         shown.append(
-            f"resize     job {resize.job_id} {resize.change}, {resize.state}, begun {_ago(status.now, resize.since)}"
+            f"resize     job {resize.job_id} {change}, {resize.state}, begun {_ago(status.now, resize.started)}"
         )
     if last is not None and last.error_time is not None:
         shown.append(f"last error {_ago(status.now, last.error_time)}: {last.error}")
@@ -226,9 +193,9 @@ def status(
     found = examine(settings_of(config), ask_slurm=slurm)
     if json:
         # Records are tuples, which JSON would show without their names.
-        records = {"leader": found.leader, "last": found.last}
-        named = {name: record._asdict() if record is not None else None for name, record in records.items()}
-        print_json({**asdict(found), **named})
+        leader, last = (one._asdict() if one is not None else None for one in (found.leader, found.last))
+        resizes = [record(RESIZE, ShownResize(one)) for one in found.resizes]
+        print_json({**vars(found), "leader": leader, "last": last, "resizes": resizes})
     else:
         for line in lines(found, asked=slurm):
             say(line, 2000)

@@ -22,7 +22,7 @@ from slurm_ones.cli.common import (
     say,
     settings_of,
     store_of_reader,
-)  # fmt: skip
+)
 from slurm_ones.config import ConfigError
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.text import plain

@@ -228,6 +228,7 @@ NODE: tuple[ShownColumn[ShownNode], ...] = (
 
 RESIZE: tuple[ShownColumn[ShownResize], ...] = (
     ShownColumn("id", attrgetter("resize.id"), "its number"),
+    ShownColumn("job_id", attrgetter("resize.job_id"), "Slurm's job id"),
     ShownColumn("started", attrgetter("resize.started"), "beginning, Unix seconds", "begun", clock, left=True),
     ShownColumn("ended", attrgetter("resize.ended"), "end, Unix seconds; null while it is open", "ended", clock),
     ShownColumn("change", lambda one: changed(one.resize), "what it changes", "change", left=True),

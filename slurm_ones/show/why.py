@@ -32,7 +32,7 @@ from slurm_ones.text import (
     starts,
     trains_on,
     troubles,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode

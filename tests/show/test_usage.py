@@ -25,7 +25,7 @@ from slurm_ones.show.usage import (
     gpus_over_time,
     of_job,
     of_jobs,
-)  # fmt: skip
+)
 from tests.cluster import paths
 from tests.db.make import job
 from tests.db.test_views import fill, fill_blocks
