@@ -16,8 +16,7 @@ import typer
 from slurm_ones.cli.common import command, say
 from slurm_ones.cli.report import report
 from slurm_ones.demo.jobs import HERE_JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, DemoJob
-from slurm_ones.demo.progress import samples_line
-from slurm_ones.demo.run import Demo, ended_by_signals, page_file, page_lacks, prepare, torch_version
+from slurm_ones.demo.run import Demo, ended_by_signals, page_file, page_lacks, prepare, samples_line, torch_version
 
 TAKES_S = 90
 """What a demo takes on two cores; measured, see the documentation."""

@@ -1,7 +1,8 @@
-"""One demo from its start to its end: what is started, watched, and ended again."""
+"""One demo from its start to its end: what is started, watched, said of its jobs, and ended again."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -16,13 +18,14 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ones_db import Store, migrate
-from slurm_ones.demo.jobs import CLUSTER, DemoJob, write_settings
+from ones_db import JobSummary, Store, migrate
+from slurm_ones.demo.jobs import CLUSTER, SIMULATED, DemoJob, write_settings
 from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
 from slurm_ones.demo.processes import Processes, clean_environment
-from slurm_ones.demo.progress import DemoProgress
 from slurm_ones.demo.remote import Served
+from slurm_ones.show.columns import gpus
 from slurm_ones.slurm.client import Refused
+from slurm_ones.text import plain, seconds
 
 LOOK_S = 0.1
 """Between two looks at processes and simulated jobs …"""
@@ -101,6 +104,96 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+SIMULATED_EVERY_S = 10.0
+"""Between two lines about the simulated jobs."""
+
+
+class DemoProgress:
+    """Looks into the job database, and says what is new there."""
+
+    def __init__(self, say: Callable[[float, str], None], began: float) -> None:
+        self._say, self._began = say, began
+        self._sizes: dict[int, int] = {}
+        """GPUs of each training, as last said."""
+        self._told: dict[int, int] = {}
+        """Memberships of each that were looked at."""
+        self._ended: set[int] = set()
+        self.states: dict[int, str] = {}
+        """Of each job, as last seen."""
+        self._next = SIMULATED_EVERY_S
+        self.grown = False
+        """A training has changed to more GPUs while it trained."""
+
+    def look(self, store: Store, submitted: Sequence[Submitted], now: float) -> list[JobSummary]:
+        """One look at `now`, Unix seconds; all jobs that the companion knows."""
+        jobs = store.job_summaries()
+        by_id = {job.job_id: job for job in jobs}
+        self.states = {job.job_id: job.state for job in jobs}
+        for one in submitted:
+            job = by_id.get(one.job_id)
+            if job is not None:
+                self._changes(store, job)
+        simulated = [job for job in jobs if job.user == SIMULATED]
+        if any(job.end_time is None for job in simulated) and now - self._began >= self._next:
+            self._next = now - self._began + SIMULATED_EVERY_S
+            self._say(now, f"simulated jobs: {_line(simulated)}")
+        return jobs
+
+    def _changes(self, store: Store, job: JobSummary) -> None:
+        name = plain(job.name, 40)
+        told = [record for record in reversed(store.memberships(job.job_id)) if record.report.world]
+        for record in told[self._told.get(job.job_id, 0) :]:
+            before, now = self._sizes.get(job.job_id, 0), record.report.world
+            if not before:
+                self._say(record.time, f"{name} trains on {now} GPU{'s' * (now > 1)}")
+            elif now != before:
+                self.grown = self.grown or now > before
+                word = "grew" if now > before else "shrank"
+                self._say(
+                    record.time,
+                    f"{name} {word} from {before} to {now} GPUs while it trained; "
+                    f"it stood still for {record.report.pause_s:.2f} s",
+                )
+            self._sizes[job.job_id] = now
+        self._told[job.job_id] = len(told)
+        if job.end_time is not None and job.job_id not in self._ended:
+            self._ended.add(job.job_id)
+            accuracy = f", accuracy {job.accuracy:.3f}" if job.accuracy is not None else ""
+            self._say(
+                job.end_time, f"{name} has ended: {job.state} {seconds(job.jct_s)} after its submission{accuracy}"
+            )
+
+
+def _line(jobs: Sequence[JobSummary]) -> str:
+    running = [f"{plain(job.name, 40)} on {gpus(job)}" for job in jobs if job.running and job.end_time is None]
+    waiting = sum(not job.running and job.end_time is None for job in jobs)
+    ended = sum(job.end_time is not None for job in jobs)
+    return "; ".join([*running, f"{waiting} wait, {ended} have ended"])
+
+
+def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
+    """Whether the training used each sample of each epoch exactly once, by what each of its ranks wrote down, and a
+    sentence about it."""
+    used: Counter[tuple[int, int]] = Counter()
+    for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
+        for text in path.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            used.update((line["epoch"], sample) for sample in line.get("samples", ()))
+    wanted = one.job.epochs * one.job.samples
+    known = {(epoch, sample) for epoch in range(one.job.epochs) for sample in range(one.job.samples)}
+    missing, twice = len(known - used.keys()), sum(count > 1 for count in used.values())
+    strange = len(used.keys() - known)
+    if not (missing or twice or strange):
+        return (
+            True,
+            f"{one.job.name}: each of {one.job.samples} samples was used once in each of {one.job.epochs} epochs",
+        )
+    return False, (
+        f"{one.job.name}: of {wanted} samples over all epochs {missing} were not used, and {twice + strange} more than "
+        "once; after a crash a training begins again at its last checkpoint"
+    )
+
+
 class Demo:
     """A running demo; a context, at whose end nothing of it is left but its folder."""
 
@@ -161,7 +254,7 @@ class Demo:
             # Opened anew each time: at first it knows of no cluster.
             with Store.open(self.url, CLUSTER, read_only=True) as store:
                 jobs = self.progress.look(store, self.submitted, time.time())
-            self.slurm.grown = bool(self.progress.grown)
+            self.slurm.grown = self.progress.grown
             if not self.slurm.over:
                 continue
             over_since = over_since or time.monotonic()

@@ -25,9 +25,8 @@ from slurm_ones.demo import local_slurm, remote
 from slurm_ones.demo.jobs import DemoJob
 from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
 from slurm_ones.demo.processes import Processes, clean_environment
-from slurm_ones.demo.progress import samples_line
 from slurm_ones.demo.remote import RemoteClient, Served
-from slurm_ones.demo.run import address_in
+from slurm_ones.demo.run import address_in, samples_line
 from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
 from slurm_ones.slurm.model import Task
 from tests.slurm.simulated import SimulatedSite
