@@ -176,7 +176,7 @@ def test_why_tells_what_was_weighed(empty_url: str) -> None:
         store.add_decision(DecisionRecord(1.0, "ones", "act", 0.1, jobs=(one,)))
     (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]
     assert decided["alternatives"][0] == {"shape": "1x4", "batch": 256, "worth": 3.5}
-    assert "weighed: 1x4, batch 256 (worth 3.5); waiting (worth 0.25)" in call("why", "7", "--database", url).stdout
+    assert "weighed: 1x4/256 (3.5), waiting (0.25)" in call("why", "7", "--database", url).stdout
 
 
 def test_slow_nodes_are_named(empty_url: str, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def _measured(reader: Reader, cluster: str, job: JobUsage) -> Usage:
     )
 
 
-def _names(kind: type) -> str:
+def _names(kind: type[Any]) -> str:
     return ", ".join(field.name for field in fields(kind))
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ones_db import AlternativeRecord, JobSummary, RunRecord, Store
+from ones_db import JobSummary, RunRecord, Store
 from ones_db.reasons import reason
 from ones_db.rows import flat
 from slurm_ones.jobs.optin import BadComment, parse_comment
@@ -137,16 +137,11 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
         head = f"{clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
         yield f"  {head}: {gets}{safe(str(one.given.reason), 500)}{outcome}"
         if one.given.alternatives:
-            yield f"      weighed: {'; '.join(map(_weighed, one.given.alternatives))}"
+            yield f"      weighed: {DECIDES['alternatives'].text(one)}"
     if not found:
         yield "  Nothing was decided for it yet."
     for resize in resizes_of(store, job):
         yield from _resize(resize)
-
-
-def _weighed(one: AlternativeRecord) -> str:
-    size = f"{one.shape}, batch {one.batch}" if one.shape.nodes else "waiting"
-    return f"{size} (worth {one.worth:.4g})"
 
 
 def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
