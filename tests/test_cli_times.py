@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_ones.cli.times import length, moment
+from slurm_ones.cli.common import length, moment
 from slurm_ones.simulate import BadInput
 
 NOW = 1_800_000_000.0

@@ -1,11 +1,13 @@
-"""What all commands share: settings, store, client, and how errors end."""
+"""What all commands share: settings, store, output, how errors end, and one grammar of times."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import getpass
 import inspect
 import json
+import math
 import os
 import re
 import sys
@@ -24,12 +26,9 @@ from ones_db import ActionRecord, SchemaError, Store, StoreError
 from ones_db.engine import backend_of, names_password
 from ones_db.query import Reader
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
-from slurm_ones.show.columns import CODES
 from slurm_ones.show.live import NotSeenYet
-from slurm_ones.show.table import JobFilter
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import JobState
 from slurm_ones.text import plain
 
 P = ParamSpec("P")
@@ -232,36 +231,50 @@ def record_action(store: Store, action: str, detail: str = "") -> None:
     store.add_action(ActionRecord(time.time(), person(), action, detail))
 
 
-MeOption = Annotated[bool, typer.Option("--me", help="One's own jobs alone.")]
-UsersOption = Annotated[str, typer.Option("--user", "-u", help="Jobs of these users: names, separated by commas.")]
-PartitionsOption = Annotated[str, typer.Option("--partition", "-p", help="Jobs in these partitions.")]
-AccountsOption = Annotated[str, typer.Option("--account", "-A", help="Jobs that are charged to these accounts.")]
-StatesOption = Annotated[
-    str, typer.Option("--states", "-t", help="Jobs in these states, such as PD,R or COMPLETED; all: every one.")
-]
-JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, separated by commas.")]
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_LENGTH = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", re.ASCII)
+_SECONDS = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+TIMES = "a date, a date and time, how long ago (7d, 36h), or Unix seconds"
 
 
-def selected(
-    *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
-) -> JobFilter:
-    """By the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
-    users = _words(user) | ({getpass.getuser()} if me else frozenset())
-    return JobFilter(
-        users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
-    )
+def length(text: str, what: str = "") -> float:
+    """Seconds of a length of time such as 36h, 7d or 2w. Raises `BadInput`, which begins with `what`."""
+    found = _LENGTH.fullmatch(text.strip())
+    if found is None:
+        raise _bad(text, what, "is no length of time: write a number and s, m, h, d or w, such as 7d")
+    return float(found[1]) * UNITS[found[2]]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(word for part in text.split(",") if (word := part.strip()))
+def moment(text: str, what: str = "", now: float | None = None) -> float:
+    """Unix seconds of a date such as 2026-11-22 or 2026-11-22T18:00 (local time, unless it names a zone), of a length
+    of time before `now`, or of a number of seconds. Raises `BadInput`, which begins with `what`."""
+    word = text.strip()
+    if _LENGTH.fullmatch(word):
+        return (time.time() if now is None else now) - length(word)
+    if _SECONDS.fullmatch(word):
+        return float(word)
+    try:
+        # Before 3.11 Python does not know Z.
+        found = datetime.datetime.fromisoformat(re.sub("Z$", "+00:00", word)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise _bad(
+            text,
+            what,
+            "is no time: write a date such as 2026-11-22 or 2026-11-22T18:00, how long ago such as 7d, or Unix seconds",
+        )
+    return found
 
 
-def _states(text: str) -> frozenset[str]:
-    words = frozenset(word.upper() for word in _words(text))
-    if "ALL" in words:
-        return frozenset()
-    names = frozenset(CODES.get(word, word) for word in words)
-    known = {state.value for state in JobState}
-    for name in sorted(names - known):
-        raise typer.BadParameter(f"{plain(name, 40)!r} is no state of a job: {', '.join(CODES)} or their long names")
-    return names
+def span(since: str, until: str) -> tuple[float, float]:
+    """Beginning and end of a span of the past, which ends now unless `until` is given. Raises `BadInput`."""
+    now = time.time()
+    began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
+    if not 0 <= began < ended <= now:
+        raise BadInput(f"--since: {since} is not before {until or 'now'}, or that is not in the past")
+    return began, ended
+
+
+def _bad(text: str, what: str, why: str) -> BadInput:
+    return BadInput(f"{what}: {plain(text, 40)!r} {why}" if what else f"{plain(text, 40)!r} {why}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ones_db import Imported, Store, migrate
 from slurm_ones.cli.common import (
+    UNITS,
     ConfigOption,
     DatabaseOption,
     JsonOption,
@@ -24,9 +24,9 @@ from slurm_ones.cli.common import (
     record_action,
     say,
     settings_of,
+    span,
 )
-from slurm_ones.cli.times import UNITS, moment
-from slurm_ones.config import ConfigError, Settings
+from slurm_ones.config import Settings
 from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.learn.workload import PastWorkload, workload
 from slurm_ones.slurm.command import CommandClient
@@ -120,10 +120,7 @@ def sacct(
     Takes every user's jobs that have ended, as far as you may see them. May be repeated: what is known stays, and jobs
     that the companion has seen are left as they are. Rows that cannot be believed are named, and the rest stored.
     """
-    settings, now = settings_of(config, database), time.time()
-    began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
-    if not 0 <= began < ended <= now:
-        raise ConfigError(f"--since: {since} is not before {until or 'now'}, or that is not in the past")
+    settings, (began, ended) = settings_of(config, database), span(since, until)
     own = "" if cluster else CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
     source = Sacct(cluster or own)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())

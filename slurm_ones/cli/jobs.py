@@ -12,35 +12,62 @@ import typer
 
 from ones_db import Store, StoreError
 from slurm_ones.cli.common import (
-    AccountsOption,
     ConfigOption,
     DatabaseOption,
-    JobsOption,
     JsonOption,
-    MeOption,
-    PartitionsOption,
-    StatesOption,
-    UsersOption,
     command,
     complain,
     console,
     is_view,
     job_number,
     print_json,
-    selected,
     settings_of,
     store_of_reader,
 )
 from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import BadComment, parse_comment
-from slurm_ones.show.columns import JOB, JOBS, TOP, ShownJob, record
+from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, counted, read_live
-from slurm_ones.show.table import BY_WORD, JobOrder, as_json, lines, measured, notes
+from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes
 from slurm_ones.show.why import explain, told
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.text import plain
+
+MeOption = Annotated[bool, typer.Option("--me", help="One's own jobs alone.")]
+UsersOption = Annotated[str, typer.Option("--user", "-u", help="Jobs of these users: names, separated by commas.")]
+PartitionsOption = Annotated[str, typer.Option("--partition", "-p", help="Jobs in these partitions.")]
+AccountsOption = Annotated[str, typer.Option("--account", "-A", help="Jobs that are charged to these accounts.")]
+StatesOption = Annotated[
+    str, typer.Option("--states", "-t", help="Jobs in these states, such as PD,R or COMPLETED; all: every one.")
+]
+JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, separated by commas.")]
+
+
+def selected(
+    *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
+) -> JobFilter:
+    """By the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
+    users = _words(user) | ({getpass.getuser()} if me else frozenset())
+    return JobFilter(
+        users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
+    )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word for part in text.split(",") if (word := part.strip()))
+
+
+def _states(text: str) -> frozenset[str]:
+    words = frozenset(word.upper() for word in _words(text))
+    if "ALL" in words:
+        return frozenset()
+    names = frozenset(CODES.get(word, word) for word in words)
+    known = {state.value for state in JobState}
+    for name in sorted(names - known):
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no state of a job: {', '.join(CODES)} or their long names")
+    return names
 
 
 @command

@@ -20,8 +20,7 @@ from rich.table import Table
 
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
-from slurm_ones.cli.times import moment
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, moment, settings_of
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000

@@ -10,6 +10,7 @@ import typer
 
 from ones_db import StoreError
 from slurm_ones.cli.common import (
+    TIMES,
     ConfigOption,
     DatabaseOption,
     JsonOption,
@@ -17,6 +18,7 @@ from slurm_ones.cli.common import (
     command,
     is_view,
     job_number,
+    moment,
     print_json,
     reader_of,
     say,
@@ -24,7 +26,6 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.cli.jobs import unknown_job
-from slurm_ones.cli.times import HELP, moment
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_usage
 
 
@@ -34,7 +35,7 @@ def report(
         int | None, typer.Argument(help="Job id (default: all jobs of a user or a span).", parser=job_number)
     ] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
-    since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {HELP}.")] = "",
+    since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {TIMES}.")] = "",
     until: Annotated[str, typer.Option(help="Jobs that were submitted before then.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write a page to this file as well: one file, no network.")] = None,
     config: ConfigOption = None,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
-from slurm_ones.cli.common import check_outputs, command, console, errors
+from slurm_ones.cli.common import check_outputs, command, console, errors, span
 from slurm_ones.cli.simulate import end, parse_cluster, print_table
 from slurm_ones.cli.simulate_progress import say, shown
-from slurm_ones.cli.times import moment
-from slurm_ones.config import ConfigError
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain, seconds
 
@@ -136,11 +133,7 @@ def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
         if since or until:
             raise BadInput(f"--since and --until: sacct is asked for them; {path} is read whole")
         return read_trace(path, partition)
-    since = since or SINCE
-    now = time.time()
-    began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
-    if not 0 <= began < ended <= now:
-        raise ConfigError(f"--since: {since} is not before {until or 'now'}, or that is not in the past")
+    began, ended = span(since or SINCE, until)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=errors, transient=True) as bar:
         task = bar.add_task("accounting", total=1.0)
         return read_sacct(
