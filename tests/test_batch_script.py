@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.cli.batch_script import Weight, comment_findings, examine, read_script
+from slurm_ones.cli.check import Weight, comment_findings, examine, read_script
 from slurm_ones.cli.template import templates
 from tests.test_cli import call
 

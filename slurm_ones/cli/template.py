@@ -1,17 +1,188 @@
-"""`slurm-ones template`: batch scripts and service files to start from: the package's files, and scripts for sites."""
+"""`slurm-ones template`: batch scripts and service files to start from: the package's files, and scripts for sites.
+
+docs/sites.md has the public page, read in November 2026, that says of each site what differs there. Nothing here was
+tried at these sites.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from slurm_ones.cli.check import PLACEHOLDER
 from slurm_ones.cli.common import command, say
-from slurm_ones.cli.sites import SITES, Wishes, batch_script
+from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate import BadInput
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """What differs between sites in a batch script."""
+
+    title: str
+    partition: str | None
+    """The default; None if Slurm's own default will do."""
+    gpus_per_node: int
+    asks: Literal["gres", "gpus-per-node", "whole nodes"]
+    """How GPUs are asked for; `whole nodes`: Slurm knows of none."""
+    whole_nodes: bool = True
+    """A job gets and pays whole nodes."""
+    arrays: bool = True
+    time: str = "24:00:00"
+    directives: tuple[str, ...] = ()
+    """Further options of sbatch."""
+    scratch: str = ""
+    """What becomes of files on $SCRATCH; empty if we know of none."""
+    account: bool = True
+    """The script names an account: all but the generic one."""
+
+
+_TACC_PURGE = "Files not accessed for ten days may be deleted."
+
+SITES: dict[str, SiteRecord] = {
+    "gres": SiteRecord(
+        "a site where Slurm knows the GPUs (GRES)", None, 1, "gres", whole_nodes=False,
+        directives=("--cpus-per-gpu=4",), account=False,
+    ),
+    "frontera": SiteRecord("Frontera (TACC)", "rtx", 4, "whole nodes", arrays=False, scratch=_TACC_PURGE),
+    "lonestar6": SiteRecord("Lonestar6 (TACC)", "gpu-a100", 3, "whole nodes", scratch=_TACC_PURGE),
+    "vista": SiteRecord("Vista (TACC)", "gh", 1, "whole nodes", scratch=_TACC_PURGE),
+    "perlmutter": SiteRecord(
+        "Perlmutter (NERSC)", None, 4, "gpus-per-node", time="12:00:00",
+        directives=("--constraint=gpu", "--qos=regular", "--cpus-per-gpu=16"),
+        scratch="Files that were not accessed for 8 weeks may be deleted.",
+    ),
+    "delta": SiteRecord(
+        "Delta (NCSA)", "gpuA100x4", 4, "gpus-per-node", whole_nodes=False,
+        directives=("--cpus-per-gpu=16", "--mem-per-gpu=58G"),
+        scratch="What is deleted when was not found: check with NCSA's help.",
+    ),
+}  # fmt: skip
+"""By the name that `slurm-ones template` takes."""
+
+BLOCKS = 8
+"""Tasks of an array of blocks."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Values that the user fills in; empty if left open."""
+
+    account: str = ""
+    partition: str = ""
+    gpus: str = ""
+    batch: str = ""
+    time: str = ""
+
+    @property
+    def any(self) -> bool:
+        return self != Wishes()
+
+
+ENVIRONMENT = (
+    "# Where sbatch does not pass on the environment that you train in, make it here:",
+    "# module load …; source …/bin/activate",
+    '# In a container: export ONES_CONTAINER="apptainer exec --nv image.sif"',
+    "",
+)
+
+
+def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
+    """The script. Raises `BadInput` for a word that a `#SBATCH` line or the job's comment cannot hold."""
+    for word in (wishes.account, wishes.partition, wishes.time):
+        if not all(char.isalnum() or char in "-_.:," for char in word):
+            raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
+    comment = _comment(site, wishes)
+    lines = ["#!/bin/bash", *_about(name, site), "#SBATCH --job-name=elastic", *_directives(site, wishes)]
+    lines += [f'#SBATCH --comment="{comment}"', "set -euo pipefail", "", *_places(site), *ENVIRONMENT]
+    if site.asks == "whole nodes":
+        lines += [
+            "# GPUs of one node, of which Slurm knows none here.",
+            f'export ONES_GPUS_PER_NODE="${{ONES_GPUS_PER_NODE:-{site.gpus_per_node}}}"',
+            "",
+        ]
+    if site.arrays:
+        lines.append("# Each block runs this script: nothing may stand here that must run once for the job.")
+    if site.asks == "whole nodes":
+        launch = "ones-run --blocks" if site.arrays else "ones-run"
+        lines.append(f'# Where srun is not allowed: {launch} --launcher ibrun "$@"')
+    lines.append('exec ones-run --blocks "$@"' if site.arrays else 'exec ones-run "$@"')
+    return "\n".join(lines) + "\n"
+
+
+def _comment(site: SiteRecord, wishes: Wishes) -> str:
+    gpus, batch = wishes.gpus or "1-16", wishes.batch or "32-1024"
+    try:
+        given = parse_comment(f"ones: gpus={gpus} batch={batch}")
+    except BadComment as error:
+        raise BadInput(str(error)) from None
+    assert given is not None and given.gpus is not None
+    size = f"gpus={gpus}"
+    if site.whole_nodes:
+        low = -(-given.gpus[0] // site.gpus_per_node)
+        size = f"nodes={low}-{max(low, given.gpus[1] // site.gpus_per_node)}"
+    return f"ones: {size} batch={batch}" + (" array=blocks" if site.arrays else "")
+
+
+def _about(name: str, site: SiteRecord) -> list[str]:
+    lines = [f"# Elastic data-parallel training at {site.title}.", "#"]
+    lines.append(f"#   sbatch {name}.sbatch train.py --epochs 90")
+    if site.account:
+        lines += [
+            "#",
+            '# What is known of this site, from where, and what is not: the page "Your site". Not tried there.',
+        ]
+    if site.arrays:
+        lines += [
+            "#",
+            "# One job, submitted as a job array: its tasks are blocks, which slurm-ones has join and leave while the",
+            "# job trains. Task 0 trains at once. scancel of the array ends all of it. Without slurm-ones one block",
+            "# trains at a time.",
+        ]
+    lines += ["#", "# Do not add --ntasks…: Slurm does not let you change task counts. One rank is started per GPU."]
+    return lines
+
+
+def _directives(site: SiteRecord, wishes: Wishes) -> list[str]:
+    first = site.gpus_per_node if site.whole_nodes else 1
+    asked = {"gres": [f"--gres=gpu:{first}"], "gpus-per-node": [f"--gpus-per-node={first}"], "whole nodes": []}
+    output = "%x-%A_%a.out" if site.arrays else "%x-%j.out"
+    options = []
+    if site.account or wishes.account:
+        options.append(f"--account={wishes.account or PLACEHOLDER}")
+    if partition := wishes.partition or site.partition:
+        options.append(f"--partition={partition}")
+    if site.arrays:
+        # %1 keeps Slurm from starting all of them at once.
+        options.append(f"--array=0-{BLOCKS - 1}%1")
+    options += ["--nodes=1", *asked[site.asks], *site.directives, f"--time={wishes.time or site.time}"]
+    lines = [f"#SBATCH {option}" for option in (*options, "--requeue", "--open-mode=append")]
+    return [
+        *lines,
+        "# 120 s before the time limit a checkpoint is written, and the job is requeued to go on from it.",
+        "#SBATCH --signal=B:USR2@120",
+        f"#SBATCH --output={output}",
+    ]
+
+
+def _places(site: SiteRecord) -> list[str]:
+    lines = [
+        "# Reports, orders and checkpoints lie in ones-<the job's id> where you submit, which all nodes must share."
+    ]
+    if not site.scratch:
+        return [*lines, '# To have them elsewhere: export ONES_JOB_ROOT="$SCRATCH/ones"', ""]
+    return [
+        f"# Reports, orders and checkpoints lie on $SCRATCH. {site.scratch}",
+        "# So copy the last checkpoint away when the training is over.",
+        'export ONES_JOB_ROOT="${ONES_JOB_ROOT:-${SCRATCH:-$PWD}/ones}"',
+        "",
+    ]
+
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
 """Where the package keeps them: users' batch scripts, what systemd needs, and what Prometheus and Grafana need."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_ones.cli.batch_script import examine
+from slurm_ones.cli.check import examine
 from slurm_ones.jobs.optin import BadComment, near_miss, parse_comment
 from slurm_ones.plugin.build import source
 from tests.plugin.lua import Lua, NoLua, literal

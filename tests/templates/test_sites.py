@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.cli.batch_script import examine
-from slurm_ones.cli.sites import SITES, Wishes, batch_script
+from slurm_ones.cli.check import examine
+from slurm_ones.cli.template import SITES, Wishes, batch_script
 from slurm_ones.jobs.elastic import arrays, block_job, elastic_job
 from slurm_ones.simulate import BadInput
 from tests.cluster import Cluster, paths, sites
