@@ -41,11 +41,16 @@ SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as
 
 def gpus_of(size: str) -> int:
     """GPUs of a size that a person wrote; raises `BadInput`."""
+    nodes, gpus = shape_of(size)
+    return (nodes or 1) * gpus
+
+
+def shape_of(size: str) -> tuple[int, int]:
+    """Nodes and GPUs of each of a size that a person wrote; no nodes if it names GPUs alone. Raises `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
-    gpus = int(match[1] or 1) * int(match[2]) if match else 0
-    if not 1 <= gpus <= MAX_GPUS:
+    if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
-    return gpus
+    return int(match[1] or 0), int(match[2])
 
 
 def look(client: CommandClient, job_id: int) -> Job:
@@ -215,11 +220,8 @@ def estimate(
     now = look(client, job_id)
     opted_in(now)
     each = now.gpus_per_node or 1
-    shapes = []
-    for size in sizes:
-        gpus = gpus_of(size)
-        nodes, _, per_node = size.partition("x")
-        shapes.append((int(nodes), int(per_node)) if per_node else (max(-(-gpus // each), 1), min(gpus, each)))
+    asked = map(shape_of, sizes)
+    shapes = [(nodes, gpus) if nodes else (-(-gpus // each), min(gpus, each)) for nodes, gpus in asked]
     found = waits(client, now, shapes)
     if as_json:
         print_json({"job": job_id, "gpus": size_of(now), "sizes": [asdict(one) for one in found]})
