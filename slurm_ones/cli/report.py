@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,11 +84,6 @@ def _counted(told: dict[int, list[str]]) -> list[str]:
 
 
 def _plain(one: Usage) -> dict[str, Any]:
-    return {
-        "job": vars(one.job),
-        "measured": [vars(size) for size in one.measured],
-        "resized": [vars(resize) for resize in one.resized],
-        "gpus_over_time": [vars(stretch) for stretch in one.stretches],
-        "predicted_jct_s": one.predicted_jct_s,
-        "time": time.time(),
-    }
+    found = asdict(one) | {"time": time.time()}
+    found["gpus_over_time"] = found.pop("stretches")
+    return found
