@@ -16,11 +16,13 @@ from ones_db.retention import Ages, Done
 from ones_db.retention import maintain as maintain_rows
 from ones_db.user_files import export_user, export_users
 from slurm_ones.cli.common import (
+    UNITS,
     ConfigOption,
     DatabaseOption,
     command,
     console,
     errors,
+    length,
     person,
     reading_store,
     record_action,
@@ -28,7 +30,6 @@ from slurm_ones.cli.common import (
     without_password,
 )
 from slurm_ones.cli.query import query
-from slurm_ones.cli.times import UNITS, length
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.text import plain
 
