@@ -53,9 +53,10 @@ class OtherCompanion:
         """Number of the other companion's newest order to the job; 0 for none."""
         spools = self._spools(job) if self._own_uid is not None else []
         numbers = [_number(spool, spool_name(job.job_id), None) for spool in spools]
-        with suppress(FileNotFoundError, NotBelieved):
-            writer = job.uid if self._own_uid is None else 0
-            numbers.append(_number(job_directory(job), ORDERS, writer, job.uid))
+        writer = job.uid if self._own_uid is None else 0
+        if writer != os.geteuid():
+            with suppress(FileNotFoundError, NotBelieved):
+                numbers.append(_number(job_directory(job), ORDERS, writer, job.uid))
         return max(numbers, default=0)
 
     def _spools(self, job: Job) -> list[Path]:
