@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import marshal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from sqlalchemy import Connection, Engine, Table, UniqueConstraint, delete, func
 from sqlalchemy.types import TypeDecorator
 
 from ones_db import migrate
-from ones_db.backend import Mode, SchemaError, StoreError
+from ones_db.backend import StoreError
 from ones_db.engine import (
     UNFINISHED,
     add_or_replace,
@@ -25,6 +24,7 @@ from ones_db.engine import (
     backend_behind,
     backend_of,
     check_revision,
+    opened,
     revision_of,
     transaction,
 )
@@ -91,11 +91,11 @@ def copy(
     if backend_of(source).place == backend_of(target).place:
         raise StoreError(f"{backend_of(source).place}: source and target are the same database")
     tables = METADATA.sorted_tables  # parents before their children
-    with _opened(source, "read") as old, transaction(old) as reading:
+    with opened(source) as old, transaction(old) as reading:
         check_revision(reading)
         if not backend_of(target).exists() or _revision(target) is None:
             migrate.upgrade(target)
-        with _opened(target, "write") as new:
+        with opened(target, "write") as new:
             with transaction(new) as looking:
                 check_revision(looking, unfinished=True)
                 differ = [_compared("compared", table, reading, looking, progress, page).differ for table in tables]
@@ -116,20 +116,8 @@ def copy(
     ]
 
 
-@contextmanager
-def _opened(url: str, mode: Mode) -> Iterator[Engine]:
-    backend = backend_of(url)
-    if mode == "read" and not backend.exists():
-        raise SchemaError(f"{backend.place}: no such database")
-    engine = backend.engine(mode)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
 def _revision(url: str) -> str | None:
-    with _opened(url, "read") as engine, transaction(engine) as connection:
+    with opened(url) as engine, transaction(engine) as connection:
         return revision_of(connection, unfinished=True)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, Table, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from ones_db.backend import TOO_LARGE, UPGRADE, Backend, NotLeader, SchemaError, StoreError
+from ones_db.backend import TOO_LARGE, UPGRADE, Backend, Mode, NotLeader, SchemaError, StoreError
 from ones_db.postgres import PostgreSQL
 from ones_db.sqlite import SQLite
 from ones_db.tables import LEADERS, SCHEMA_REVISION
@@ -50,6 +50,19 @@ def names_password(url: str) -> bool:
 def backend_behind(source: Engine | Connection) -> Backend:
     """The database behind an engine that a backend made, or behind one of its connections."""
     return cast(Backend, source.get_execution_options()["ones_backend"])
+
+
+@contextmanager
+def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
+    """Connections for the block alone. Raises `SchemaError` if there is no database to be read."""
+    backend = backend_of(url)
+    if mode == "read" and not backend.exists():
+        raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
+    engine = backend.engine(mode)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 @contextmanager

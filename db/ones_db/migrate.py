@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from ones_db.backend import SchemaError, StoreError
-from ones_db.engine import backend_of, revision_of, transaction
+from ones_db.engine import backend_of, opened, revision_of, transaction
 from ones_db.tables import METADATA, SCHEMA_REVISION
 
 if TYPE_CHECKING:
@@ -33,15 +33,10 @@ def head() -> str:
 
 def current(url: str) -> str | None:
     """The schema of a database, None if there is none yet."""
-    backend = backend_of(url)
-    if not backend.exists():
+    if not backend_of(url).exists():
         return None
-    engine = backend.engine("read")
-    try:
-        with transaction(engine) as connection:
-            return revision_of(connection)
-    finally:
-        engine.dispose()
+    with opened(url) as engine, transaction(engine) as connection:
+        return revision_of(connection)
 
 
 def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | None, str]:
@@ -71,20 +66,16 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
     kept = None if before is None else backend.back_up(before)
     if kept is not None:
         logger.info("%s: copied to %s before the upgrade", backend.place, kept)
-    engine = backend.engine("upgrade")
-    try:
-        with transaction(engine, write=True) as connection:
-            if revision_of(connection) is None:
-                METADATA.create_all(connection)
-                _alembic().command.stamp(_config(connection, step), "head")
-            else:
-                _alembic().command.upgrade(_config(connection, step), "head")
-            broken = backend.orphans(connection)
-            if broken:
-                raise StoreError(f"{backend.place}: the upgrade would leave rows without their parents: {broken[:3]}")
-            after = revision_of(connection)
-    finally:
-        engine.dispose()
+    with opened(url, "upgrade") as engine, transaction(engine, write=True) as connection:
+        if revision_of(connection) is None:
+            METADATA.create_all(connection)
+            _alembic().command.stamp(_config(connection, step), "head")
+        else:
+            _alembic().command.upgrade(_config(connection, step), "head")
+        broken = backend.orphans(connection)
+        if broken:
+            raise StoreError(f"{backend.place}: the upgrade would leave rows without their parents: {broken[:3]}")
+        after = revision_of(connection)
     assert after is not None
     logger.info("%s: schema %s, was %s", backend.place, after, before or "none")
     return before, after

@@ -25,8 +25,8 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, bindparam, func
 from sqlalchemy.engine import make_url
 
 from ones_db import migrate
-from ones_db.backend import SchemaError, StoreError
-from ones_db.engine import add_rows, backend_of, check_revision, transaction
+from ones_db.backend import StoreError
+from ones_db.engine import add_rows, backend_of, check_revision, opened, transaction
 from ones_db.jobs import newest, observed
 from ones_db.tables import (
     ACTIONS,
@@ -92,16 +92,9 @@ def export_users(url: str, directory: Path, by: str) -> list[Exported]:
 
 @contextmanager
 def _reading(url: str) -> Iterator[Connection]:
-    backend = backend_of(url)
-    if not backend.exists():
-        raise SchemaError(f"{backend.place}: no such database")
-    engine = backend.engine("read")
-    try:
-        with transaction(engine) as connection:
-            check_revision(connection)
-            yield connection
-    finally:
-        engine.dispose()
+    with opened(url) as engine, transaction(engine) as connection:
+        check_revision(connection)
+        yield connection
 
 
 def _export(connection: Connection, user: str, path: Path, by: str) -> Exported:
@@ -148,25 +141,14 @@ def _check(path: Path) -> None:
 def _fill(source: Connection, user: str, path: Path, by: str) -> None:
     url = f"sqlite:///{path}"
     migrate.upgrade(url)
-    engine = backend_of(url).engine("write")
-    try:
-        with transaction(engine, write=True) as target:
-            for table, rows in _rows(user):
-                found = source.execution_options(stream_results=True, yield_per=ROWS).execute(rows)
-                for page in found.partitions(ROWS):
-                    add_rows(target, table, [tuple(row) for row in page])
-            said = {"time": time.time(), "user_name": by, "action": "db export", "detail": f"of {user}'s jobs alone"}
-            for number, cluster in enumerate(target.scalars(select(CLUSTERS.c.id)).all()):
-                target.execute(
-                    ACTIONS.insert(),
-                    {
-                        "id": number + 1,
-                        "cluster_id": cluster,
-                        **said,
-                    },
-                )
-    finally:
-        engine.dispose()
+    with opened(url, "write") as engine, transaction(engine, write=True) as target:
+        for table, rows in _rows(user):
+            found = source.execution_options(stream_results=True, yield_per=ROWS).execute(rows)
+            for page in found.partitions(ROWS):
+                add_rows(target, table, [tuple(row) for row in page])
+        said = {"time": time.time(), "user_name": by, "action": "db export", "detail": f"of {user}'s jobs alone"}
+        for number, cluster in enumerate(target.scalars(select(CLUSTERS.c.id)).all(), 1):
+            target.execute(ACTIONS.insert(), {"id": number, "cluster_id": cluster, **said})
 
 
 def _finish(path: Path, user: str) -> bool:
