@@ -196,7 +196,7 @@ def test_fronts_are_those_of_the_definition(points: list[tuple[int, int]]) -> No
 
 def test_a_job_explores_by_doubling() -> None:
     """Alone on 16 GPUs a job that scales well starts on one and at most doubles each time."""
-    policy, alone, sizes = Pollux(), job(1, submitted=-9000.0), []
+    policy, alone, sizes = Pollux(PolluxOptions(population=20, generations=30)), job(1, submitted=-9000.0), []
     for _ in range(6):
         view = cluster(16, 1)
         got = policy.decide(view, [alone], 0.0, seeded()).allocations[1].shape.gpus
