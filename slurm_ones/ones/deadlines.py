@@ -166,7 +166,6 @@ def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[
 
 
 def _hurried(curve: SpeedCurve) -> SpeedCurve:
-    """The same with some time in reserve."""
     reserve = reserve_s(curve.due_s, float(curve.pause_s.max(initial=0.0)))
     return replace(curve, due_s=max(curve.due_s - reserve, 0.0))
 
@@ -241,7 +240,6 @@ def _timeline(
 
 
 def _asked(jobs: Sequence[JobView], due: Sequence[int], known: Bools | None) -> list[int]:
-    """Jobs to be considered for a promise, in order."""
     open_ = [j for j in due if not jobs[j].promised and (known is None or known[j])]
     return sorted(open_, key=lambda j: (jobs[j].promised is not None, jobs[j].submitted, jobs[j].job_id))[:ASKED]
 

@@ -388,7 +388,6 @@ class ByKind:
 
 
 def _slowest(job: JobView, kinds: Sequence[str]) -> str:
-    """Of the kinds that the job has GPUs of the one which sets its pace."""
     if len(kinds) < 2 or not job.on or job.shape is None:
         return kinds[0]
     at = np.array([job.shape.nodes]), np.array([job.shape.gpus]), np.array([job.batch])

@@ -100,7 +100,6 @@ def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
 
 
 def _kept(job: JobView) -> tuple[object, ...]:
-    """What of a job must be the same."""
     return (
         *(job.job_id, job.requested, job.shape, job.nodes, job.batch, job.limits, job.smaller, _lasting(job.fixed)),
         *(job.resizes, job.resize_s, job.shrink_s, job.prepare_s, job.deadline, job.promised, job.on),
@@ -108,5 +107,4 @@ def _kept(job: JobView) -> tuple[object, ...]:
 
 
 def _lasting(why: Reason | None) -> object:
-    """The reason without what changes by itself."""
     return why and (why.code, [(name, value) for name, value in why.arguments if name not in PASSING])

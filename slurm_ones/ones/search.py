@@ -244,7 +244,6 @@ class Search:
         return found
 
     def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
-        """Progress still to come, in samples of the base batch."""
         epochs = within(job.progress.beta, 0.01, LARGEST)
         if not self.options.expect:
             alpha = within(job.progress.alpha, 0.01, LARGEST)

@@ -270,7 +270,6 @@ def _known(cluster: ClusterView) -> bool:
 
 
 def _next(there: Bools) -> int | None:
-    """The first place that is true."""
     found = np.flatnonzero(there)
     return int(found[0]) if len(found) else None
 

@@ -164,7 +164,6 @@ def build_schedule(
 
 
 def _cannot_grow(job: JobView, counts: Mapping[int, int], shapes: Mapping[int, Shape]) -> bool:
-    """It runs, was to grow, and would lose GPUs instead."""
     if job.shape is None or counts.get(job.job_id, 0) <= job.shape.gpus:
         return False
     got = shapes.get(job.job_id)

@@ -40,7 +40,6 @@ def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str 
 
 
 def _useful(job: JobView, shape: Shape, batch: int) -> float:
-    """Useful samples/s: throughput times statistical efficiency."""
     # No GPU takes more than this: the job lowers such a batch by itself.
     batches = np.array([min(batch, job.limits.at(shape.gpus).most or batch)])
     speed = job.model.throughput(np.array([shape.nodes]), np.array([shape.gpus]), batches)

@@ -164,7 +164,6 @@ def _ratio(value: Floats | Ints, other: Floats | Ints) -> Floats:
 
 
 def _rank(value: Floats) -> Floats:
-    """Place of each job in ascending order, from 0 to 1."""
     flat = np.nan_to_num(value[:, 0], nan=0.0, posinf=1e300, neginf=-1e300)
     place = np.empty(len(flat))
     place[np.argsort(flat, kind="stable")] = np.arange(len(flat))

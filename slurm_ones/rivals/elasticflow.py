@@ -102,7 +102,6 @@ class ElasticFlow:
 
 
 def _limited(cluster: ClusterView, job: JobView) -> JobView:
-    """With powers of two of the GPUs of a node and powers of two of nodes, as far as it takes any."""
     each = max(cluster.gpus_per_node, 1)
     sizes = tuple(n for n in job.limits.gpus if (_power(n) and n < each) or (n % each == 0 and _power(n // each)))
     return replace(job, limits=replace(job.limits, gpus=sizes or job.limits.gpus))
@@ -128,7 +127,6 @@ def _admission(timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: Spee
 
 
 def _next(curve: SpeedCurve, gpus: int) -> int:
-    """The next size that is faster; 0 where there is none."""
     above = np.searchsorted(curve.sizes, gpus, side="right")
     return int(curve.sizes[above]) if above < len(curve.sizes) else 0
 

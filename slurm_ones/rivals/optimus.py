@@ -204,7 +204,6 @@ def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
 
 
 def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[float]:
-    """Seconds that each further GPU saves on the way from one size to the next."""
     found: list[float] = (-np.diff(seconds) / np.diff(sizes)).tolist()
     return found
 
@@ -243,7 +242,6 @@ def _given(gpus: int, wanted: int) -> Reason:
 
 
 def _left_out(job: JobView, table: Tables, j: int, wanted: int) -> Reason:
-    """Every job is to have its smallest size at least: it finds no room."""
     if not table.allowed[j].any():
         return fits_nowhere(job)
     return reason("no_room", gpus=wanted or int(table.sizes[table.allowed[j].argmax()]))

@@ -251,7 +251,6 @@ def build(
 
 
 def _with(job: JobView, sizes: tuple[int, ...], fair: int) -> tuple[int, ...]:
-    """The sizes and that of its fair share."""
     below = [n for n in job.limits.gpus if n <= fair]
     return tuple(sorted({*sizes, *([max(below)] if below else [])}))
 

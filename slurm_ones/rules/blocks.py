@@ -170,7 +170,6 @@ def held_by_others(tasks: Collection[int]) -> Reason:
 
 
 def _given_up(outcome: Reason) -> set[int]:
-    """The tasks that `held_by_others` named."""
     if outcome.code not in ("block_held", "blocks_held"):
         return set()
     return {int(task) for named in dict(outcome.arguments).values() for task in str(named).split(", ")}
@@ -326,7 +325,6 @@ def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator
 
 
 def _powers(count: int) -> list[int]:
-    """Powers of two that add up to the count, descending."""
     return [1 << bit for bit in range(count.bit_length() - 1, -1, -1) if count >> bit & 1]
 
 

@@ -193,12 +193,10 @@ def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, in
 
 
 def _part(cluster: ClusterView, kind: str) -> ClusterView:
-    """Where GPUs of that kind are; all of it where any will do."""
     return cluster.of_kind(kind) if kind else cluster
 
 
 def _keep(job: JobView, given: dict[int, Allocation]) -> None:
-    """The job keeps what it has."""
     if job.shape is not None:
         given[job.job_id] = Allocation(job.shape, job.batch)
     else:
@@ -206,7 +204,6 @@ def _keep(job: JobView, given: dict[int, Allocation]) -> None:
 
 
 def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
-    """Whether the job runs, and keeps its GPUs."""
     if got is None or job.shape != got.shape:
         return False
     return not got.kind or cluster.kinds_held(job) == (got.kind,)

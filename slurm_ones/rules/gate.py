@@ -315,14 +315,12 @@ class Round:
         )
 
     def _dwell_s(self, elastic: Elastic, history: JobHistory | None) -> float:
-        """Least time between two resizes of the job."""
         settings = self.settings.resize
         if hot(elastic):
             return switch_dwell_s(self.switches.get(elastic.job.job_id, 0.0), settings)
         return requeue_dwell_s(history, settings)
 
     def _settled_at(self, elastic: Elastic, history: JobHistory | None) -> float:
-        """When a job of blocks may move to fewer nodes."""
         dwell_s = pack_dwell_s(self._dwell_s(elastic, history))
         return rested_at(elastic.job, history, dwell_s, by_blocks=True)
 

@@ -269,7 +269,6 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 
 def _gained(change: PlannedChange) -> int:
-    """GPUs that the job gains; below 0 where it gives some up."""
     return change.new.gpus - change.old.gpus
 
 
@@ -336,7 +335,6 @@ def _as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def _at_once(change: PlannedChange) -> int:
-    """GPUs that the job has while new blocks have joined and old ones have not left."""
     return change.old.gpus + change.moves.gained if change.moves else 0
 
 

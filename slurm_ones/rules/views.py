@@ -217,7 +217,6 @@ def _smaller(job: JobRules, limits: Limits) -> dict[int, dict[str, int]]:
 
 
 def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
-    """How long before its end the job is left as it is."""
     limits = round_.settings.limits
     if hot(job.elastic):
         return switch_near_end_s(view, round_.settings.resize, limits)
