@@ -114,7 +114,7 @@ class JobSummary:
         bool, Of("n.restart = j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
     ]
     batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
-    passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step, if the job has told")]
+    passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step, if the job has reported them")]
     samples_per_s: Annotated[
         float | None,
         Of(
