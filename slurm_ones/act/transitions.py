@@ -76,7 +76,7 @@ EDGES = (
     Edge(REQUEUE, State.REQUEUING, State.ABANDONED, "refused, others were faster, or its minute is over: it trains on"),
     Edge(REQUEUE, State.PARKING, State.DONE, "deferred and in no hold: Slurm starts it even without a companion"),
     Edge(REQUEUE, State.PARKING, State.ROLLED_BACK, "an operator holds it: it is theirs"),
-    Edge(REQUEUE, State.PARKING, State.RELEASING_BACK, "not to be deferred, not wanted, or let go by its owner"),
+    Edge(REQUEUE, State.PARKING, State.RELEASING_BACK, "not to be deferred, not wanted, or released by its owner"),
     Edge(REQUEUE, State.HOLDING, State.RESHAPING, "it waits in our hold"),
     Edge(REQUEUE, State.HOLDING, State.RELEASING_BACK, "hold refused; or too late, to strike at its next requeue"),
     Edge(
