@@ -77,14 +77,20 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> tuple[Arra
     """Make tasks ready to join: held with all that waits, without a throttle, in the shape to have. The job as it is
     then, and why it cannot be. Each step may be repeated; none lets a task start, or takes anything from those that
     train."""
-    steps: list[tuple[str, Step]] = [("hold_refused", _hold), ("throttle_refused", _lift_throttle)]
-    steps += [("shape_refused", partial(_give_shape, task=task)) for task, _ in resize.added]
-    for refused, step in steps:
+    steps: list[tuple[Step, Callable[[str], Reason]]] = [
+        (_hold, lambda answer: reason("hold_refused", answer=answer)),
+        (_lift_throttle, lambda answer: reason("throttle_refused", answer=answer)),
+        *(
+            (partial(_give_shape, task=task), lambda answer: reason("shape_refused", answer=answer))
+            for task, _ in resize.added
+        ),
+    ]
+    for step, refused in steps:
         try:
             with suppress(UnknownJob):  # which the next look shows
                 step(machine, resize, array)
         except Refused as error:
-            return array, reason(refused, answer=str(error))
+            return array, refused(str(error))
         array = look_at(machine.client, resize.job_id)
         why = reason("switched_off") if not machine.wanted(array.job) else _unfit(resize, array)
         if why is not None or _prepared(resize, array):

@@ -262,7 +262,7 @@ def _releasing_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeR
 
 def _release(machine: Machine, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
     if job.held and job.admin_held:
-        return _wait_at_old_shape(machine, resize, "held_by_operator")
+        return _wait_at_old_shape(machine, resize, reason("held_by_operator"))
     if job.held:
         if machine.just_requeued(resize, job):
             return resize
@@ -282,10 +282,10 @@ def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     return resize if fresh.held else HANDLERS[State(resize.state)](machine, resize, fresh)
 
 
-def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: str) -> ResizeRecord:
+def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
     """For a job that waits for something else than room: Slurm does not say of it whether it would ever start at the
     new shape. Its hold, if it has one, is not ours and stays."""
-    return machine.move(resize, State.WAITING_BACK, reason(why))
+    return machine.move(resize, State.WAITING_BACK, why)
 
 
 def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -295,12 +295,12 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     if job.never_starts:
         return machine.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
     if job.held:
-        return _wait_at_old_shape(machine, resize, "held_by_owner")
+        return _wait_at_old_shape(machine, resize, reason("held_by_owner"))
     late = machine.late(resize)
     if resize.restart < 0:
         # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
         if job.eligible_time > machine.clock() + AT_ONCE_S or job.reason == "Dependency":
-            return _wait_at_old_shape(machine, resize, "waits_for_other")
+            return _wait_at_old_shape(machine, resize, reason("waits_for_other"))
         if late or job.reason not in ("", "None", "BeginTime"):
             return _finish(machine, resize, job)
     if late:
@@ -334,17 +334,34 @@ def _starting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     if pause is not None:
         return _finish(machine, resize, job, pause_s=pause)
     if not job.running:
-        return _finish(machine, resize, job, "stands_run_ended")
-    return _finish(machine, resize, job, "stands_no_start_report") if machine.late(resize) else resize
+        return _finish(machine, resize, job, _stands_run_ended)
+    return _finish(machine, resize, job, _stands_no_start_report) if machine.late(resize) else resize
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
+def _stands(now: str, shape: str) -> Reason:
+    return reason("stands", now=now, shape=shape)
+
+
+def _stands_run_ended(now: str, shape: str) -> Reason:
+    return reason("stands_run_ended", now=now, shape=shape)
+
+
+def _stands_no_start_report(now: str, shape: str) -> Reason:
+    return reason("stands_no_start_report", now=now, shape=shape)
+
+
 def _finish(
-    machine: Machine, resize: ResizeRecord, job: Job, why: str = "stands", *, pause_s: float | None = None
+    machine: Machine,
+    resize: ResizeRecord,
+    job: Job,
+    stands: Callable[[str, str], Reason] = _stands,
+    *,
+    pause_s: float | None = None,
 ) -> ResizeRecord:
-    """Close the resize by the shape that Slurm holds, whichever was asked for last. `why` says what was odd."""
+    """Close the resize by the shape that Slurm holds, whichever was asked for last. `stands` says what was odd."""
     # A job that was to be parked keeps its shape: if it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
@@ -352,7 +369,7 @@ def _finish(
     if job.held:
         said = reason("stands_held", now=now, shape=at, holder="an operator" if job.admin_held else "its owner")
     else:
-        said = reason(why, now=now, shape=at)
+        said = stands(now, at)
     return machine.move(resize, State.DONE if done else State.ROLLED_BACK, said, pause_s=pause_s)
 
 

@@ -78,7 +78,7 @@ EDGES = (
     Edge(REQUEUE, State.PARKING, State.ROLLED_BACK, "an operator holds it: it is theirs"),
     Edge(REQUEUE, State.PARKING, State.RELEASING_BACK, "not to be deferred, not wanted, or released by its owner"),
     Edge(REQUEUE, State.HOLDING, State.RESHAPING, "it waits in our hold"),
-    Edge(REQUEUE, State.HOLDING, State.RELEASING_BACK, "hold refused; or too late, to strike at its next requeue"),
+    Edge(REQUEUE, State.HOLDING, State.RELEASING_BACK, "hold refused; or too late: it would act at the next requeue"),
     Edge(
         REQUEUE, State.HOLDING, State.ABANDONED, "it started, others hold it, or it is not wanted: Slurm was not asked"
     ),

@@ -62,7 +62,11 @@ def caps_of(
         for name, jobs in sorted(mine.items()):
             if name and (most := own.get(name, general)) is not None:
                 setting = f"limits.gpus_of_{kind}" if name in own else f"limits.gpus_per_{kind}"
-                why = reason(f"{kind}_cap", **{kind: name}, gpus=most, setting=setting)
+                why = (
+                    reason("user_cap", user=name, gpus=most, setting=setting)
+                    if kind == "user"
+                    else reason("account_cap", account=name, gpus=most, setting=setting)
+                )
                 caps.append(Cap(most - elsewhere[name], frozenset(jobs), why))
     return tuple(caps)
 
