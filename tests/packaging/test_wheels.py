@@ -307,7 +307,7 @@ class TestCompanion:
         """The simulator, with the companion in it."""
         done = service.run(
             "slurm-ones", "simulate", "--workload", "ones-sc21", "--jobs", "3", "--cluster", "1x4", "--policy", "ones",
-            "--processes", "1", "--json", tmp_path / "study.json",
+            "--processes", "1", "--figures", tmp_path / "study.json",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert json.loads((tmp_path / "study.json").read_text())["policies"]["ones"]["unfinished"] == 0
