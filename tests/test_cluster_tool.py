@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster import SITES, Cluster, ClusterError, accounting, slurm_conf, unavailable
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 WHY_NOT = unavailable()
 real = [

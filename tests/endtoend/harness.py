@@ -40,7 +40,8 @@ WHOLE_NODE_BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
 TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
 FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
-WAIT_S = 60.0
+WAIT_S = 240.0
+"""Longest wait for something that comes within seconds on a machine that is not busy."""
 TICK_S = 0.7
 MOST_LOSS = 1e4
 LAUNCHER = b"ones_wrapper.launch.node"
