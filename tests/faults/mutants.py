@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
-from ones_db import ResizeRecord, leaders
+from ones_db import ResizeRecord, engine
 from ones_db.shape import Shape
 from slurm_ones.act import blocks
 from slurm_ones.act.arrays import Array
@@ -69,7 +69,7 @@ def no_fence() -> Iterator[None]:
     """A leader that was stopped does not look whether it still leads."""
     with (
         mock.patch.object(Leadership, "check", lambda self: None),
-        mock.patch.object(leaders, "check_term", lambda *_: None),
+        mock.patch.object(engine, "check_term", lambda *_: None),
     ):
         yield
 
