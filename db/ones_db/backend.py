@@ -67,7 +67,7 @@ class Backend(Protocol):
         """Make what `upgrade` finds nothing without; raises `StoreError` if the place is of no use."""
 
     def exists(self) -> bool:
-        """Whether there is a database, with tables or without."""
+        """Tell whether there is a database, with tables or without."""
 
     def stamp(self) -> object:
         """What is another one after each write, found without asking the database; None if only that tells."""

@@ -39,7 +39,7 @@ def backend_of(url: str) -> Backend:
 
 
 def names_password(url: str) -> bool:
-    """Whether a password is written in the URL, where lists of processes and shells' histories would show it."""
+    """Tell whether a password is written in the URL, where lists of processes and shells' histories would show it."""
     try:
         parsed = make_url(url)
     except ArgumentError:

@@ -354,7 +354,7 @@ def _batch(run: Row, cached: CachedRun) -> int | None:
 
 
 def _joined(old: MembershipRecord, new: MembershipRecord) -> bool:
-    """Whether there are blocks in the new membership that were not in the old one."""
+    """Tell whether there are blocks in the new membership that were not in the old one."""
     before, after = (set(zip(one.report.blocks, one.report.restarts, strict=False)) for one in (old, new))
     return bool(after - before)
 
@@ -365,7 +365,7 @@ def _mean(pauses: Sequence[float]) -> float | None:
 
 
 def _interrupts(resize: Row) -> bool:
-    """Whether its job's training stood still for it: a job that waited, or was never requeued, lost nothing."""
+    """Tell whether its job's training stood still for it: a job that waited, or was never requeued, lost nothing."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 

@@ -86,7 +86,7 @@ def run_end() -> ColumnElement[float | None]:
 
 
 def lasted(cluster: int) -> ColumnElement[bool]:
-    """Whether a run of the cluster goes on, or ended after `since`, a parameter; in a query as of `run_end`."""
+    """Tell whether a run of the cluster goes on, or ended after `since`, a parameter; in a query as of `run_end`."""
     since = bindparam("since", type_=Float())
     return alive(cluster, since) & (func.coalesce(run_end(), since) >= since)
 
@@ -120,7 +120,7 @@ def run_key(connection: Connection, cluster: int, job_id: int, restart: int) -> 
 
 
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
-    """Whether the record speaks of the submission in the row, and not of a later one with the same job id.
+    """Tell whether the record speaks of the submission in the row, and not of a later one with the same job id.
 
     Slurm gives a requeued job a new submission time, after it raised the restart count; a new job starts from
     0.

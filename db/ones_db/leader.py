@@ -232,7 +232,7 @@ class FileLock:
         return file
 
     def _in_place(self, file: int) -> bool:
-        """Whether the opened file is the one that others find."""
+        """Tell whether the opened file is the one that others find."""
         try:
             there = self.path.lstat()
         except OSError:
@@ -301,7 +301,7 @@ class SessionLock:
         return bool(got)
 
     def _end_sessions(self, hung: LeaderRecord) -> bool:
-        """Whether there were any to be ended."""
+        """Tell whether there were any to be ended."""
         about: dict[str, Any] = {"cluster": self._cluster, "term": hung.term, "beat": hung.beat}
         about |= {"named": named(hung.holder), "mine": named(this_process())}
         try:

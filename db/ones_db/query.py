@@ -89,7 +89,7 @@ def one_query(sql: str) -> str:
 
 
 def _blank(sql: str) -> bool:
-    """Whether nothing but space, comments and semicolons is left."""
+    """Tell whether nothing but space, comments and semicolons is left."""
     return not _PARTS.sub(lambda part: part["held"] or "", sql).strip()
 
 

@@ -251,7 +251,7 @@ def _known(
 
 
 def _same(row: Row, read: AccountingJob) -> bool:
-    """Whether a stored job is the one that accounting has: its time and the other's meet, or nearly."""
+    """Tell whether a stored job is the one that accounting has: its time and the other's meet, or nearly."""
     if row["submit_time"] == read.job.submit_time:
         return True
     if row["import_time"] is not None and row["user_name"] != read.job.user:

@@ -48,7 +48,7 @@ class Array:
 
 
 def is_alive(job: Job) -> bool:
-    """Whether the block runs, is about to end, or may start without us."""
+    """Tell whether the block runs, is about to end, or may start without us."""
     return job.completing or not (job.ended or (job.pending and job.held))
 
 
@@ -75,7 +75,7 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
 
 
 def held_in_part(client: SlurmClient, resize: ResizeRecord, job: Job) -> bool:
-    """Whether somebody holds tasks of a waiting array that is about to be held, and later released, as a whole."""
+    """Tell whether somebody holds tasks of a waiting array that is about to be held, and later released, as a whole."""
     if resize.added or job.array_id != job.job_id:
         return False
     return any(one.pending and one.held for one in client.tasks(job.job_id))
@@ -163,13 +163,13 @@ class Leftovers:
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
-        """Whether its last block ended long enough ago, by Slurm's time or since it was seen: clocks differ."""
+        """Tell whether its last block ended long enough ago, by Slurm's time or since it was seen: clocks differ."""
         now = self.clock()
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
-        """Whether its last blocks completed, and neither they nor anybody else ended the job."""
+        """Tell whether its last blocks completed, and neither they nor anybody else ended the job."""
         members = self.store.membership(job_id)
         if members is None or job_id in self._gone_on:
             return False

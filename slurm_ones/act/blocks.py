@@ -126,7 +126,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
 
 
 def _prepared(resize: ResizeRecord, array: Array) -> bool:
-    """Whether all that wait are held, and those that are to join have their shapes."""
+    """Tell whether all that wait are held, and those that are to join have their shapes."""
     joining = [(array.tasks[task], shape) for task, shape in resize.added]
     shaped = all(j.pending and j.held and j.has_shape(shape) and j.kind == resize.new_kind for j, shape in joining)
     return not joining or (shaped and not _unheld(resize, array) and not _throttled(array))

@@ -30,7 +30,7 @@ class Deferrals:
     clock: Callable[[], float]
 
     def ours(self, job: Job) -> bool:
-        """Whether the job's earliest start is the one that we set: another one is its owner's, or Slurm's."""
+        """Tell whether the job's earliest start is the one that we set: another one is its owner's, or Slurm's."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
 
     def all_ours(self, jobs: Iterable[Job]) -> set[int]:

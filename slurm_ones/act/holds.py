@@ -117,12 +117,12 @@ def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
 
 
 def may_be_ours(job: Job) -> bool:
-    """Whether the job waits in a hold that is neither an operator's nor Slurm's own."""
+    """Tell whether the job waits in a hold that is neither an operator's nor Slurm's own."""
     return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
 
 
 def forgotten(client: SlurmClient, released: float) -> bool:
-    """Whether slurmctld began again shortly after that time."""
+    """Tell whether slurmctld began again shortly after that time."""
     return 0.0 < _began(client) - released <= FORGOTTEN_S
 
 
@@ -166,7 +166,7 @@ class StaleHolds:
         self._last = now
 
     def _is_stale(self, id_: int, job: Job, began: float) -> bool:
-        """Whether the hold is one of ours, by a resize of before `began`; 0: by a requeue.
+        """Tell whether the hold is one of ours, by a resize of before `began`; 0: by a requeue.
 
         Not only the last resize counts: one that found the job in this hold gave up.
         """
@@ -175,7 +175,7 @@ class StaleHolds:
         return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
 
     def _requeued(self, resize: ResizeRecord) -> bool:
-        """Whether it came to a requeue of ours: one that gave up before that found another companion's hold."""
+        """Tell whether it came to a requeue of ours: one that gave up before that found another companion's hold."""
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: Job) -> float:

@@ -103,7 +103,7 @@ class Machine:
         return float(getattr(self.settings, LASTS[state]))
 
     def just_requeued(self, resize: ResizeRecord, job: Job) -> bool:
-        """Whether its last run was killed a moment ago.
+        """Tell whether its last run was killed a moment ago.
 
         Slurm ends a job's processes on a node by the job's id. If a node did not answer when that run was to end, its
         daemon being started again say, Slurm repeats that a second later, and a run that began meanwhile dies of it,

@@ -71,7 +71,7 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _is_held_again(machine: Machine, resize: ResizeRecord, job: Job) -> bool:
-    """Whether a job that was held by its priority and then released stands in that hold, since Slurm forgot the
+    """Tell whether a job that was held by its priority and then released stands in that hold, since Slurm forgot the
     release."""
     if not may_be_ours(job):
         return False
@@ -374,7 +374,7 @@ def _finish(
 
 
 def _at(resize: ResizeRecord, job: Job, shape: Shape, kind: str) -> bool:
-    """Whether Slurm holds the job at that shape, and that kind of GPU if the resize changes it."""
+    """Tell whether Slurm holds the job at that shape, and that kind of GPU if the resize changes it."""
     return job.has_shape(shape) and (resize.old_kind == resize.new_kind or job.kind == kind)
 
 

@@ -198,7 +198,7 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
 
 
 def is_view(settings: Settings, store: Store) -> bool:
-    """Whether the store is what was published for this user alone."""
+    """Tell whether the store is what was published for this user alone."""
     folder = settings.views_folder
     return folder is not None and Path(store.place).parent == folder
 

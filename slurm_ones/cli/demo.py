@@ -104,5 +104,5 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
 
 
 def can_open() -> bool:
-    """Whether a browser would open in a window, and not in this terminal."""
+    """Tell whether a browser would open in a window, and not in this terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

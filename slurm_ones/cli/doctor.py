@@ -183,7 +183,7 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFindin
 
 
 def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
-    """Whether jobs find the spool by themselves, as far as this host tells."""
+    """Tell whether jobs find the spool by themselves, as far as this host tells."""
     what = "spool for jobs"
     try:
         path = Path(file.read_text().strip())

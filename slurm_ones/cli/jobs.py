@@ -123,7 +123,7 @@ def _show(found: list[ShownJob]) -> None:
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
     """What reads the jobs at each look, and `also` those with these ids. What the companion published is another file
-    each time: it is opened anew."""
+    each time: it is opened again."""
 
     def look() -> Live:
         with _opened(settings, named) as store:

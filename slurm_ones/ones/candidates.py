@@ -198,7 +198,7 @@ class NodeRoom:
         return anew + joining
 
     def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
-        """(K,) the same of those that are placed anew, and of those that join."""
+        """(K,) the same of those that are placed again, and of those that join."""
         count, columns = len(candidates), len(self._parts)
         if not self._uniform or not candidates.size:
             return np.zeros(count), np.zeros(count)
@@ -265,7 +265,7 @@ class NodeRoom:
 
 
 def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
-    """Of jobs at sizes (J, U) whether they are placed anew there, and how many GPUs join on any nodes; and (E, 5) job,
+    """Of jobs at sizes (J, U) whether they are placed again there, and how many GPUs join on any nodes; and (E, 5) job,
     node and GPUs of what they keep, with the first and the last column at which they do."""
     anew = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
     joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)

@@ -203,7 +203,7 @@ def work_of(job: JobView, sure: float) -> float:
 
 
 def _needs_more(job: JobView, sure: float, now: float) -> bool:
-    """Whether a promised job whose deadline is ahead does not end by it where it runs."""
+    """Tell whether a promised job whose deadline is ahead does not end by it where it runs."""
     if job.shape is None or job.deadline is None or not job.promised or not job.deadline > now:
         return False
     nodes, gpus = np.array([job.shape.nodes]), np.array([job.shape.gpus])

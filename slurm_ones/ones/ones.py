@@ -73,7 +73,7 @@ class Decided:
     schedule: Schedule
 
     def stands(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> bool:
-        """Whether nothing has changed since; `jobs` in order of submission."""
+        """Tell whether nothing has changed since; `jobs` in order of submission."""
         if not 0.0 <= now - self.now < STANDS_S or len(jobs) != len(self.jobs):
             return False
         if cluster != self.cluster or any(_kept(a) != _kept(b) for a, b in zip(self.jobs, jobs, strict=True)):

@@ -99,7 +99,7 @@ class Term:
         return None
 
     def promises(self) -> Mapping[int, Promise]:
-        """Whether deadlines are promised, by job id, as far as this decision settled it."""
+        """Tell whether deadlines are promised, by job id, as far as this decision settled it."""
         return {}
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:

@@ -74,7 +74,7 @@ def _folder(to: Path) -> Path:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file of that name is there that we did not write; raises `PluginError` where it cannot be read."""
+    """Tell whether a file of that name is there that we did not write; raises `PluginError` where it cannot be read."""
     try:
         return OURS not in path.read_text("utf-8", errors="replace")[:200]
     except FileNotFoundError:
@@ -176,7 +176,7 @@ class TrialFinding:
 
 
 def _submission(*options: str) -> tuple[bool, str]:
-    """Whether Slurm would take a job that does nothing, and what it says; the job is not submitted."""
+    """Tell whether Slurm would take a job that does nothing, and what it says; the job is not submitted."""
     done = run("sbatch", "--test-only", *options, "--wrap", "true")
     return done.returncode == 0, (done.stderr + done.stdout).strip()
 

@@ -104,7 +104,7 @@ def place(
 
 def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
     """The GPUs of each node that a running job keeps where it goes to so many `gpus`: others join on any nodes. None
-    where it is placed anew."""
+    where it is placed again."""
     if job.shape is None or not gpus:
         return None
     if gpus > job.shape.gpus:

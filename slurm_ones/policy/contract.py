@@ -298,7 +298,7 @@ class JobView:
         return (self.nodes_at or {}).get(self.shape.gpus, self.shape.nodes)
 
     def accepts(self, kind: str) -> bool:
-        """Whether it may use GPUs of that kind."""
+        """Tell whether it may use GPUs of that kind."""
         return not self.on or kind in self.on
 
     def on_kind(self, kind: str, *, runs: bool) -> JobView:

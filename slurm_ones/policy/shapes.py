@@ -103,7 +103,7 @@ def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
 
 
 def takes(limits: Limits, gpus: int) -> bool:
-    """Whether there is a batch that so many GPUs take."""
+    """Tell whether there is a batch that so many GPUs take."""
     least, most = least_and_most(limits, gpus)
     return least <= most
 

@@ -390,7 +390,7 @@ class SizeBounds:
 
 
 def stopped(job: JobView) -> bool:
-    """Whether the job has run and waits again."""
+    """Tell whether the job has run and waits again."""
     return job.shape is None and (job.samples > 0 or job.running_s > 0)
 
 

@@ -54,7 +54,7 @@ class Moves:
 
 
 def hot(elastic: Elastic) -> bool:
-    """Whether the job changes by blocks that join and leave: it is one of blocks, and trains."""
+    """Tell whether the job changes by blocks that join and leave: it is one of blocks, and trains."""
     return bool(elastic.blocks) and not elastic.job.pending
 
 
@@ -136,7 +136,7 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
 
 
 def _drains(node: Node) -> bool:
-    """Whether it is to be emptied. One that is reserved may be reserved for the job."""
+    """Tell whether it is to be emptied. One that is reserved may be reserved for the job."""
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 
 

@@ -150,13 +150,13 @@ class Kinds:
         return kind_of(elastic.holdings, self.of)
 
     def may_change(self, elastic: Elastic) -> bool:
-        """Whether the job's owner lets it change between kinds, and Slurm can be asked for them."""
+        """Tell whether the job's owner lets it change between kinds, and Slurm can be asked for them."""
         # Of blocks that together hold unequally many GPUs of their nodes each asks for its own.
         asks = any(job.gpus_per_node for job in elastic.blocks or (elastic.job,)) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def leaves(self, elastic: Elastic, got: Allocation) -> bool:
-        """Whether the job runs, and is to have GPUs of another kind than those that it is known to have."""
+        """Tell whether the job runs, and is to have GPUs of another kind than those that it is known to have."""
         held = self.held(elastic)
         return elastic.job.running and self.may_change(elastic) and bool(got.kind) and held not in ("", got.kind)
 

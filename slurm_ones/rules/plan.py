@@ -273,7 +273,7 @@ def _gained(change: PlannedChange) -> int:
 
 
 def _may_be_packed(job: JobRules, rules: PartitionRules) -> bool:
-    """Whether fewer nodes would do for a job of blocks, and it has been where it is for long enough."""
+    """Tell whether fewer nodes would do for a job of blocks, and it has been where it is for long enough."""
     return job.settled and len(job.elastic.job.node_list) > -(-job.gpus // max(rules.node_gpus, 1))
 
 

@@ -275,11 +275,11 @@ class Reclaimer:
         return math.inf
 
     def comes_first(self, pending: PendingJob, job_id: int) -> bool:
-        """Whether Slurm would start the pending job before that one."""
+        """Tell whether Slurm would start the pending job before that one."""
         return job_id in self._ranks and pending.rank < self._ranks[job_id]
 
     def _gives(self, name: str, kind: str) -> bool:
-        """Whether the node's GPUs are of that kind, where one is asked for and the nodes' kinds are known."""
+        """Tell whether the node's GPUs are of that kind, where one is asked for and the nodes' kinds are known."""
         return not kind or self._kinds.get(name, "") in ("", kind)
 
     def _price(self, name: str, pending: PendingJob) -> tuple[Shrink, ...] | None:

@@ -63,7 +63,7 @@ class Daemon:
         self._reload = False
 
     def reload(self) -> None:
-        """Before the next tick, which comes at the next ping, make the companion anew; where `make` raises
+        """Before the next tick, which comes at the next ping, make the companion again; where `make` raises
         `ConfigError`, the old one stays. May be called by a signal's handler."""
         self._reload = True
 

@@ -26,7 +26,7 @@ class Election(Protocol):
     """How long a standby waits before it polls again, in seconds."""
 
     def take(self) -> bool:
-        """Whether this companion leads: still, or from now on where no other one does.
+        """Tell whether this companion leads: still, or from now on where no other one does.
 
         Where it led and has lost the lead it says so once, also where it could have it back at once: what it remembers
         may no longer be so. Raises `StoreError` where the database cannot be asked.

@@ -118,7 +118,7 @@ class LastErrorHandler(logging.Handler):
 
 
 def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = os.environ) -> bool:
-    """Whether journald reads what is written to the stream (systemd.exec(5), JOURNAL_STREAM)."""
+    """Tell whether journald reads what is written to the stream (systemd.exec(5), JOURNAL_STREAM)."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):

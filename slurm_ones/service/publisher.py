@@ -121,7 +121,7 @@ class Publisher:
         return done
 
     def _make_folder(self) -> bool:
-        """Whether it was not there."""
+        """Tell whether it was not there."""
         try:
             self._folder.mkdir(mode=FOLDER_MODE)
         except FileExistsError:

@@ -102,7 +102,7 @@ def _figure(rows: int, height: float, **options: Any) -> tuple[Figure, list[Axes
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as an element of a page; ids in it begin anew with each name."""
+    """The figure as an element of a page; ids in it begin again with each name."""
     from matplotlib import rc_context
 
     file = io.StringIO()

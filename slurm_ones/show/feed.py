@@ -111,7 +111,7 @@ class TickFeed:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """The database at one moment; it stays open, and is opened anew after a failure."""
+        """The database at one moment; it stays open, and is opened again after a failure."""
         try:
             if self._kept is None:
                 self._kept = self._opened()

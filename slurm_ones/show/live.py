@@ -99,7 +99,7 @@ def counted(codes: Iterable[str]) -> str:
 
 
 def silent(health: HealthRecord | None, now: float) -> bool:
-    """Whether ticks are missing of a companion that has ticked before."""
+    """Tell whether ticks are missing of a companion that has ticked before."""
     if health is None or health.tick_time is None:
         return False
     return now - health.tick_time > LATE * health.interval_s

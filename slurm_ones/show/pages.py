@@ -168,7 +168,7 @@ def job(
 
 
 def _health(live: Live, now: float) -> tuple[bool, str]:
-    """Whether the companion is well, and a sentence on it."""
+    """Tell whether the companion is well, and a sentence on it."""
     if live.health is None or live.leader is None:
         return False, "No companion has led here yet."
     if not live.leader.holder:

@@ -34,7 +34,7 @@ class JobFilter:
     jobs: frozenset[int] = frozenset()
 
     def takes(self, job: JobSummary) -> bool:
-        """Whether the job is among those that are asked for."""
+        """Tell whether the job is among those that are asked for."""
         pairs = (
             (job.user, self.users),
             (job.partition, self.partitions),

@@ -89,11 +89,11 @@ class _OracleJob:
         return min(kinds, key=self.training.speed_on)
 
     def differs(self, got: Allocation) -> bool:
-        """Whether the allocation is of other GPUs than it has."""
+        """Tell whether the allocation is of other GPUs than it has."""
         return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
 
     def scattered(self, now: float) -> bool:
-        """Whether it has for a while been on more nodes than it needs."""
+        """Tell whether it has for a while been on more nodes than it needs."""
         least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 

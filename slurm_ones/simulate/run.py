@@ -168,7 +168,7 @@ class VirtualStop:
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
-    """Whether a simulation is at its end: all jobs have ended and the companion knows it, or they are given up."""
+    """Tell whether a simulation is at its end: all jobs have ended and the companion knows it, or they are given up."""
     return (world.done and not tick.observation.elastic) or world.seconds > most_s
 
 

@@ -78,7 +78,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
 
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
-    """Whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
+    """Tell whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
     if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
@@ -87,7 +87,7 @@ def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
-    """Whether the schedule fits the nodes with unchanged jobs where they are; an exhaustive search."""
+    """Tell whether the schedule fits the nodes with unchanged jobs where they are; an exhaustive search."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
     of_kind: dict[str, list[Shape]] = {}

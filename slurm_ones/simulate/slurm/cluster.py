@@ -143,7 +143,7 @@ class SimulatedCluster:
                 job.held_by = by
 
     def release(self, job_id: JobKey) -> None:
-        """Set its priority anew: it queues from now on."""
+        """Set its priority again: it queues from now on."""
         for job in self.records.named(job_id):
             if job.held_by:
                 job.held_by, job.requeue_held = "", False

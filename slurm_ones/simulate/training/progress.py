@@ -74,7 +74,7 @@ class TrainingCurve:
         return max(float(until - before), 0.0)
 
     def finished(self, at: Position) -> bool:
-        """Whether all progress is made."""
+        """Tell whether all progress is made."""
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:

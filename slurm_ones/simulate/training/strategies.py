@@ -77,7 +77,7 @@ class TrainedBy:
     min_steps: int = 0
 
     def frozen(self, share: float) -> bool:
-        """Whether its batch stays, once that share of its training is done."""
+        """Tell whether its batch stays, once that share of its training is done."""
         return share >= self.from_share
 
     def within(self, local: float) -> float:

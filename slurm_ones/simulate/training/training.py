@@ -260,12 +260,12 @@ class Training:
         block.event = self._timeline.after(self._launch_s, ready)
 
     def _wants(self, task: int) -> bool:
-        """Whether a block that starts while others train has something to do: an order names it."""
+        """Tell whether a block that starts while others train has something to do: an order names it."""
         order = self._believed()
         return order is not None and order.blocks is not None and task in order.blocks
 
     def _turned_away(self, task: int) -> bool:
-        """Whether a block that is ready is told to end: the order in force names others."""
+        """Tell whether a block that is ready is told to end: the order in force names others."""
         order = self._believed()
         return order is not None and order.blocks is not None and task not in order.blocks
 
@@ -301,7 +301,7 @@ class Training:
         return next_members(wanted, self.members, self._blocks, self._timeline.now)
 
     def _switches(self) -> bool:
-        """Whether training stands still now, for another membership."""
+        """Tell whether training stands still now, for another membership."""
         for block in [b for b in self._blocks.values() if b.launched and b.task not in self.members]:
             if self._turned_away(block.task):
                 self._leave_soon(block)
