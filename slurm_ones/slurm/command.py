@@ -42,9 +42,11 @@ from slurm_ones.slurm.parse import (
     COMMAND,
     FORMAT,
     asked,
+    columns_of,
     json_fault,
     nodes_of,
     parse_jobs,
+    parse_licenses,
     parse_nodes,
     parse_partitions,
     parse_queue,
@@ -220,8 +222,8 @@ class CommandClient:
 
     def _queue(self) -> dict[int, Job]:
         def once() -> dict[int, Job]:
-            between = separator()
-            return parse_queue(self.run(COMMAND, environment={FORMAT: asked(between)}), between)
+            between, names = separator(), columns_of(self._release)
+            return parse_queue(self.run(COMMAND, environment={FORMAT: asked(names, between)}), names, between)
 
         return with_retries(once)
 
@@ -267,7 +269,9 @@ class CommandClient:
         reservations = parse_reservations(self._ask(["scontrol", "-o", "show", "reservations"]))
         now = time.time()
         nodes = nodes_of(self.nodes(), jobs, reservations, now, self.leaves())
-        return Snapshot(now, jobs, nodes, partitions, reservations)
+        licensed = any(job.licenses for job in jobs.values())
+        licenses = parse_licenses(self._ask(["scontrol", "-o", "show", "licenses"])) if licensed else {}
+        return Snapshot(now, jobs, nodes, partitions, reservations, licenses)
 
     def job(self, job_id: JobKey) -> Job:
         return self._look(job_id)

@@ -11,6 +11,9 @@ from ones_wrapper.hostlist import expand
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
 """Type and count. A type has at least one character that is no digit."""
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
+_MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
+_MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_LICENCE = re.compile(r"([^:|;,*]+)(?:[:*]([0-9]{1,9}))?")
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _ID = re.compile(r"\s*[0-9]{1,15}")
 DIGITS = re.compile(r"[0-9]{1,15}")
@@ -59,6 +62,12 @@ def gpu_kind(text: Any) -> str:
     return ",".join(sorted({kind for kind, count in found if int(count)}))
 
 
+def memory_mb(tres: str) -> int:
+    """Memory in a TRES text such as cpu=4,mem=8000M,node=2, in MB and rounded up; 0 if it names none."""
+    found = _MEMORY.search(tres)
+    return -int(-float(found[1]) * _MB[found[2]] // 1) if found else 0
+
+
 def seconds(text: str) -> float:
     """Time limit such as 1-00:00:00 or 30:00 in seconds; 0 for none."""
     days, _, rest = text.rpartition("-")
@@ -99,6 +108,10 @@ class Field(NamedTuple):
     """Key of `squeue --json`."""
     pyslurm: str = ""
     """Attribute of `pyslurm.Job`."""
+    since: tuple[int, int] = (0, 0)
+    """First release whose squeue has the column; older ones fail if they are asked for it."""
+    before: tuple[int, int] = (99, 0)
+    """First release in which the column means something else."""
 
 
 def fields_of(record: type) -> dict[str, Field]:
@@ -139,6 +152,12 @@ def texts(value: Any) -> tuple[str, ...]:
     return tuple(map(text_of, value)) if isinstance(value, list) else (text_of(value),) if value else ()
 
 
+def _licences(value: Any) -> tuple[tuple[str, int], ...]:
+    """Each licence and its number, one if none is named; of licences to choose from, all."""
+    text = ",".join(texts(value))
+    return tuple((name, int(count or 1)) for name, count in _LICENCE.findall("" if text == "(null)" else text))
+
+
 def _status(value: Any) -> tuple[int, int]:
     """Exit code and signal; 22.05 shows a wait status in place of both."""
     if isinstance(value, Mapping):
@@ -163,6 +182,11 @@ def _exact(submit_line: Any) -> bool:
     """Derived from the options: PySlurm does not show the flag of an exact task count."""
     options = str(submit_line or "").split()
     return any(option.startswith(("--ntasks", "-n")) for option in options[:-1])
+
+
+def _exclusive(submit_line: Any) -> bool:
+    """From the command line: JSON and PySlurm do not show what a script asks for."""
+    return any(word.startswith("--exclusive") for word in str(submit_line or "").split())
 
 
 TEXT = Notation(_printed, text_of, text_of)
@@ -191,6 +215,10 @@ PRIORITY = Notation(
 GRES = Notation(text_of, text_of, text_of)
 ALLOCATED_GPUS = Notation(_allocated, lambda value: sum(map(gpus, texts(value))), _whole)
 EXACT_TASKS = Notation(bool, lambda value: "EXACT_TASK_COUNT_REQUESTED" in texts(value), _exact)
+LICENCES = Notation(_licences, _licences, _licences)
+EXCLUSIVE = Notation(("NODE", "TOPO").__contains__, _exclusive, _exclusive)
+UNSHARED = Notation("NO".__eq__, lambda value: "none" in texts(value), bool)
+MEMORY = Notation(memory_mb, lambda value: memory_mb(text_of(value)), _whole)
 STATUS = Notation(_printed_status, _status, lambda code: (_whole(code), 0))
 
 

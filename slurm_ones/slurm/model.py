@@ -16,6 +16,7 @@ from slurm_ones.slurm.fields import (
     FLAG,
     HOSTS,
     ID,
+    LICENCES,
     NAMES,
     SET_FLAG,
     TASKS,
@@ -69,12 +70,13 @@ ENDED = frozenset(
         JobState.FAILED,
         JobState.TIMEOUT,
         JobState.NODE_FAIL,
+        JobState.PREEMPTED,
         JobState.BOOT_FAIL,
         JobState.DEADLINE,
         JobState.OUT_OF_MEMORY,
     }
 )
-"""States a job does not leave by itself. PREEMPTED is none of them: such a job is requeued."""
+"""States a job does not leave by itself. One that is requeued in place of PREEMPTED is pending again."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,27 @@ class Job:
     kind: str = ""
     """Type of the GPUs that it asks for on each node, as in `--gres=gpu:TYPE:4`, "" if any will do; of several types
     all, with commas between."""
-    # `SlurmClient.details` alone shows those that follow, so they do not count in comparisons.
+    qos: Annotated[str, Field(TEXT, "QOS", "qos", "qos")] = ""
+    """"" without accounting."""
+    cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
+    """CPUs on all its nodes that it has, or asks for."""
+    licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
+    """Each licence that it has or asks for, and how many of it."""
+    requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
+    """Nodes that all have to be among its own."""
+    reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
+    preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
+    """When Slurm began to take its nodes for another job; 0 for never."""
+    # Not every source shows those that follow, so they do not count in comparisons.
+    memory_mb: int = field(default=0, compare=False)
+    """Memory that it has or asks for on each node, 0 if that is unknown. PySlurm knows only what the user named."""
+    exclusive: bool = field(default=False, compare=False)
+    """It asks for whole nodes. JSON and PySlurm do not show what a script asks of 26.05."""
+    excluded_nodes: Annotated[
+        tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
+    ] = field(default=(), compare=False)
+    """Nodes that it must not get. Before 26.05 a snapshot by squeue does not show them."""
+    # `SlurmClient.details` alone shows the others.
     switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
     """Most leaf switches that it asks for, 0 for no limit; Slurm 23.02 and later show it, and the next."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
@@ -225,6 +247,11 @@ class Node:
     """Its leaf switch, or its block if the network is one of blocks; "" if Slurm knows no topology."""
     kind: str = ""
     """Type of its GPUs, as Slurm names it, several with commas between; "" for none."""
+    cpus: int = 0
+    cpus_used: int = 0
+    memory_mb: int = 0
+    memory_used_mb: int = 0
+    """Memory that jobs were given; 0 if Slurm does not hand out memory."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +288,8 @@ class Snapshot:
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
     reservations: tuple[Reservation, ...] = field(default=())
+    licenses: Mapping[str, int] = field(default_factory=dict)
+    """Free ones of each licence; {} if no job asks for any."""
 
     def kinds(self, partition: str) -> dict[str, str]:
         """The kind of GPU of each node of the partition that has GPUs; {} if a node's are of no type, or of several."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -26,14 +26,17 @@ from slurm_ones.slurm.fields import (
     COUNT,
     DIGITS,
     EXACT_TASKS,
+    EXCLUSIVE,
     GRES,
     IS_TASK,
+    MEMORY,
     MOST_TASKS,
     PRIORITY,
     STATUS,
     TASK,
     TEXT,
     TEXTS,
+    UNSHARED,
     Field,
     fields_of,
     gpu_kind,
@@ -70,10 +73,20 @@ FIELDS = fields_of(Job) | {
     "heterogeneous": Field(COUNT, "HetJobID", "het_job_id", "heterogeneous_id"),
     "status": Field(STATUS, "exit_code", "exit_code", "exit_code"),
     "signal": Field(COUNT, "", "", "exit_code_signal"),
+    "memory_allocated": Field(MEMORY, "tres-alloc", "tres_alloc_str", "memory"),
+    "memory": Field(MEMORY, "tres-alloc", "tres_req_str", "memory"),
+    "exclusively": Field(EXCLUSIVE, "Exclusive", "submit_line", "submit_line", since=(26, 5)),
+    "unshared": Field(UNSHARED, "OverSubscribe", "shared", before=(26, 5)),
 }
 """What is read of a job."""
-COLUMNS = tuple(dict.fromkeys(field.text for field in FIELDS.values() if field.text))
-"""What squeue is asked for."""
+
+
+def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
+    """What squeue of this release is asked for."""
+    asked = (field.text for field in FIELDS.values() if field.since <= release < field.before)
+    return tuple(name for name in dict.fromkeys(asked) if name)
+
+
 _PLAIN = len(fields_of(Job))
 _TASKS = [*FIELDS].index("array_tasks")
 
@@ -133,9 +146,24 @@ def _requested_nodes(tres: str) -> int | None:
 def job_of(row: tuple[Any, ...]) -> Job:
     """Job from the values of `FIELDS`, as read from one source."""
     plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
-    states, words, priority, tres, allocated, gres, per_job, per_node, exact, task, is_task, het, status, signal = row[
-        _PLAIN:
-    ]
+    (
+        states,
+        words,
+        priority,
+        tres,
+        allocated,
+        gres,
+        per_job,
+        per_node,
+        exact,
+        task,
+        is_task,
+        het,
+        status,
+        signal,
+        *more,
+    ) = row[_PLAIN:]
+    memory_allocated, memory, exclusively, unshared = more
     held = priority == 0
     state, flags = state_of(states, held=held)
     pending = state is JobState.PENDING
@@ -178,15 +206,17 @@ def job_of(row: tuple[Any, ...]) -> Job:
         priority=priority or 0,
         array=is_task or het > 0,
         exit_code=128 + killed if killed else code,
+        memory_mb=-(-(memory if pending else memory_allocated) // max(nodes, 1)),
+        exclusive=exclusively or unshared,
     )
 
 
-def rows(source: str, count: int, column: Callable[[str], list[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Rows for `job_of` of `count` jobs: `column` gives the values of a field, by its name in the source."""
+def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> Iterator[tuple[Any, ...]]:
+    """Rows for `job_of` of `count` jobs: `column` gives the values of a field, by its name in the source, or None."""
     columns = []
     for field in FIELDS.values():
-        name = getattr(field, source)
-        columns.append(read(field, source, column(name)) if name else [field.notation.json(None)] * count)
+        values = column(name) if (name := getattr(field, source)) else None
+        columns.append([field.notation.json(None)] * count if values is None else read(field, source, values))
     return zip(*columns, strict=True)
 
 
@@ -195,21 +225,21 @@ def separator() -> str:
     return f"~{secrets.token_hex(12)}~"
 
 
-def asked(between: str) -> str:
+def asked(names: Iterable[str], between: str) -> str:
     """Value of `FORMAT`. With something after it a column is neither padded nor cut short."""
-    return ",".join(f"{name}:{between}" for name in COLUMNS)
+    return ",".join(f"{name}:{between}" for name in names)
 
 
 @understood("squeue")
-def parse_queue(text: str, between: str) -> dict[int, Job]:
-    """Jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of `COLUMNS`."""
-    values, width = text.split(between), len(COLUMNS)
+def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, Job]:
+    """Jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of these columns."""
+    values, width = text.split(between), len(names)
     if (len(values) - 1) % width or values[-1].strip("\n"):
         raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {width} each")
-    columns = {name: values[first:-1:width] for first, name in enumerate(COLUMNS)}
+    columns = {name: values[first:-1:width] for first, name in enumerate(names)}
     jobs: dict[int, Job] = {}
     more: dict[int, list[int]] = {}
-    for row in rows("text", len(values) // width, columns.__getitem__):
+    for row in rows("text", len(values) // width, columns.get):
         if row[0] not in jobs:
             jobs[row[0]] = job_of(row)
         else:
@@ -265,6 +295,10 @@ def usable(state: str) -> bool:
     return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
 
 
+def _figure(text: str | None) -> int:
+    return int(text) if text and DIGITS.fullmatch(text) else 0
+
+
 def parse_nodes(text: str) -> dict[str, Node]:
     """Nodes from `scontrol -o -d show nodes`."""
     nodes = {}
@@ -280,6 +314,10 @@ def parse_nodes(text: str) -> dict[str, Node]:
                 partitions=tuple(fields.get("Partitions", "").split(",")),
                 idle=fields.get("CPUAlloc", "0") == "0",
                 kind=gpu_kind(fields.get("Gres")),
+                cpus=_figure(fields.get("CPUEfctv") or fields.get("CPUTot")),
+                cpus_used=_figure(fields.get("CPUAlloc")),
+                memory_mb=_figure(fields.get("RealMemory")),
+                memory_used_mb=_figure(fields.get("AllocMem")),
             )
     return nodes
 
@@ -295,7 +333,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
                 up=fields.get("State", "UP") == "UP",
                 node_names=hosts(fields.get("Nodes")),
                 max_time_s=seconds(fields.get("MaxTime", "")),
-                max_nodes=int(fields["MaxNodes"]) if DIGITS.fullmatch(fields.get("MaxNodes", "")) else 0,
+                max_nodes=_figure(fields.get("MaxNodes")),
                 whole_nodes=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive") == "NODE",
                 default=fields.get("Default") == "YES",
             )
@@ -306,19 +344,21 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
     """Reservations from `scontrol -o show reservations`, with times as numbers (SLURM_TIME_FORMAT=%s)."""
 
-    def at(value: str) -> float:
-        return float(value) if DIGITS.fullmatch(value) else 0.0
-
     return tuple(
         Reservation(
             name=fields["ReservationName"],
             node_names=hosts(fields.get("Nodes")),
-            start_time=at(fields.get("StartTime", "")),
-            end_time=at(fields.get("EndTime", "")),
+            start_time=float(_figure(fields.get("StartTime"))),
+            end_time=float(_figure(fields.get("EndTime"))),
         )
         for fields in records(text)
         if "ReservationName" in fields
     )
+
+
+def parse_licenses(text: str) -> dict[str, int]:
+    """Free ones of each licence from `scontrol -o show licenses`."""
+    return {fields["LicenseName"]: _figure(fields.get("Free")) for fields in records(text) if "LicenseName" in fields}
 
 
 @understood("scontrol")
@@ -392,5 +432,4 @@ def allows_arrays(config: Mapping[str, str]) -> bool:
 
 def started_at(config: Mapping[str, str]) -> float:
     """When slurmctld started, by its own clock; 0 if Slurm does not show it."""
-    time = _setting(config, "BOOT_TIME")
-    return float(time) if DIGITS.fullmatch(time) else 0.0
+    return float(_figure(_setting(config, "BOOT_TIME")))

@@ -35,8 +35,10 @@ def _errors(what: str) -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """GRES text in place of a dict such as {'gres/gpu': 4} or {'gpu:a100': 2}."""
-    return ",".join(f"{name}:{count}" for name, count in value.items()) if isinstance(value, dict) else value
+    """Text in place of a dict such as {'gres/gpu': 4} or {'gpu:a100': 2}, or of a list such as ['matlab:1']."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}:{count}" for name, count in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def jobs_of(raws: Iterable[Any]) -> dict[int, Job]:

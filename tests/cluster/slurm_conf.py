@@ -33,6 +33,7 @@ def slurm_conf(site: Site, cluster: str, accounting: bool = False) -> str:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "GresTypes=gpu",
+        "Licenses=matlab:3",
         *(_accounting(cluster) if accounting else []),
         # Believe the CPUs and the memory written below, not what the machine has.
         "SlurmdParameters=config_overrides",

@@ -339,11 +339,11 @@ _BETWEEN = "~0123456789abcdef~"
 
 
 def _queue_fields(rng: Rng) -> bytes:
-    from slurm_ones.slurm.parse import COLUMNS
+    from slurm_ones.slurm.parse import columns_of
 
     found = []
     for _ in range(rng.choice((1, 1, 2))):
-        job = [RUNNING[name].encode() for name in COLUMNS]
+        job = [RUNNING[name].encode() for name in columns_of((26, 5))]
         for _ in range(rng.choice((0, 1, 2, 5))):
             job[rng.randrange(len(job))] = damaged(rng.choice(job), rng, job)
         found.append(b"".join(text + _BETWEEN.encode() for text in job))
@@ -352,9 +352,10 @@ def _queue_fields(rng: Rng) -> bytes:
 
 
 def queue_fields(data: bytes) -> None:
-    from slurm_ones.slurm.parse import parse_queue
+    from slurm_ones.slurm.parse import columns_of, parse_queue
 
-    _jobs(taken(SlurmError, parse_queue, data.decode("utf-8", "replace"), _BETWEEN) or {})
+    text = data.decode("utf-8", "replace")
+    _jobs(taken(SlurmError, parse_queue, text, columns_of((26, 5)), _BETWEEN) or {})
 
 
 def records(data: bytes) -> None:

@@ -108,6 +108,12 @@ def facts(draw: st.DrawFn) -> Facts:
         "batch": draw(st.booleans()),
         "code": code,
         "signal": signal,
+        "qos": draw(st.just("") | TEXT),
+        "cpus": draw(st.integers(1, 999)),
+        "licenses": draw(st.sampled_from(["", "matlab:2", "matlab,abaqus@far:3"])),
+        "requested": draw(st.sampled_from(["", "n[1-2]"])),
+        "reservation": draw(st.just("") | TEXT),
+        "preempted": draw(st.none() | TIME),
     }
 
 
@@ -172,12 +178,22 @@ def by_fields(f: Facts, *, old: bool) -> Job:
         "HetJobID": "N/A" if f["het"] is None else f["het"],
         "BatchFlag": int(f["batch"]),
         "exit_code": f["code"] << 8 | f["signal"] if old else f"{f['code']}:{f['signal']}",
+        "QOS": f["qos"] or "(null)",
+        "NumCPUs": f["cpus"],
+        "Licenses": f["licenses"] or "(null)",
+        "ReqNodes": f["requested"],
+        "ExcNodes": "",
+        "Reservation": f["reservation"] or "(null)",
+        "PreemptTime": f["preempted"] or "N/A",
+        "Exclusive": "NO",
+        "OverSubscribe": "OK",
     }
     between = parse.separator()
     # A row for each task.
     rows = [{**shown, "ArrayTaskID": task} for task in (["N/A"] if f["array"] is None else f["array"].tasks)]
-    text = "".join("".join(f"{row[name]}{between}" for name in parse.COLUMNS) + "\n" for row in rows)
-    (job,) = parse.parse_queue(text, between).values()
+    names = parse.columns_of((22, 5) if old else (26, 5))
+    text = "".join("".join(f"{row[name]}{between}" for name in names) + "\n" for row in rows)
+    (job,) = parse.parse_queue(text, names, between).values()
     return job
 
 
@@ -229,6 +245,12 @@ def by_json(f: Facts, *, old: bool) -> Job:
         "het_job_id": number(f["het"]),
         "batch_flag": f["batch"],
         "exit_code": f["code"] << 8 | f["signal"] if old else status,
+        "qos": f["qos"],
+        "cpus": number(f["cpus"]),
+        "licenses": f["licenses"],
+        "required_nodes": f["requested"],
+        "resv_name": f["reservation"],
+        "preempt_time": number(f["preempted"]),
     }
     (job,) = parse.parse_jobs(json.loads(json.dumps({"jobs": [entry]}))).values()
     return job
@@ -270,6 +292,14 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
         is_batch_job=f["batch"],
         exit_code=f["code"],
         exit_code_signal=f["signal"],
+        qos=f["qos"] or None,
+        cpus=f["cpus"],
+        licenses=f["licenses"].split(",") if f["licenses"] else [],
+        required_nodes=f["requested"] or None,
+        excluded_nodes=None,
+        reservation=f["reservation"] or None,
+        preempt_time=f["preempted"],
+        memory=None,
     )
     read: Callable[[Any], dict[int, Job]] = pyslurm.jobs_of
     (job,) = read([raw]).values()

@@ -223,10 +223,10 @@ def test_states(names: list[str], held: bool, state: JobState, flags: set[str]) 
     assert parse.state_of(tuple(names), held=held) == (state, frozenset(flags))
 
 
-@pytest.mark.parametrize("state", ["PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])
+@pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])
 def test_what_is_not_the_end_of_a_job(state: str) -> None:
     """Such a job comes back."""
-    entry = {"job_id": 1, "job_state": [state, "FAILED"] if state != "PREEMPTED" else [state]}
+    entry = {"job_id": 1, "job_state": [state, "FAILED"]}
     job = parse.parse_jobs({"jobs": [entry]})[1]
     assert not job.ended or state == "RESIZING"
 

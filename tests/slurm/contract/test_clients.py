@@ -84,6 +84,28 @@ def _unusable(seen: Snapshot) -> set[str]:
     return {node.name for node in seen.nodes.values() if not node.usable}
 
 
+def test_what_a_job_asks_for_besides_gpus(site: Site) -> None:
+    """What it waits for may be held by growth: CPUs, memory, a node, a licence."""
+    if site.client_name == "simulated":
+        pytest.skip("a simulated Slurm has no such options")
+    asks = ("--nodes=1", "--ntasks=2", "--mem=100", "--nodelist=n1", "--exclude=n3,n4", "--licenses=matlab:2")
+    job_id = site.held(*asks, "--exclusive")
+    client = site.owner
+    seen = client.snapshot()
+    for job in (client.job(job_id), seen.jobs[job_id]):
+        assert (job.cpus, job.memory_mb, job.licenses, job.requested_nodes) == (2, 100, (("matlab", 2),), ("n1",))
+        assert (job.exclusive, job.reservation, job.preempt_time) == (True, "", 0.0)
+        assert (job.qos, job.account) == (("", "") if site.is_old else ("normal", "lab"))
+    assert client.details([job_id])[job_id].excluded_nodes == ("n3", "n4")
+    assert seen.licenses == {"matlab": 3}
+    running = site.running("--nodes=1", "--ntasks=2", "--nodelist=n2", "--licenses=matlab")
+    seen = client.snapshot()
+    node = seen.nodes["n2"]
+    assert (node.cpus, node.cpus_used, node.memory_mb, seen.licenses) == (16, 2, 4000, {"matlab": 2})
+    assert seen.jobs[running].cpus == client.job(running).cpus == 2
+    assert not seen.jobs[running].exclusive
+
+
 def test_arrays_interactive_and_unrequeueable_jobs_are_told(site: Site) -> None:
     """They are refused with words, so they must be recognised."""
     array = site.owner.job(site.held("--array=1-2"))
