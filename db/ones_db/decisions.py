@@ -190,7 +190,7 @@ class DecisionStore(Transactions):
             )
         result = connection.execute(RESIZES.insert().values(values))
         key = int(result.inserted_primary_key[0])  # type: ignore[index]
-        _step(connection, key, 0, record.state, record.started, NO_REASON)
+        _step(connection, ResizeStepRecord(key, 0, record.state, record.started, NO_REASON, record.back))
         return replace(record, id=key)
 
     @writing
@@ -201,6 +201,7 @@ class DecisionStore(Transactions):
         state: str,
         *,
         time: float,
+        back: bool = False,
         detail: Reason = NO_REASON,
         order_number: int | None = None,
         deadline: float | None = None,
@@ -212,11 +213,11 @@ class DecisionStore(Transactions):
         row = _row(connection, self._cluster, resize_id)
         if row["ended"] is not None:
             raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
-        values: dict[str, Any] = {"state": state, "deadline": deadline}
+        values: dict[str, Any] = {"state": state, "back": back, "deadline": deadline}
         if order_number is not None:
             values["order_number"] = order_number
         connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
-        _next_step(connection, resize_id, state, time, detail)
+        _next_step(connection, ResizeStepRecord(resize_id, 0, state, time, detail, back))
         return _record(_row(connection, self._cluster, resize_id))
 
     @writing
@@ -237,13 +238,14 @@ class DecisionStore(Transactions):
             raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
         end = {
             "state": state,
+            "back": False,
             "ended": time,
             "pause_s": pause_s,
             "deadline": None,
             **reason_columns("outcome", outcome),
         }
         connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
-        _next_step(connection, resize_id, state, time, outcome)
+        _next_step(connection, ResizeStepRecord(resize_id, 0, state, time, outcome))
         return _record(_row(connection, self._cluster, resize_id))
 
     @writing
@@ -331,17 +333,16 @@ def _row(connection: Connection, cluster: int, resize_id: int) -> Mapping[Any, A
     return row
 
 
-def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: Reason) -> None:
+def _next_step(connection: Connection, step: ResizeStepRecord) -> None:
     """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
-    query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
-    last = connection.execute(query).mappings().one()
-    step = {"state": state, "time": time, **reason_columns("detail", detail)}
-    if any(last[name] != value for name, value in step.items()):
-        _step(connection, resize_id, last["sequence"] + 1, state, time, detail)
+    query = select(STEPS).where(STEPS.c.resize_id == step.resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
+    last = record_of(ResizeStepRecord, connection.execute(query).mappings().one())
+    if replace(last, sequence=0) != step:
+        _step(connection, replace(step, sequence=last.sequence + 1))
 
 
-def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: Reason) -> None:
-    connection.execute(STEPS.insert().values(row_of(ResizeStepRecord(key, sequence, state, time, detail))))
+def _step(connection: Connection, step: ResizeStepRecord) -> None:
+    connection.execute(STEPS.insert().values(row_of(step)))
 
 
 def _record(row: Mapping[Any, Any]) -> ResizeRecord:

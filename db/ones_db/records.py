@@ -222,6 +222,8 @@ class ResizeRecord:
     new_batch: int | None
     state: str
     started: float
+    back: bool = False
+    """It is on its way back to what the job had."""
     decision_id: int | None = None
     order_number: int | None = None
     deadline: float | None = None
@@ -249,6 +251,11 @@ class ResizeRecord:
     let_go: tuple[int, ...] = ()
     """Of `blocks`: tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
 
+    @property
+    def stage(self) -> str:
+        """Its state, and whether it is on its way back, in one word."""
+        return self.state + "_back" * self.back
+
 
 @dataclass(frozen=True)
 class ResizeStepRecord:
@@ -259,6 +266,13 @@ class ResizeStepRecord:
     state: str
     time: float
     detail: Reason
+    back: bool = False
+    """On its way back to what the job had."""
+
+    @property
+    def stage(self) -> str:
+        """See `ResizeRecord.stage`."""
+        return self.state + "_back" * self.back
 
 
 class EpochPoint(NamedTuple):

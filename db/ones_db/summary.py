@@ -134,7 +134,8 @@ class JobSummary:
     resizing: Annotated[
         str | None,
         Of(
-            "(SELECT z.state FROM resizes z WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)",
+            "(SELECT z.state || CASE WHEN z.back THEN '_back' ELSE '' END FROM resizes z "
+            "WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)",
             "state of the resize that is open; null if none is",
         ),
     ]

@@ -50,7 +50,7 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
         why = held_by_others(chosen) if chosen else reason("job_ended", state=last.state.value)
         return machine.move(resize, State.ENDED, why)
     if chosen:
-        return machine.move(resize, State.WITHDRAWING, held_by_others(chosen))
+        return _turn(machine, resize, held_by_others(chosen))
     # Whatever its task says, its term is what its reports and orders go by.
     array = replace(array, job=replace(array.job, restart=resize.restart))
     return BLOCK_HANDLERS[State(resize.state)](machine, resize, array)
@@ -69,7 +69,7 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
         if why is None and not _prepared(resize, array) and machine.due(resize):
             array, why = _prepare(machine, resize, array)
     if why is not None:
-        return machine.move(resize, State.WITHDRAWING, why)
+        return _turn(machine, resize, why)
     return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize
 
 
@@ -183,7 +183,7 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _order_blocks(machine, resize, array)
     if why is not None:
-        return machine.move(resize, State.WITHDRAWING, why)
+        return _turn(machine, resize, why)
     ours = [(task, job) for task, job in _joining_jobs(resize, array) if job.pending and job.held]
     if closed := [task for task, job in ours if not job.admin_held]:
         if not machine.due(resize):
@@ -193,7 +193,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
                 # Slurm delays what was requeued, nothing else.
                 machine.release(array.key(task), now=array.tasks[task].restart > 0)
             except Refused as error:
-                return machine.move(resize, State.WITHDRAWING, reason("release_refused", answer=str(error)))
+                return _turn(machine, resize, reason("release_refused", answer=str(error)))
     # Blocks that leave are waited for as a checkpoint is.
     deadline = machine.deadline(State.JOINING if resize.added else State.DRAINING)
     return machine.move(resize, State.JOINING, deadline=deadline)
@@ -223,7 +223,7 @@ def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
     if _joined(resize, array, _newest(machine, array)):
         return machine.move(resize, State.LEAVING)
     why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _in_vain(machine, resize, array)
-    return machine.move(resize, State.WITHDRAWING, why) if why is not None else resize
+    return _turn(machine, resize, why) if why is not None else resize
 
 
 def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
@@ -255,6 +255,8 @@ def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
 
 
 def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    if resize.back:
+        return _withdrawing(machine, resize, array)
     left = _put_back(machine, array, resize.dropped)
     if left and not machine.late(resize):
         return resize
@@ -264,6 +266,11 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
+
+
+def _turn(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
+    # Blocks that start hear only then that they are not wanted.
+    return machine.move(resize, State.LEAVING, why, back=True, deadline=machine.deadline(State.STARTING))
 
 
 def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
@@ -281,7 +288,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
     except OrderError as error:
         log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
     if joined:
-        return machine.move(resize, State.LEAVING, reason("blocks_joined"))
+        return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
     # If some had joined already they stay, and those whose place they took are gone.
     tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
     # Whom we hold must be known even if the job never reports that they left, or is stopped right after; and whom we
@@ -291,9 +298,9 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
     left = _put_back(machine, array, tasks)
     if left and not machine.late(resize):
         return resize
-    # As it was written down when it was taken back.
-    steps = [step for step in machine.store.resize_steps(resize.id) if step.state == State.WITHDRAWING.value]
-    return machine.move(resize, State.ROLLED_BACK, steps[-1].detail)
+    # As it was written down when it turned.
+    why = next(step.detail for step in machine.store.resize_steps(resize.id) if step.back)
+    return machine.move(resize, State.ROLLED_BACK, why)
 
 
 def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> ResizeRecord:
@@ -391,5 +398,4 @@ BLOCK_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Array], ResizeRecor
     State.OPENING: _opening,
     State.JOINING: _joining,
     State.LEAVING: _leaving,
-    State.WITHDRAWING: _withdrawing,
 }

@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
 """A release that slurmctld forgets came at most this long before its start: it saves every few seconds."""
-_HOLDS = {State.HOLDING.value, State.HOLDING_BACK.value}
-_RELEASES = {State.RELEASING.value, State.RELEASING_BACK.value}
-_RELEASED = {State.WAITING.value, State.STARTING.value, State.WAITING_BACK.value, State.STARTING_BACK.value}
 
 
 class HeldTasks:
@@ -184,11 +181,13 @@ class StaleHolds:
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf
         if resize.mechanism == BLOCKS:
-            done = added and resize.state == State.DONE.value
-            return max((step.time for step in steps if done and step.state == State.LEAVING), default=math.inf)
-        if resize.outcome.code == "stands_held" or not any(step.state in _HOLDS for step in steps):
+            done = added and resize.state == State.DONE
+            leaves = (step.time for step in steps if done and step.state == State.LEAVING and not step.back)
+            return max(leaves, default=math.inf)
+        if resize.outcome.code == "stands_held" or not any(step.state == State.HOLDING for step in steps):
             return math.inf
-        seen = (b.time for a, b in pairwise(steps) if a.state in _RELEASES and b.state in _RELEASED)
+        released = (State.WAITING, State.STARTING)
+        seen = (b.time for a, b in pairwise(steps) if a.state == State.RELEASING and b.state in released)
         return max(seen, default=math.inf)
 
     def _release(self, key: JobKey, seen: Job) -> None:

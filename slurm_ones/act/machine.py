@@ -13,7 +13,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
-from slurm_ones.act.transitions import LASTS, State, check_transition
+from slurm_ones.act.transitions import LASTS, Stage, State, check_transition
 from slurm_ones.config import ResizeSettings
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
@@ -66,7 +66,7 @@ class Machine:
     gains: dict[int, float] = field(default_factory=dict)
     """What the decision expected of resizes that this companion has begun (`Order.gain`), for the job's log alone."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
-    _asked: dict[tuple[int, State], float] = field(default_factory=dict, init=False)
+    _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
     """When the action of each resize's state was last taken."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
     """When the requeued job of each resize was first seen ready to be released."""
@@ -80,7 +80,7 @@ class Machine:
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
         """Whether the state's action is to be taken now: at first, after a restart of ours, and again if in vain."""
-        key = (resize.id, State(resize.state))
+        key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not put it off.
         if asked is not None and (once or 0.0 <= self.clock() - asked < ASK_AGAIN_S):
@@ -118,7 +118,9 @@ class Machine:
 
     def hindered(self, resize: ResizeRecord, job: Job) -> Reason | None:
         """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, or the job's
-        strategy cannot use the new size any more."""
+        strategy cannot use the new size any more. Nothing hinders the way back."""
+        if resize.back:
+            return None
         if not self.wanted(job):
             return reason("switched_off")
         spec, problem = self.told(job)
@@ -158,18 +160,22 @@ class Machine:
         state: State,
         why: Reason | None = None,
         *,
+        back: bool | None = None,
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Write down the state that comes next, by default with the deadline of the table; no other code does. Raises
-        `IllegalTransition`."""
-        check_transition(State(resize.state), state)
-        log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
+        """Write down the state that comes next, by default in the direction that it has, with the deadline of the
+        table; no other code does. Raises `IllegalTransition`."""
+        after = Stage(state, not state.final and (resize.back if back is None else back))
+        check_transition(Stage.of(resize), after)
+        log.info("job %d: %s → %s%s", resize.job_id, resize.stage, after, f": {why}" if why else "")
         detail, now = why or NO_REASON, self.clock()
         if not state.final:
-            self._asked.pop((resize.id, state), None)
+            self._asked.pop((resize.id, after), None)
             deadline = deadline if deadline is not None else self.deadline(state)
-            return self.store.step_resize(resize.id, state.value, time=now, detail=detail, deadline=deadline)
+            return self.store.step_resize(
+                resize.id, state.value, time=now, back=after.back, detail=detail, deadline=deadline
+            )
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
         self._requeued.pop(resize.id, None)
         self.gains.pop(resize.id, None)

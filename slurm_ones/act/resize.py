@@ -19,7 +19,7 @@ from slurm_ones.act.blocks import advance_blocks
 from slurm_ones.act.holds import forgotten, in_our_hold, may_be_ours
 from slurm_ones.act.machine import ASK_AGAIN_S, Machine
 from slurm_ones.act.orders import OrderError
-from slurm_ones.act.transitions import BY_BLOCKS, State
+from slurm_ones.act.transitions import BY_BLOCKS, Stage, State
 from slurm_ones.rules.gate import kind_of_target, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job
@@ -29,14 +29,6 @@ log = logging.getLogger(__name__)
 AT_ONCE_S = 3.0
 """A job that was parked may start at once, which on Slurm 22.05 is two seconds from now."""
 
-_RELEASED = {
-    State.WAITING: State.RESHAPING,
-    State.STARTING: State.RESHAPING,
-    State.WAITING_BACK: State.RESHAPING_BACK,
-    State.STARTING_BACK: State.RESHAPING_BACK,
-}
-"""States after a release, and where to begin again when Slurm forgets it."""
-
 
 class ResizeMachine(Machine):
     """Carries resizes forward. `advance` may be called at any time, as often as one likes."""
@@ -44,15 +36,15 @@ class ResizeMachine(Machine):
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
         """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, and never `Refused`."""
         while not State(resize.state).final:
-            before = State(resize.state)
-            advance_once = advance_blocks if before in BY_BLOCKS else _advance_requeue
+            before = Stage.of(resize)
+            advance_once = advance_blocks if before.state in BY_BLOCKS else _advance_requeue
             try:
                 resize = advance_once(self, resize)
             except Refused as error:
                 # Looked at again next time; the others' resizes must not wait for it.
-                log.error("job %d: %s: %s", resize.job_id, before.value, error)
+                log.error("job %d: %s: %s", resize.job_id, before, error)
                 break
-            if resize.state == before:
+            if Stage.of(resize) == before:
                 break
         return resize
 
@@ -65,8 +57,9 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     if job.ended:
         return machine.move(resize, State.ENDED, reason("job_ended", state=job.state.value))
     state = State(resize.state)
-    if state in _RELEASED and (in_our_hold(job, resize) or _is_held_again(machine, resize, job)):
-        return machine.move(resize, _RELEASED[state], reason("release_forgotten"))
+    released = state in (State.WAITING, State.STARTING)
+    if released and (in_our_hold(job, resize) or _is_held_again(machine, resize, job)):
+        return machine.move(resize, State.RESHAPING, reason("release_forgotten"))
     return HANDLERS[state](machine, resize, job)
 
 
@@ -76,8 +69,7 @@ def _is_held_again(machine: Machine, resize: ResizeRecord, job: Job) -> bool:
     if not may_be_ours(job):
         return False
     steps = machine.store.resize_steps(resize.id)
-    held = any(step.state in (State.HOLDING, State.HOLDING_BACK) for step in steps)
-    return held and forgotten(machine.client, steps[-1].time)
+    return any(step.state == State.HOLDING for step in steps) and forgotten(machine.client, steps[-1].time)
 
 
 # -- the drain ---------------------------------------------------------------------------------------------------------
@@ -161,81 +153,62 @@ def _parking(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
         return _finish(machine, resize, job)
     if job.held:
         if not machine.wanted(job):
-            return machine.move(resize, State.RELEASING_BACK, reason("switched_off"))
+            return machine.move(resize, State.RELEASING, reason("switched_off"), back=True)
         if machine.due(resize):
             try:
                 # In this order: a job that is released first could start in between.
                 machine.deferrals.defer(job)
                 machine.client.release(job.key, start_now=False)
             except Refused as error:
-                return machine.move(resize, State.RELEASING_BACK, reason("defer_refused", answer=str(error)))
+                return machine.move(resize, State.RELEASING, reason("defer_refused", answer=str(error)), back=True)
         return _handle_if_released(machine, resize)
     if machine.deferrals.ours(job):
         return machine.move(resize, State.DONE, reason("parked"))
-    return machine.move(resize, State.RELEASING_BACK, reason("released_before_parking"))
+    return machine.move(resize, State.RELEASING, reason("released_before_parking"), back=True)
 
 
 def _holding(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    first = resize.id in machine.new
+    first = resize.id in machine.new and not resize.back
     machine.new.discard(resize.id)
     if first and job.pending and (job.held or held_in_part(machine.client, resize, job)):
         # It was not when this was decided, and nobody else had a reason to.
         return machine.move(resize, State.ABANDONED, reason("held_by_owner"))
     if not job.pending:
+        if resize.back:
+            # At the new shape, after all.
+            return machine.move(resize, State.RELEASING, back=False)
+        why = reason("started_before_reshape")
         # A hold that came too late must not outlive this run: it would strike at its next requeue.
-        after = State.RELEASING_BACK if job.held else State.ABANDONED
-        return machine.move(resize, after, reason("started_before_reshape"))
+        return machine.move(resize, State.RELEASING if job.held else State.ABANDONED, why, back=job.held)
     if job.held:
         return machine.move(resize, State.RESHAPING)
-    if (why := machine.hindered(resize, job)) is not None:
-        return machine.move(resize, State.ABANDONED, why)
-    return _hold(machine, resize, job)
-
-
-def _holding_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if not job.pending:
-        # It started at the new shape after all.
-        return machine.move(resize, State.RELEASING)
-    return machine.move(resize, State.RESHAPING_BACK) if job.held else _hold(machine, resize, job)
-
-
-def _hold(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+    if (why_not := machine.hindered(resize, job)) is not None:
+        return machine.move(resize, State.ABANDONED, why_not)
     if machine.due(resize):
         try:
             machine.client.hold(job.key)
         except Refused as error:
-            return machine.move(resize, State.RELEASING_BACK, reason("hold_refused", answer=str(error)))
+            return machine.move(resize, State.RELEASING, reason("hold_refused", answer=str(error)), back=True)
     return resize
 
 
 def _reshaping(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if (why := machine.hindered(resize, job)) is not None:
-        return machine.move(resize, State.RESHAPING_BACK, why)
+    why = machine.hindered(resize, job)
     try:
-        _reshape(machine, resize, job)
+        if why is None:
+            _reshape(machine, resize, job)
+            return machine.move(resize, State.RELEASING)
     except Refused as error:
-        return machine.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
-    return machine.move(resize, State.RELEASING)
-
-
-def _reshaping_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    try:
-        _restore(machine, resize, job)
-    except Refused as error:
-        # Not to be held for it: it is tried again of the job that waits.
-        return machine.move(resize, State.RELEASING_BACK, reason("old_shape_refused", answer=str(error)))
-    return machine.move(resize, State.RELEASING_BACK)
-
-
-def _restore(machine: Machine, resize: ResizeRecord, job: Job) -> None:
-    """Give it its old batch and shape; raises `Refused` if Slurm does not take the shape."""
-    if resize.restart >= 0:
-        _order_batch(machine, job, resize.restart + 1, resize.old_batch)
-    _reshape(machine, resize, job)
+        why = reason("old_shape_refused" if resize.back else "shape_refused", answer=str(error))
+    # It is not to be held for its old shape: that is tried again while it waits.
+    return machine.move(resize, State.RELEASING if resize.back else State.RESHAPING, why, back=True)
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: Job) -> None:
-    """Ask Slurm for the shape that the resize heads for, and for the kind of GPU if that changes."""
+    """Ask Slurm for the shape that the resize heads for, and for the kind of GPU if that changes; on the way back the
+    job gets its old batch too. Raises `Refused` if Slurm does not take it."""
+    if resize.back and resize.restart >= 0:
+        _order_batch(machine, job, resize.restart + 1, resize.old_batch)
     kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
     machine.client.reshape(job.key, target_of(resize), kind=kind)
     machine.ask_for_few_switches(job, target_of(resize))
@@ -245,35 +218,29 @@ def _reshape(machine: Machine, resize: ResizeRecord, job: Job) -> None:
 
 
 def _releasing(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if job.held and job.never_starts:
-        return machine.move(resize, State.RESHAPING_BACK, reason("never_starts", cause=job.reason))
-    try:
-        return _release(machine, resize, job, State.WAITING, State.STARTING)
-    except UnknownJob:
-        return resize
-    except Refused as error:
-        # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
-        return machine.move(resize, State.RESHAPING_BACK, reason("release_refused", answer=str(error)))
-
-
-def _releasing_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    return _release(machine, resize, job, State.WAITING_BACK, State.STARTING_BACK)
-
-
-def _release(machine: Machine, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
+    if job.held and job.never_starts and not resize.back:
+        return machine.move(resize, State.RESHAPING, reason("never_starts", cause=job.reason), back=True)
     if job.held and job.admin_held:
         return _wait_at_old_shape(machine, resize, reason("held_by_operator"))
     if job.held:
         if machine.just_requeued(resize, job):
             return resize
-        # Also a running job: a hold that came too late would strike at its next requeue.
-        if machine.due(resize):
-            # A waiting job's own --begin stays.
-            machine.release(job.key, now=job.pending and resize.restart >= 0)
-        return _handle_if_released(machine, resize)
+        try:
+            # Also a running job: a hold that came too late would strike at its next requeue.
+            if machine.due(resize):
+                # A waiting job's own --begin stays.
+                machine.release(job.key, now=job.pending and resize.restart >= 0)
+            return _handle_if_released(machine, resize)
+        except UnknownJob:
+            return resize
+        except Refused as error:
+            if resize.back:
+                raise
+            # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
+            return machine.move(resize, State.RESHAPING, reason("release_refused", answer=str(error)), back=True)
     if job.pending:
         machine.deferrals.release(job)
-    return machine.move(resize, waiting if job.pending else starting)
+    return machine.move(resize, State.WAITING if job.pending else State.STARTING)
 
 
 def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
@@ -285,15 +252,17 @@ def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
     """For a job that waits for something else than room: Slurm does not say of it whether it would ever start at the
     new shape. Its hold, if it has one, is not ours and stays."""
-    return machine.move(resize, State.WAITING_BACK, why)
+    return machine.move(resize, State.WAITING, why, back=True)
 
 
 def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     if job.running:
         return machine.move(resize, State.STARTING)
+    if resize.back:
+        return _waiting_back(machine, resize, job)
     # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
     if job.never_starts:
-        return machine.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
+        return machine.move(resize, State.HOLDING, reason("never_starts", cause=job.reason), back=True)
     if job.held:
         return _wait_at_old_shape(machine, resize, reason("held_by_owner"))
     late = machine.late(resize)
@@ -305,23 +274,21 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
             return _finish(machine, resize, job)
     if late:
         why = reason("queued_too_long", seconds=machine.settings.max_wait_s)
-        return machine.move(resize, State.HOLDING_BACK, why)
+        return machine.move(resize, State.HOLDING, why, back=True)
     return resize
 
 
 def _waiting_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if job.running:
-        return machine.move(resize, State.STARTING_BACK)
     late = machine.late(resize)
     if job.pending and _to_put_back(resize, job):
         # Refused a moment ago, or not asked for yet.
         if machine.due(resize):
             try:
-                _restore(machine, resize, job)
+                _reshape(machine, resize, job)
             except Refused as error:
                 log.warning("job %d: the old shape was refused: %s", job.job_id, error)
             else:
-                return _waiting_back(machine, resize, job_of(machine.client, resize))
+                return _waiting(machine, resize, job_of(machine.client, resize))
         if not late:
             return resize
     return _finish(machine, resize, job) if resize.restart < 0 or job.held or late else resize
@@ -402,9 +369,4 @@ HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Job], ResizeRecord]] = {
     State.RELEASING: _releasing,
     State.WAITING: _waiting,
     State.STARTING: _starting,
-    State.HOLDING_BACK: _holding_back,
-    State.RESHAPING_BACK: _reshaping_back,
-    State.RELEASING_BACK: _releasing_back,
-    State.WAITING_BACK: _waiting_back,
-    State.STARTING_BACK: _starting,
 }

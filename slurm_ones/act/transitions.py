@@ -4,16 +4,18 @@ A state is written to the database before its action is taken, so it reads "this
 `Machine.move` writes one, and a write that the table does not allow raises `IllegalTransition`. The picture in
 docs/architecture.md is made from the table: ``python -m slurm_ones.act.transitions``.
 
-The way back, if Slurm refuses, the owner opts out or the queue is too long, are the states that end in ``_back``, and
-`withdrawing` for blocks. A job that others hold, or that waits for its earliest start, goes on at `waiting_back`, where
-it gets its old shape in whatever hold it is: Slurm does not say whether it would ever start at the new one.
+If Slurm refuses, the owner opts out or the queue is too long, a resize turns: it goes through the same states on its
+way back to what the job had (`ResizeRecord.back`). A job that others hold, or that waits for its earliest start, gets
+its old shape in whatever hold it is: Slurm does not say whether it would ever start at the new one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from ones_db import ResizeRecord
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 
 
@@ -28,11 +30,6 @@ class State(str, Enum):
     RELEASING = "releasing"
     WAITING = "waiting"
     STARTING = "starting"
-    HOLDING_BACK = "holding_back"
-    RESHAPING_BACK = "reshaping_back"
-    RELEASING_BACK = "releasing_back"
-    WAITING_BACK = "waiting_back"
-    STARTING_BACK = "starting_back"
     PREPARING = "preparing"
     """Blocks that are to join are held, and given their shapes."""
     OPENING = "opening"
@@ -40,9 +37,8 @@ class State(str, Enum):
     JOINING = "joining"
     """The job trains on until all are ready, and says when it trains with them."""
     LEAVING = "leaving"
-    """Blocks that left end, and are put back into a hold."""
-    WITHDRAWING = "withdrawing"
-    """The job is ordered to stay as it was; blocks that were to join are put back into a hold."""
+    """Blocks that are not wanted end, and are put back into a hold: those that left; on the way back those that were to
+    join, once the job is ordered to stay as it was."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -55,112 +51,115 @@ class State(str, Enum):
         return self in FINAL
 
 
+class Direction(Enum):
+    """How a step may be taken: on the way back or not, before and after it."""
+
+    THERE = ((False, False),)
+    BACK = ((True, True),)
+    EITHER = ((False, False), (True, True))
+    TURN = ((False, True),)
+    AFTER_ALL = ((True, False),)
+
+
+class Stage(NamedTuple):
+    """A state, and whether the resize is on its way back."""
+
+    state: State
+    back: bool = False
+
+    @classmethod
+    def of(cls, resize: ResizeRecord) -> Stage:
+        return cls(State(resize.state), resize.back)
+
+    def __str__(self) -> str:
+        return self.state.value + "_back" * self.back
+
+
 class Edge(NamedTuple):
     """A step that a resize may take."""
 
     mechanism: str
     """By which the resize is carried out: `REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
     before: State
+    direction: Direction
     after: State
     why: str
 
 
 _CLOSED = "closed by the shape that Slurm holds, whichever was asked for last"
 _FORGOTTEN = "slurmctld went back in time: it stands in our hold again"
+_THERE, _BACK, _EITHER, _TURN, _AFTER_ALL = Direction
 
 EDGES = (
-    Edge(REQUEUE, State.DRAINING, State.REQUEUING, "the checkpoint that answers this drain is durable, and it waits"),
-    Edge(REQUEUE, State.DRAINING, State.ABANDONED, "no checkpoint in time, or not wanted: it trains on as it was"),
-    Edge(REQUEUE, State.REQUEUING, State.PARKING, "it waits in our hold, and is to have no GPUs"),
-    Edge(REQUEUE, State.REQUEUING, State.RESHAPING, "it waits in our hold"),
-    Edge(REQUEUE, State.REQUEUING, State.ABANDONED, "refused, others were faster, or its minute is over: it trains on"),
-    Edge(REQUEUE, State.PARKING, State.DONE, "deferred and in no hold: Slurm starts it even without a companion"),
-    Edge(REQUEUE, State.PARKING, State.ROLLED_BACK, "an operator holds it: it is theirs"),
-    Edge(REQUEUE, State.PARKING, State.RELEASING_BACK, "not to be deferred, not wanted, or released by its owner"),
-    Edge(REQUEUE, State.HOLDING, State.RESHAPING, "it waits in our hold"),
-    Edge(REQUEUE, State.HOLDING, State.RELEASING_BACK, "hold refused; or too late: it would act at the next requeue"),
-    Edge(
-        REQUEUE, State.HOLDING, State.ABANDONED, "it started, others hold it, or it is not wanted: Slurm was not asked"
-    ),
-    Edge(REQUEUE, State.RESHAPING, State.RELEASING, "Slurm took the shape, by what it says when it is asked again"),
-    Edge(REQUEUE, State.RESHAPING, State.RESHAPING_BACK, "refused, perhaps after it took a part; or not wanted"),
-    Edge(REQUEUE, State.RELEASING, State.WAITING, "it is in no hold"),
-    Edge(REQUEUE, State.RELEASING, State.STARTING, "it started before it was seen to wait"),
-    Edge(REQUEUE, State.RELEASING, State.RESHAPING_BACK, "Slurm took a shape that it never starts, or never releases"),
-    Edge(REQUEUE, State.RELEASING, State.WAITING_BACK, "an operator's hold, which stays"),
-    Edge(REQUEUE, State.WAITING, State.STARTING, "it runs"),
-    Edge(REQUEUE, State.WAITING, State.DONE, f"of a job that waited: {_CLOSED}"),
-    Edge(REQUEUE, State.WAITING, State.ROLLED_BACK, f"of a job that waited: {_CLOSED}"),
-    Edge(REQUEUE, State.WAITING, State.HOLDING_BACK, "it waits too long, or Slurm never starts it at this shape"),
-    Edge(REQUEUE, State.WAITING, State.WAITING_BACK, "it waits for others: their hold, a dependency, its --begin"),
-    Edge(REQUEUE, State.WAITING, State.RESHAPING, _FORGOTTEN),
-    Edge(REQUEUE, State.STARTING, State.DONE, f"it reported, ended or is silent: {_CLOSED}"),
-    Edge(REQUEUE, State.STARTING, State.ROLLED_BACK, f"it reported, ended or is silent: {_CLOSED}"),
-    Edge(REQUEUE, State.STARTING, State.RESHAPING, _FORGOTTEN),
-    Edge(REQUEUE, State.HOLDING_BACK, State.RESHAPING_BACK, "it waits in our hold"),
-    Edge(REQUEUE, State.HOLDING_BACK, State.RELEASING_BACK, "hold refused: its shape is put back as it waits"),
-    Edge(REQUEUE, State.HOLDING_BACK, State.RELEASING, "it started at the new shape after all, perhaps in our hold"),
-    Edge(REQUEUE, State.RESHAPING_BACK, State.RELEASING_BACK, "put back; or refused, and not kept held for that"),
-    Edge(REQUEUE, State.RELEASING_BACK, State.WAITING_BACK, "it is in no hold, or in an operator's"),
-    Edge(REQUEUE, State.RELEASING_BACK, State.STARTING_BACK, "it started before it was seen to wait"),
-    Edge(REQUEUE, State.WAITING_BACK, State.STARTING_BACK, "it runs"),
-    Edge(REQUEUE, State.WAITING_BACK, State.DONE, f"it waits at the new shape after all: {_CLOSED}"),
-    Edge(REQUEUE, State.WAITING_BACK, State.ROLLED_BACK, f"it waits: {_CLOSED}"),
-    Edge(REQUEUE, State.WAITING_BACK, State.RESHAPING_BACK, _FORGOTTEN),
-    Edge(REQUEUE, State.STARTING_BACK, State.DONE, f"it started at the new shape after all: {_CLOSED}"),
-    Edge(REQUEUE, State.STARTING_BACK, State.ROLLED_BACK, f"it reported, ended or is silent: {_CLOSED}"),
-    Edge(REQUEUE, State.STARTING_BACK, State.RESHAPING_BACK, _FORGOTTEN),
-    Edge(BLOCKS, State.PREPARING, State.OPENING, "all that wait are held, and those that join have their shapes"),
-    Edge(BLOCKS, State.PREPARING, State.WITHDRAWING, "a task cannot be had, or others hold it; or not wanted"),
-    Edge(BLOCKS, State.OPENING, State.JOINING, "the order stands, and nothing that is to join is in our hold"),
-    Edge(BLOCKS, State.OPENING, State.WITHDRAWING, "no order could be written, a release was refused, or not wanted"),
-    Edge(BLOCKS, State.JOINING, State.LEAVING, "the job reports that it trains with them, and Slurm that they run"),
-    Edge(BLOCKS, State.JOINING, State.WITHDRAWING, "a block ended, is held or waits too long: it trains on as it was"),
-    Edge(BLOCKS, State.LEAVING, State.DONE, "those that left wait in our hold, or linger past the deadline"),
-    Edge(BLOCKS, State.WITHDRAWING, State.ROLLED_BACK, "the order is called off, and those to join are in our hold"),
-    Edge(BLOCKS, State.WITHDRAWING, State.LEAVING, "the order came through before it could be called off"),
+    Edge(REQUEUE, State.DRAINING, _THERE, State.REQUEUING, "the checkpoint that answers this drain is durable"),
+    Edge(REQUEUE, State.DRAINING, _THERE, State.ABANDONED, "no checkpoint in time, or not wanted: it trains on"),
+    Edge(REQUEUE, State.REQUEUING, _THERE, State.PARKING, "it waits in our hold, and is to have no GPUs"),
+    Edge(REQUEUE, State.REQUEUING, _THERE, State.RESHAPING, "it waits in our hold"),
+    Edge(REQUEUE, State.REQUEUING, _THERE, State.ABANDONED, "refused, others were faster, or its minute is over"),
+    Edge(REQUEUE, State.PARKING, _THERE, State.DONE, "deferred, and in no hold: it starts without a companion too"),
+    Edge(REQUEUE, State.PARKING, _THERE, State.ROLLED_BACK, "an operator holds it: it is theirs"),
+    Edge(REQUEUE, State.PARKING, _TURN, State.RELEASING, "not to be deferred, not wanted, or released by its owner"),
+    Edge(REQUEUE, State.HOLDING, _EITHER, State.RESHAPING, "it waits in our hold"),
+    Edge(REQUEUE, State.HOLDING, _TURN, State.RELEASING, "refused; or too late: it would act at the next requeue"),
+    Edge(REQUEUE, State.HOLDING, _BACK, State.RELEASING, "refused: its shape is put back as it waits"),
+    Edge(REQUEUE, State.HOLDING, _AFTER_ALL, State.RELEASING, "it started at the new shape, perhaps in our hold"),
+    Edge(REQUEUE, State.HOLDING, _THERE, State.ABANDONED, "it started, others hold it, or not wanted: nobody asked"),
+    Edge(REQUEUE, State.RESHAPING, _EITHER, State.RELEASING, "Slurm took it, by what it says; or refused the old one"),
+    Edge(REQUEUE, State.RESHAPING, _TURN, State.RESHAPING, "refused, perhaps after Slurm took a part; or not wanted"),
+    Edge(REQUEUE, State.RELEASING, _EITHER, State.WAITING, "it is in no hold; on the way back, or in an operator's"),
+    Edge(REQUEUE, State.RELEASING, _EITHER, State.STARTING, "it started before it was seen to wait"),
+    Edge(REQUEUE, State.RELEASING, _TURN, State.RESHAPING, "Slurm took a shape that it never starts, or releases"),
+    Edge(REQUEUE, State.RELEASING, _TURN, State.WAITING, "an operator's hold, which stays"),
+    Edge(REQUEUE, State.WAITING, _EITHER, State.STARTING, "it runs"),
+    Edge(REQUEUE, State.WAITING, _EITHER, State.DONE, f"of a job that waited, or on the way back: {_CLOSED}"),
+    Edge(REQUEUE, State.WAITING, _EITHER, State.ROLLED_BACK, f"of a job that waited, or on the way back: {_CLOSED}"),
+    Edge(REQUEUE, State.WAITING, _TURN, State.HOLDING, "it waits too long, or Slurm never starts it at this shape"),
+    Edge(REQUEUE, State.WAITING, _TURN, State.WAITING, "it waits for others: their hold, a dependency, its --begin"),
+    Edge(REQUEUE, State.WAITING, _EITHER, State.RESHAPING, _FORGOTTEN),
+    Edge(REQUEUE, State.STARTING, _EITHER, State.DONE, f"it reported, ended or is silent: {_CLOSED}"),
+    Edge(REQUEUE, State.STARTING, _EITHER, State.ROLLED_BACK, f"it reported, ended or is silent: {_CLOSED}"),
+    Edge(REQUEUE, State.STARTING, _EITHER, State.RESHAPING, _FORGOTTEN),
+    Edge(BLOCKS, State.PREPARING, _THERE, State.OPENING, "all that wait are held, and those that join have shapes"),
+    Edge(BLOCKS, State.PREPARING, _TURN, State.LEAVING, "a task cannot be had, or others hold it; or not wanted"),
+    Edge(BLOCKS, State.OPENING, _THERE, State.JOINING, "the order stands, and nothing that is to join is in our hold"),
+    Edge(BLOCKS, State.OPENING, _TURN, State.LEAVING, "no order could be written, a release was refused, not wanted"),
+    Edge(BLOCKS, State.JOINING, _THERE, State.LEAVING, "the job reports that it trains with them, Slurm that they run"),
+    Edge(BLOCKS, State.JOINING, _TURN, State.LEAVING, "a block ended, is held or waits too long: it trains on"),
+    Edge(BLOCKS, State.LEAVING, _THERE, State.DONE, "those that left wait in our hold, or linger past the deadline"),
+    Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is called off, those to join are in our hold"),
+    Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the order came through before it could be called off"),
 )
 """The table. Besides, a job may end at any time: any state that is not final may be followed by `ended`."""
 
-TRANSITIONS = {
-    state: frozenset({State.ENDED, *(edge.after for edge in EDGES if edge.before is state)})
-    for state in State
-    if any(edge.before is state for edge in EDGES)
-}
-"""The states that may follow each state that is not final."""
-
+FINAL = frozenset(State) - {edge.before for edge in EDGES}
 BY_BLOCKS = frozenset(edge.before for edge in EDGES if edge.mechanism == BLOCKS)
-FINAL = frozenset(State) - TRANSITIONS.keys()
+
+
+def _steps() -> Iterator[tuple[Stage, Stage]]:
+    for edge in EDGES:
+        for before, after in edge.direction.value:
+            yield Stage(edge.before, before), Stage(edge.after, after and edge.after not in FINAL)
+            yield Stage(edge.before, before), Stage(State.ENDED)
+
+
+TRANSITIONS = {stage: frozenset(after for before, after in _steps() if before == stage) for stage, _ in _steps()}
+"""The stages that may follow each that is not final."""
 
 LASTS = {
     State.DRAINING: "drain_timeout_s",
     State.HOLDING: "drain_timeout_s",
     State.WAITING: "max_wait_s",
     State.STARTING: "start_timeout_s",
-    State.WAITING_BACK: "max_wait_s",
-    State.STARTING_BACK: "start_timeout_s",
     State.PREPARING: "drain_timeout_s",
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
-    State.WITHDRAWING: "start_timeout_s",
 }
 """The setting (`config.ResizeSettings`) that says after how many seconds a state's deadline is past."""
 
-HOLDS_JOB = frozenset(
-    {
-        State.REQUEUING,
-        State.PARKING,
-        State.HOLDING,
-        State.RESHAPING,
-        State.RELEASING,
-        State.HOLDING_BACK,
-        State.RESHAPING_BACK,
-        State.RELEASING_BACK,
-    }
-)
+HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
 """States in which the job may stand in a hold of ours; none of them is ever given up before a release."""
 
-NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING, State.WITHDRAWING}
+NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
 """States in which a job, or GPUs, would stand idle without a companion. In the others the job waits in the queue,
 starts or trains, whether or not somebody looks."""
 
@@ -176,10 +175,10 @@ def first_state(running: bool, *, by_blocks: bool = False) -> State:
     return State.DRAINING if running else State.HOLDING
 
 
-def check_transition(before: State, after: State) -> None:
+def check_transition(before: Stage, after: Stage) -> None:
     """Raises `IllegalTransition` for a step that the table does not have."""
     if after not in TRANSITIONS.get(before, ()):
-        raise IllegalTransition(f"a resize does not go from {before.value} to {after.value}")
+        raise IllegalTransition(f"a resize does not go from {before} to {after}")
 
 
 def picture() -> str:
@@ -188,11 +187,15 @@ def picture() -> str:
         "stateDiagram-v2",
         f"    [*] --> {first_state(running=True).value}: the job runs",
         f"    [*] --> {first_state(running=False).value}: the job waits",
-        f"    [*] --> {first_state(running=True, by_blocks=True).value}: the job is one of blocks and runs",
+        f"    [*] --> {first_state(running=True, by_blocks=True).value}: blocks join or leave",
     ]
+    ways: dict[tuple[State, State], list[Direction]] = {}
+    for edge in EDGES:
+        ways.setdefault((edge.before, edge.after), []).append(edge.direction)
     order = [*State]
-    edges = sorted(EDGES, key=lambda edge: (order.index(edge.before), order.index(edge.after)))
-    lines += [f"    {edge.before.value} --> {edge.after.value}" for edge in edges]
+    for before, after in sorted(ways, key=lambda ends: (order.index(ends[0]), order.index(ends[1]))):
+        taken = ", ".join(way.name.lower().replace("_", " ") for way in ways[before, after])
+        lines.append(f"    {before.value} --> {after.value}: {taken}")
     lines += [f"    {state.value} --> [*]" for state in State if state.final and state is not State.ENDED]
     return "\n".join(lines)
 

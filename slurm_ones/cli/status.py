@@ -176,7 +176,7 @@ def lines(status: Status, *, asked: bool) -> list[str]:
     for resize in status.resizes:
         change = ", ".join(filter(None, (changed(resize), planned(resize))))
         shown.append(
-            f"resize     job {resize.job_id} {change}, {resize.state}, begun {_ago(status.now, resize.started)}"
+            f"resize     job {resize.job_id} {change}, {resize.stage}, begun {_ago(status.now, resize.started)}"
         )
     if last is not None and last.error_time is not None:
         shown.append(f"last error {_ago(status.now, last.error_time)}: {last.error}")

@@ -48,16 +48,12 @@ from slurm_ones.slurm.model import Partition, partition_gpus
 
 def target_of(resize: ResizeRecord) -> Shape:
     """The shape that the resize is heading for: the old one once it is on its way back."""
-    return resize.old_shape if _goes_back(resize) else resize.new_shape
+    return resize.old_shape if resize.back else resize.new_shape
 
 
 def kind_of_target(resize: ResizeRecord) -> str:
     """The kind of GPU that the job asks for there; empty for any."""
-    return resize.old_kind if _goes_back(resize) else resize.new_kind
-
-
-def _goes_back(resize: ResizeRecord) -> bool:
-    return resize.state.endswith("_back") or resize.state == "withdrawing"
+    return resize.old_kind if resize.back else resize.new_kind
 
 
 class UnderWay(NamedTuple):
@@ -76,7 +72,7 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
     found = {}
     for resize in resizes:
         # No block leaves any more once it is taken back.
-        dropped = () if resize.state == "withdrawing" else resize.dropped
+        dropped = () if resize.back else resize.dropped
         moves = Moves(resize.added, dropped) if resize.mechanism == BLOCKS else None
         found[resize.job_id] = UnderWay(target_of(resize), kind_of_target(resize), moves)
     return found

@@ -242,11 +242,11 @@ RESIZE: tuple[ShownColumn[ShownResize], ...] = (
     ShownColumn("blocks", lambda one: planned(one.resize), "blocks that it adds and drops"),
     ShownColumn("restart", attrgetter("resize.restart"), "run that it leaves; -1 if the job waited"),
     ShownColumn("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
-    ShownColumn("state", attrgetter("resize.state"), "its state", "state", left=True),
+    ShownColumn("state", attrgetter("resize.stage"), "its state", "state", left=True),
     ShownColumn("pause_s", attrgetter("resize.pause_s"), "how long training stood still", "stood still", seconds, "s"),
     ShownColumn(
         "steps", lambda one: [_step(step) for step in one.steps], "its steps", "steps", left=True, width=40,
-        own=lambda one: ", ".join(f"{step.state} {step.time - one.resize.started:.1f} s" for step in one.steps),
+        own=lambda one: ", ".join(f"{step.stage} {step.time - one.resize.started:.1f} s" for step in one.steps),
     ),
     ShownColumn("start", attrgetter("start"), "phases of the start after it"),
     ShownColumn(
@@ -313,7 +313,7 @@ def _weighed(one: Any) -> str:
 
 def _step(step: ResizeStepRecord) -> dict[str, Any]:
     detail = step.detail
-    found = {"sequence": step.sequence, "state": step.state, "time": step.time}
+    found = {"sequence": step.sequence, "state": step.stage, "time": step.time}
     return found | {"detail": str(detail), "detail_code": detail.code, "detail_arguments": dict(detail.arguments)}
 
 

@@ -178,12 +178,12 @@ def _resize(one: ShownResize) -> Iterator[str]:
     resize, blocks = one.resize, planned(one.resize)
     still = pause if resize.mechanism == "blocks" else seconds
     yield (
-        f"  {clock(resize.started)} resize {changed(resize)}{f' ({blocks})' if blocks else ''}: {resize.state}"
+        f"  {clock(resize.started)} resize {changed(resize)}{f' ({blocks})' if blocks else ''}: {resize.stage}"
         + (f", {safe(str(resize.outcome), 300)}" if resize.outcome else "")
         + (f", training stood still for {still(resize.pause_s)}" if resize.pause_s is not None else "")
     )
     for step in one.steps:
-        yield f"      {step.time - resize.started:7.1f} s  {step.state}  [dim]{safe(str(step.detail), 300)}[/]"
+        yield f"      {step.time - resize.started:7.1f} s  {step.stage}  [dim]{safe(str(step.detail), 300)}[/]"
     if one.start:
         yield f"      the start after it: {one.start}"
 

@@ -69,7 +69,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
         else:
             yield from record_differs(world, job_id, record, store)
     for resize in store.open_resizes():
-        yield f"job {resize.job_id}: its resize is still {resize.state}"
+        yield f"job {resize.job_id}: its resize is still {resize.stage}"
     for job_id in store.deferrals():
         yield f"job {job_id} is still kept from starting"
 

@@ -183,7 +183,7 @@ class BlockWorld(Interrupted):
             before = len(self.events)
             self.tick(self.wait_s)
             self.wait_s = 1.0 if len(self.events) > before else LOOK_AGAIN_S
-        raise AssertionError(f"stuck in {self.resize.state}")
+        raise AssertionError(f"stuck in {self.resize.stage}")
 
     def tidy(self) -> None:
         """What the companion does of jobs of blocks at a tick."""

@@ -15,13 +15,14 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
 from slurm_ones.act.holds import HeldTasks, StaleHolds
-from slurm_ones.act.transitions import State
+from slurm_ones.act.transitions import Stage, State
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Task
 from tests.act.block_world import BlockWorld
 
 Make = Callable[..., BlockWorld]
 ONE, TWO, FOUR = Shape(1, 1), Shape(1, 2), Shape(1, 4)
+BACK = Stage(State.LEAVING, True)
 THERE = ["preparing", "opening", "joining", "leaving", "done"]
 
 
@@ -93,7 +94,7 @@ def test_a_shape_that_is_refused_costs_nothing(make: Make, monkeypatch: pytest.M
     world.begin({1: FOUR})
     resize = world.finish()
     world.check()
-    assert world.states == ["preparing", "withdrawing", "rolled_back"] and resize.outcome.code == "shape_refused"
+    assert world.states == ["preparing", "leaving_back", "rolled_back"] and resize.outcome.code == "shape_refused"
     assert "after order" not in world.events
 
 
@@ -109,7 +110,7 @@ def test_a_shape_at_which_slurm_never_starts_a_block(make: Make) -> None:
 
 
 @pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING])
-def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: State) -> None:
+def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: State | Stage) -> None:
     """Its shape was chosen for the partition that the others train in: it is not let go in another one."""
     world = make()
     for name in list(world.cluster.nodes.names()):
@@ -138,7 +139,7 @@ def test_a_block_that_waits_too_long_is_taken_back(make: Make) -> None:
     world.begin({1: ONE})
     resize = world.finish()
     world.check()
-    assert world.states == ["preparing", "opening", "joining", "withdrawing", "rolled_back"]
+    assert world.states == ["preparing", "opening", "joining", "leaving_back", "rolled_back"]
     assert resize.outcome.code == "queued_too_long" and world.order.blocks == (0,) and world.order.batch == 16
 
 
@@ -153,8 +154,8 @@ def test_a_block_that_dies_before_it_joined(make: Make) -> None:
     assert resize.state == State.ROLLED_BACK and resize.outcome.code == "block_ended"
 
 
-@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, State.WITHDRAWING])
-def test_a_job_that_is_cancelled(make: Make, state: State) -> None:
+@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, BACK])
+def test_a_job_that_is_cancelled(make: Make, state: State | Stage) -> None:
     """By its owner, in every state: obeyed at once, and nothing is left behind."""
     world = make({1: ONE})
     _reach(world, state)
@@ -166,9 +167,9 @@ def test_a_job_that_is_cancelled(make: Make, state: State) -> None:
     assert not any(job.pending or job.running for job in world.tasks.values())
 
 
-@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.WITHDRAWING])
+@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, BACK])
 @pytest.mark.parametrize("how", ["comment", "no blocks", "stop file"])
-def test_a_job_that_opts_out(make: Make, state: State, how: str) -> None:
+def test_a_job_that_opts_out(make: Make, state: State | Stage, how: str) -> None:
     """It stays as it was, and what was begun is taken back."""
     world = make({1: ONE})
     _reach(world, state)
@@ -180,7 +181,7 @@ def test_a_job_that_opts_out(make: Make, state: State, how: str) -> None:
         world.stop_file.touch()
     world.finish()
     assert world.resize.state == State.ROLLED_BACK
-    assert state is State.WITHDRAWING or world.resize.outcome.code == "switched_off"
+    assert state is BACK or world.resize.outcome.code == "switched_off"
     assert {*world.training.members} == {0, 1}
 
 
@@ -315,7 +316,7 @@ def test_a_task_that_its_owner_holds_before_we_do_is_never_ours(make: Make, how:
 
 
 @pytest.mark.parametrize("state", [State.PREPARING, State.JOINING])
-def test_blocks_that_their_owner_holds_at_once(make: Make, state: State) -> None:
+def test_blocks_that_their_owner_holds_at_once(make: Make, state: State | Stage) -> None:
     """As by the job's number: none of them is ours from then on."""
     world = make()
     for name in list(world.cluster.nodes.names()):
@@ -446,7 +447,7 @@ def test_an_owner_who_opts_out_between_two_blocks(make: Make) -> None:
     world.interrupt = opt_out
     world.begin({1: TWO, 2: TWO})
     world.finish()
-    assert world.states == ["preparing", "withdrawing", "rolled_back"]
+    assert world.states == ["preparing", "leaving_back", "rolled_back"]
     assert world.events.count("before reshape") == 1
 
 
@@ -659,16 +660,18 @@ def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch
     assert not any(job.pending for job in world.tasks.values())
 
 
-def _reach(world: BlockWorld, state: State) -> None:
+def _reach(world: BlockWorld, state: State | Stage) -> None:
     """A change of blocks 0 and 1 in that state, which is not done with."""
     world.begin({2: TWO} if state is not State.LEAVING else {}, () if state is not State.LEAVING else (1,))
-    if state is State.WITHDRAWING:
+    if state is BACK:
         world.until(State.JOINING)
         world.simulated.pass_time(3)
         world.cluster.kill(Task(world.job_id, 2), 1)
 
+    stage = str(Stage(state) if isinstance(state, State) else state)
+
     def stop(number: int, event: str) -> None:
-        if event == f"after journal {state.value}":
+        if event == f"after journal {stage}":
             raise _Stop
 
     if state is State.PREPARING:
@@ -679,7 +682,7 @@ def _reach(world: BlockWorld, state: State) -> None:
             world.tick()
         except _Stop:
             world.interrupt = lambda number, event: None
-            assert world.resize.state == state
+            assert world.resize.stage == stage
             return
     raise AssertionError(f"not reached: {world.states}")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
-from slurm_ones.act.transitions import State
+from slurm_ones.act.transitions import Stage, State
 from slurm_ones.slurm.client import NotPermitted
 from slurm_ones.slurm.model import JobState
 from tests.act.world import LEASE_S, OLD, OLD_BATCH, World
@@ -67,12 +67,12 @@ def test_a_release_that_is_refused_ends_the_deferral_too(make_world: Make) -> No
     world = make_world(parks=True, settings={"start_now": False, "max_wait_s": 300})
     world.slurm.release_refused = lambda shape: "not now"
     world.begin()
-    world.until(State.RELEASING_BACK)
+    world.until(Stage(State.RELEASING, True))
     world.slurm.release_refused = lambda shape: ""
     resize = world.finish()
     world.check()
     assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at its old shape")
-    steps = {step.state: step.time for step in world.store.resize_steps(resize.id)}
+    steps = {step.stage: step.time for step in world.store.resize_steps(resize.id)}
     assert steps["starting_back"] - steps["parking"] < 60
 
 

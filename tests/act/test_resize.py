@@ -14,7 +14,7 @@ from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.holds import StaleHolds
-from slurm_ones.act.transitions import FINAL, State
+from slurm_ones.act.transitions import TRANSITIONS, Stage, State
 from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobKey, JobState
 from tests.act.fake import FakeJob, FakeSlurm
@@ -147,7 +147,7 @@ def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
     began = world.clock()
     resize = world.finish()
     world.check()
-    steps = {step.state: step for step in world.store.resize_steps(resize.id)}
+    steps = {step.stage: step for step in world.store.resize_steps(resize.id)}
     assert steps["holding_back"].time - began <= world.settings.max_wait_s + 5
     assert dict(steps["holding_back"].detail.arguments) == {"seconds": 30}
 
@@ -166,7 +166,7 @@ def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_
             world.slurm.pass_time(0.0)
 
     world.interrupt = start_first
-    world.until(State.HOLDING_BACK)
+    world.until(Stage(State.HOLDING, True))
     assert world.job.state is JobState.RUNNING and world.job.held_by == "us"
     resize = world.finish()
     world.check()
@@ -308,7 +308,7 @@ def test_the_order_is_written_once(make_world: Make) -> None:
     world.check()
 
 
-@pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING])
+@pytest.mark.parametrize("state", [Stage(State.DRAINING), Stage(State.REQUEUING)])
 def test_a_job_that_slurm_requeues_by_itself_keeps_its_shape_and_batch(make_world: Make, state: State) -> None:
     """Preempted while draining: its next run has the old shape, so the batch ordered for the new one is taken back."""
     world = make_world()
@@ -397,20 +397,20 @@ def test_opting_out_after_the_reshape_takes_nothing_back_at_once(
 
 # -- what others do in between ---------------------------------------------------------------------------------------
 
-OPEN = [state for state in State if state not in FINAL and state not in BLOCK_HANDLERS]
+OPEN = [stage for stage in TRANSITIONS if stage.state not in BLOCK_HANDLERS]
 
 
-def reach(world: World, state: State) -> None:
+def reach(world: World, stage: Stage) -> None:
     """Take a resize to a state by the road that leads there."""
-    if state.value.endswith("_back") and state is not State.HOLDING_BACK:
+    if stage.back and stage.state is not State.HOLDING:
         world.slurm.refuses = lambda shape: "no" if shape == NEW else ""
-    if state is State.HOLDING_BACK:
+    if stage == Stage(State.HOLDING, True):
         world.interrupt = lambda number, event: fill(world, 10) and None if event == "before reshape" else None
-    if state in (State.HOLDING, State.HOLDING_BACK):
+    if stage.state is State.HOLDING:
         world.slurm.hold_refused = ""
-    if state is State.PARKING:
+    if stage.state is State.PARKING:
         world.parks = True
-    stop = f"after journal {state.value}"
+    stop = f"after journal {stage}"
 
     class _Reached(BaseException):
         pass
@@ -426,20 +426,20 @@ def reach(world: World, state: State) -> None:
     world.begin()
     try:
         for _ in range(500):
-            if world.resize.state == state:
+            if world.resize.stage == str(stage):
                 break
             world.tick()
     except _Reached:
         pass
     world.interrupt = lambda number, event: None
     world.machine = world.companion()
-    assert world.resize.state == state
+    assert world.resize.stage == str(stage)
 
 
-@pytest.mark.parametrize("state", OPEN)
-def test_a_job_that_ends_ends_its_resize(make_world: Make, state: State) -> None:
+@pytest.mark.parametrize("state", OPEN, ids=str)
+def test_a_job_that_ends_ends_its_resize(make_world: Make, state: Stage) -> None:
     """Cancelled or finished at any point, it stays so: nothing more is asked of Slurm, nothing is revived."""
-    world = make_world(running=state is not State.HOLDING)
+    world = make_world(running=state != Stage(State.HOLDING))
     reach(world, state)
     world.slurm.end(world.job_id, JobState.CANCELLED)
     asked = len(world.calls)
@@ -449,19 +449,19 @@ def test_a_job_that_ends_ends_its_resize(make_world: Make, state: State) -> None
     assert len(world.calls) == asked and world.job.state is JobState.CANCELLED
 
 
-@pytest.mark.parametrize("state", OPEN)
-def test_a_job_that_slurm_forgot_ends_its_resize(make_world: Make, state: State) -> None:
+@pytest.mark.parametrize("state", OPEN, ids=str)
+def test_a_job_that_slurm_forgot_ends_its_resize(make_world: Make, state: Stage) -> None:
     """The companion was away for longer than MinJobAge."""
-    world = make_world(running=state is not State.HOLDING)
+    world = make_world(running=state != Stage(State.HOLDING))
     reach(world, state)
     world.slurm.forget(world.job_id)
     assert str(world.finish().outcome) == "Slurm no longer knows the job"
 
 
-@pytest.mark.parametrize("state", OPEN)
-def test_a_job_cancelled_between_the_look_and_the_call_stays_cancelled(make_world: Make, state: State) -> None:
+@pytest.mark.parametrize("state", OPEN, ids=str)
+def test_a_job_cancelled_between_the_look_and_the_call_stays_cancelled(make_world: Make, state: Stage) -> None:
     """Slurm revives ended jobs on a plain requeue; `Incomplete` is what keeps a cancelled one dead."""
-    world = make_world(running=state is not State.HOLDING)
+    world = make_world(running=state != Stage(State.HOLDING))
     reach(world, state)
 
     def cancel(number: int, event: str) -> None:
@@ -473,10 +473,10 @@ def test_a_job_cancelled_between_the_look_and_the_call_stays_cancelled(make_worl
     world.check()
 
 
-@pytest.mark.parametrize("state", [s for s in OPEN if s not in (State.DRAINING, State.STARTING, State.STARTING_BACK)])
-def test_a_job_that_its_owner_releases_is_not_disturbed(make_world: Make, state: State) -> None:
+@pytest.mark.parametrize("state", [s for s in OPEN if s.state not in (State.DRAINING, State.STARTING)])
+def test_a_job_that_its_owner_releases_is_not_disturbed(make_world: Make, state: Stage) -> None:
     """The owner may let the job go at any point; the resize ends at whatever shape that leaves."""
-    world = make_world(running=state is not State.HOLDING)
+    world = make_world(running=state != Stage(State.HOLDING))
     reach(world, state)
     world.slurm.owner_releases(world.job_id)
     world.slurm.pass_time(130)
@@ -487,10 +487,10 @@ def test_a_job_that_its_owner_releases_is_not_disturbed(make_world: Make, state:
 
 
 @pytest.mark.parametrize("by", ["owner", "operator"])
-@pytest.mark.parametrize("state", OPEN)
-def test_a_hold_by_others_closes_the_resize(make_world: Make, state: State, by: str) -> None:
+@pytest.mark.parametrize("state", OPEN, ids=str)
+def test_a_hold_by_others_closes_the_resize(make_world: Make, state: Stage, by: str) -> None:
     """Nobody waits for ever for a held job, and an operator's hold is left to the operator."""
-    world = make_world(running=state is not State.HOLDING)
+    world = make_world(running=state != Stage(State.HOLDING))
     reach(world, state)
     for _ in range(200):
         if world.resize.ended is not None:
@@ -503,8 +503,8 @@ def test_a_hold_by_others_closes_the_resize(make_world: Make, state: State, by: 
     assert resize.ended is not None
 
 
-@pytest.mark.parametrize("state", [State.WAITING, State.STARTING, State.WAITING_BACK, State.STARTING_BACK])
-def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: State) -> None:
+@pytest.mark.parametrize("state", [stage for stage in OPEN if stage.state in (State.WAITING, State.STARTING)])
+def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: Stage) -> None:
     """slurmctld died, and began again from a state in which the job stood in our hold."""
     world = make_world()
     reach(world, state)
@@ -517,7 +517,7 @@ def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make) -> None
     """Its hold looks like the owner's: slurmctld started since the job was seen out of it."""
     world = make_world(running=False)
     rigid = fill(world, 16)
-    reach(world, State.WAITING)
+    reach(world, Stage(State.WAITING))
     world.slurm.pass_time(5)
     world.slurm.forgets_release(world.job_id, requeued=False)
     world.slurm.end(rigid.job_id, JobState.COMPLETED)
@@ -530,7 +530,7 @@ def test_a_hold_after_a_start_of_slurmctld_that_forgot_nothing_is_the_owners(mak
     for booted in (-10.0, 3600.0):
         world = make_world(running=False)
         fill(world, 16)
-        reach(world, State.WAITING)
+        reach(world, Stage(State.WAITING))
         world.slurm.booted = world.clock() + booted
         world.slurm.owner_holds(world.job_id)
         assert world.finish().outcome.code == "stands_held" and world.job.held_by == "owner"
@@ -622,8 +622,8 @@ def test_a_resize_that_found_the_job_in_our_hold_hides_nothing(make_world: Make)
     assert world.job.held_by == ""
 
 
-@pytest.mark.parametrize("held_in", [State.WAITING, State.WAITING_BACK])
-def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: State) -> None:
+@pytest.mark.parametrize("held_in", [Stage(State.WAITING), Stage(State.WAITING, True)])
+def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: Stage) -> None:
     """Once the job is released, a hold is its owner's, and the resize ends there."""
     world = make_world()
     reach(world, held_in)
@@ -634,8 +634,8 @@ def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: State) -
 
 
 @pytest.mark.parametrize("by", ["owner", "operator"])
-@pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING])
-def test_a_hold_on_a_running_job_is_kept(make_world: Make, state: State, by: str) -> None:
+@pytest.mark.parametrize("state", [Stage(State.DRAINING), Stage(State.REQUEUING)])
+def test_a_hold_on_a_running_job_is_kept(make_world: Make, state: Stage, by: str) -> None:
     """It is meant for the job's next start: requeued by us it would pass for our own, and be lifted."""
     world = make_world()
     reach(world, state)

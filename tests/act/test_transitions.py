@@ -15,6 +15,7 @@ from slurm_ones.act.transitions import (
     FINAL,
     TRANSITIONS,
     IllegalTransition,
+    Stage,
     State,
     first_state,
     picture,
@@ -26,21 +27,23 @@ PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 def test_every_state_has_a_row_and_a_handler() -> None:
     """Protects from a state that a resize never leaves."""
-    assert TRANSITIONS.keys() == set(State) - FINAL and all(edge.why for edge in EDGES)
-    assert len({edge[1:3] for edge in EDGES}) == len(EDGES)
+    assert {stage.state for stage in TRANSITIONS} == set(State) - FINAL and all(edge.why for edge in EDGES)
+    assert len({edge[1:4] for edge in EDGES}) == len(EDGES)
     assert HANDLERS.keys() == set(State) - FINAL - BY_BLOCKS and BLOCK_HANDLERS.keys() == BY_BLOCKS
 
 
 def test_every_state_is_reached_and_leads_to_an_end() -> None:
     """Protects from a row that nothing leads to, and from a loop without a way out."""
-    reached = {first_state(running=True), first_state(running=False), first_state(running=True, by_blocks=True)}
-    while more := {after for state in reached for after in TRANSITIONS.get(state, ())} - reached:
+    ends = {Stage(state) for state in FINAL}
+    firsts = first_state(running=True), first_state(running=False), first_state(running=True, by_blocks=True)
+    reached = {*map(Stage, firsts)}
+    while more := {after for stage in reached for after in TRANSITIONS.get(stage, ())} - reached:
         reached |= more
-    assert reached == set(State)
-    ending = set(FINAL)
-    while more := {state for state in TRANSITIONS if TRANSITIONS[state] & ending} - ending:
+    assert reached == TRANSITIONS.keys() | ends
+    ending = set(ends)
+    while more := {stage for stage in TRANSITIONS if TRANSITIONS[stage] & ending} - ending:
         ending |= more
-    assert ending == set(State)
+    assert ending == reached
 
 
 def test_a_step_that_the_table_does_not_have_is_refused(make_world: Callable[..., World]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -15,7 +16,7 @@ from ones_wrapper.protocol import Order, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
-from slurm_ones.act.transitions import State, first_state
+from slurm_ones.act.transitions import Stage, State, first_state
 from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.slurm.client import Unreachable
@@ -71,7 +72,7 @@ class Interrupted:
     @property
     def states(self) -> list[str]:
         """The states that the resize went through."""
-        return [step.state for step in self.store.resize_steps(self.resize.id)]
+        return [step.stage for step in self.store.resize_steps(self.resize.id)]
 
     def advance(self) -> None:
         """What the companion does once a second; one that is killed is started again, and reads what is stored."""
@@ -91,14 +92,16 @@ class Interrupted:
         self.pass_time(seconds)
         self.advance()
 
-    def until(self, *states: State) -> None:
-        """Go on until the resize is in one of these states; fails when it ends in another or hangs."""
+    def until(self, *states: State | Stage) -> None:
+        """Go on until the resize is in one of these states, on the way there if none is said; fails when it ends in
+        another or hangs."""
+        stages = {str(Stage(one) if isinstance(one, State) else one) for one in states}
         for _ in range(LONGEST_S):
-            if self.resize.state in states:
+            if self.resize.stage in stages:
                 return
             assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
             self.tick()
-        raise AssertionError(f"stuck in {self.resize.state}")
+        raise AssertionError(f"stuck in {self.resize.stage}")
 
     def _event(self, event: str) -> None:
         number = len(self.events)
@@ -200,7 +203,7 @@ class World(Interrupted):
                     self.tick(30)
                 return self.resize
             self.tick()
-        raise AssertionError(f"stuck in {self.resize.state}, held by {self.job.held_by or 'nobody'}")
+        raise AssertionError(f"stuck in {self.resize.stage}, held by {self.job.held_by or 'nobody'}")
 
     def _wanted(self, job: Job) -> bool:
         optin = parse_comment(job.comment)
@@ -249,8 +252,9 @@ class ResizeStore:
     def __init__(self, world: Interrupted) -> None:
         self._world = world
 
-    def step_resize(self, resize_id: int, state: str, **other: Any) -> ResizeRecord:
-        return self._between(state, lambda: self._world.store.step_resize(resize_id, state, **other))
+    def step_resize(self, resize_id: int, state: str, *, back: bool, **other: Any) -> ResizeRecord:
+        write = partial(self._world.store.step_resize, resize_id, state, back=back, **other)
+        return self._between(str(Stage(State(state), back)), write)
 
     def end_resize(self, resize_id: int, state: str, *other: Any) -> ResizeRecord:
         return self._between(state, lambda: self._world.store.end_resize(resize_id, state, *other))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ones_db import StoreError
-from slurm_ones.act.transitions import State
+from slurm_ones.act.transitions import Stage, State
 from slurm_ones.slurm.model import Job
 from tests.cluster import Cluster, ClusterError
 from tests.db.server import NoServer, Server
@@ -28,11 +28,11 @@ from tests.endtoend.invariants import Findings, check
 GATES = (
     *(State.DRAINING, State.REQUEUING, State.RESHAPING, State.RELEASING, State.WAITING, State.STARTING),
     *(State.PARKING, State.HOLDING, State.DONE),
-    *(State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, State.WITHDRAWING),
+    *(State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, str(Stage(State.LEAVING, back=True))),
     *("after requeue_hold", "after reshape", "after release", "after hold", "after defer"),
     *("after hold_waiting", "after throttle", "after reuse"),
 )
-BACK = (State.HOLDING_BACK, State.RESHAPING_BACK, State.RELEASING_BACK, State.WAITING_BACK)
+BACK = tuple(str(Stage(state, back=True)) for state in (State.HOLDING, State.RESHAPING, State.RELEASING, State.WAITING))
 """Gates on the way back, which resizes take when others have taken their GPUs."""
 PARTS = ("sqlite own", "postgresql operator pair", "sqlite operator pair", "postgresql own")
 """Database, mode, and whether there are two companions, of which one stands by."""

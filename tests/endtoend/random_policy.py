@@ -124,7 +124,7 @@ class Gate:
     def _after_write(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             record = write(*arguments, **options)
-            self(record.state, record.job_id)
+            self(record.stage, record.job_id)
             return record
 
         return wrapped

@@ -200,7 +200,7 @@ def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     process.terminate()
     with harness.store(settings) as store:
         resize = store.resizes(job_id)[0]
-        states = [step.state for step in store.resize_steps(resize.id)]
+        states = [step.stage for step in store.resize_steps(resize.id)]
     assert (resize.state, str(resize.outcome)) == (State.ROLLED_BACK, "it runs at its old shape")
     assert {"waiting", "holding_back", "reshaping_back", "releasing_back"} <= set(states)
     job = harness.job(job_id)

@@ -13,7 +13,7 @@ from slurm_ones.act import blocks
 from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS
-from slurm_ones.act.transitions import TRANSITIONS, State
+from slurm_ones.act.transitions import TRANSITIONS, Stage, State
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
@@ -42,14 +42,19 @@ def no_reading_back() -> Iterator[None]:
 def refused_and_forgotten() -> Iterator[None]:
     """A refused update ends the resize, and nobody releases the job."""
 
+    original = HANDLERS[State.RESHAPING]
+
     def reshaping(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if resize.back:
+            return original(machine, resize, job)
         try:
             machine.client.reshape(job.job_id, target_of(resize))
         except Refused:
             return machine.move(resize, State.ABANDONED)
         return machine.move(resize, State.RELEASING)
 
-    allowed = {State.RESHAPING: TRANSITIONS[State.RESHAPING] | {State.ABANDONED}}
+    there = Stage(State.RESHAPING)
+    allowed = {there: TRANSITIONS[there] | {Stage(State.ABANDONED)}}
     with mock.patch.dict(HANDLERS, {State.RESHAPING: reshaping}), mock.patch.dict(TRANSITIONS, allowed):  # type: ignore[arg-type]
         yield
 

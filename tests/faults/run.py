@@ -343,13 +343,11 @@ class FaultRun:
     def _open(self) -> dict[int, OpenResize]:
         """The resizes under way by job, looked up past the companion's own store."""
         rows = self._connection.execute(
-            "SELECT jobs.job_id, resizes.id, resizes.state, order_number, "
+            "SELECT jobs.job_id, resizes.id, resizes.state, back, order_number, "
             "old_nodes, old_gpus_per_node, new_nodes, new_gpus_per_node "
             "FROM resizes JOIN jobs ON jobs.id = resizes.job_id WHERE ended IS NULL"
         )
-        return {
-            row[0]: OpenResize(row[1], row[2], row[3], Shape(row[4], row[5]), Shape(row[6], row[7])) for row in rows
-        }
+        return {row[0]: OpenResize(*row[1:3], bool(row[3]), row[4], Shape(*row[5:7]), Shape(*row[7:9])) for row in rows}
 
     def _deferred(self) -> list[int]:
         return [row[0] for row in self._connection.execute("SELECT job_id FROM jobs WHERE deferred_until IS NOT NULL")]

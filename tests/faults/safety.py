@@ -13,7 +13,7 @@ from ones_db import ResizeRecord, StoreError
 from ones_db.shape import Shape
 from ones_wrapper.protocol import CHECKPOINTS, DRAIN_WAIT_S, MANIFEST, Order
 from slurm_ones.act.machine import ASK_AGAIN_S
-from slurm_ones.act.transitions import State
+from slurm_ones.act.transitions import TRANSITIONS
 from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
@@ -27,7 +27,7 @@ def bound_s(settings: Settings) -> float:
     """The longest way through the states without a fault: there, given up in the queue, and back."""
     resize = settings.resize
     waits = resize.drain_timeout_s + DRAIN_WAIT_S + 2 * resize.max_wait_s + 2 * resize.start_timeout_s
-    return waits + sum(not state.final for state in State) * (ASK_AGAIN_S + resize.advance_s)
+    return waits + len(TRANSITIONS) * (ASK_AGAIN_S + resize.advance_s)
 
 
 @dataclass
@@ -73,6 +73,7 @@ class OpenResize:
 
     id: int
     state: str
+    back: bool
     order: int | None
     old: Shape
     new: Shape
@@ -129,7 +130,7 @@ class SafetyChecker:
         """Whether a resize gives the job a shape that neither its owner nor Slurm ever gave it."""
         resize, asked = self.open().get(job_id), self.cluster.jobs[job_id].request
         had = {Shape(asked.nodes, asked.gpus_per_node), resize.old if resize is not None else None}
-        return resize is not None and resize.state == "reshaping" and shape not in had
+        return resize is not None and resize.state == "reshaping" and not resize.back and shape not in had
 
     # -- what it changes -----------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class SafetyChecker:
 
     def check_hold(self, job_id: int) -> None:
         resize = self.open().get(job_id)
-        if resize is not None and resize.state.endswith("_back"):
+        if resize is not None and resize.back:
             self.check_change(job_id, "hold")
         else:
             self.check_wanted(job_id, "hold")
@@ -191,7 +192,9 @@ class SafetyChecker:
         """A job is released at the shape that its resize is heading for, and at no other that Slurm made of it."""
         self.check_change(job_id, "release")
         resize, job = self.open().get(job_id), self.cluster.jobs[job_id]
-        if resize is None or resize.state != "releasing" or not job.pending or job_id in self.reshaped_by_owner:
+        if resize is None or resize.state != "releasing" or resize.back or not job.pending:
+            return
+        if job_id in self.reshaped_by_owner:
             return
         if job.nodes != resize.new.nodes or job.gpus_per_node not in (0, resize.new.gpus_per_node):
             self.report(f"release {job_id}: at {job.nodes}x{job.gpus_per_node}, not {resize.new}")

@@ -99,7 +99,7 @@ class FaultyStore(Store):
 
     def _trace(self, record: ResizeRecord) -> None:
         if self.injector is not None:
-            self.injector.trace(f"    job {record.job_id}: {record.state} {record.outcome!s}")
+            self.injector.trace(f"    job {record.job_id}: {record.stage} {record.outcome!s}")
 
 
 @cache

@@ -109,7 +109,7 @@ def test_a_resize_under_way_takes_gpus_of_its_kind() -> None:
     one = job(1, "n1", kinds=("any",))
     record = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 32, "draining", 1.0, old_kind="slow", new_kind="fast")
     assert rules(one, resizes=(record,), n1=3, n2=4).free == {"n1": 3, "n2": 2, "login": 0}
-    back = replace(record, state="waiting_back")
+    back = replace(record, state="waiting", back=True)
     assert rules(one, resizes=(back,), n1=3, n2=4).free == {"n1": 3, "n2": 4, "login": 0}
     alike = replace(record, new_shape=Shape(1, 1))
     assert rules(one, resizes=(alike,), n1=3, n2=4).free == {"n1": 3, "n2": 3, "login": 0}

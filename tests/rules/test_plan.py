@@ -110,7 +110,7 @@ FULL_NODE = elastic(1, Shape(1, FULL), "n1", whole=True)
             [elastic(1, ONE, "n1"), elastic(2, FOUR)],
             {1: Shape(1, 3)},
             {"n1": 0, "n2": 4},
-            {"resizes": [resize(2, ONE, FOUR, State.WAITING_BACK)]},
+            {"resizes": [replace(resize(2, ONE, FOUR, State.WAITING), back=True)]},
             {1: "begins"},
         ),
         # Nothing of a waiting job is interrupted: it needs no dwell time and no reports.

@@ -104,7 +104,7 @@ def test_what_is_being_given_up_is_counted_once() -> None:
     assert demand_of(look, base).free == {"n1": 0, "n2": 4, "n3": 4, "n4": 4}
     assert demand_of(look, replace(base, new_shape=Shape(0, 4))).free == {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
     assert demand_of(look, replace(base, new_shape=Shape(4, 4))).free == {"n1": 0, "n2": 0, "n3": 0, "n4": 0}
-    assert demand_of(look, replace(base, state="waiting_back")).free["n4"] == 4
+    assert demand_of(look, replace(base, state="waiting", back=True)).free["n4"] == 4
 
 
 def test_nodes_that_take_no_jobs_are_not_given_up() -> None:

@@ -145,7 +145,7 @@ def test_what_a_resize_under_way_needs_is_offered_to_nobody() -> None:
         started=0.0,
     )
     assert shown(seen(held), resize).gpus == 8
-    assert shown(seen(held), replace(resize, state="releasing_back")).gpus == 15
+    assert shown(seen(held), replace(resize, back=True)).gpus == 15
 
 
 CLUSTER = ClusterView(tuple(NodeView(name, 4) for name in FOUR), node_gpus=4)

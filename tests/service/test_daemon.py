@@ -147,7 +147,7 @@ def test_some_ticks_leave_no_job_that_waits_for_a_companion(store: Store, tmp_pa
 def test_some_ticks_leave_a_job_to_the_queue(store: Store, tmp_path: Path) -> None:
     """One that waits for GPUs or trains needs nobody: the next run looks at it."""
     slurm = cluster(tmp_path)
-    for state in (State.WAITING, State.STARTING, State.JOINING, State.WAITING_BACK, State.STARTING_BACK):
+    for state in (State.WAITING, State.STARTING, State.JOINING):
         assert state not in NEEDS_COMPANION
     companion = draining(slurm, store, tmp_path)
     (resize,) = store.open_resizes()
