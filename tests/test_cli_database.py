@@ -14,7 +14,7 @@ from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store
 from ones_db.shape import PARKED, Shape
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
-from tests.db.make import hello, job, report, run, said, throughput
+from tests.db.make import actions, hello, job, report, run, said, throughput
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"
 
@@ -98,7 +98,7 @@ class TestImport:
         assert again["workload"]["gpu_jobs"] == 50 and again["workload"]["restarted"] == 1
         with Store.open(url, "here", read_only=True) as store:
             assert [run.end_reason for run in store.runs(50)] == ["REQUEUED", "COMPLETED"]
-            assert [action.action for action in store.actions()] == ["import sacct"]
+            assert [action.action for action in actions(store)] == ["import sacct"]
 
     def test_an_array_that_nobody_knows(self, rows: Path, url: str) -> None:
         """Protects a sweep from being taken for blocks, and the import from an array that is not in the database."""
@@ -149,7 +149,7 @@ class TestMaintain:
         assert promised.stdout.replace("would be", "were") == done.stdout
         assert "nothing to do" in call("db", "maintain", "--database", old).stdout
         with Store.open(old, "here", read_only=True) as store:
-            (action,) = store.actions()
+            (action,) = actions(store)
             assert action.action == "db maintain" and action.user
 
     def test_ages_of_the_settings(self, old: str, tmp_path: Path) -> None:

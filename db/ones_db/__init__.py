@@ -42,7 +42,7 @@ from ones_db.records import (
     RunReports,
     ThroughputPoint,
 )
-from ones_db.site import AccountingJob, ActionRecord, HealthRecord, Imported, NodeChange, NodeRecord, PastJob
+from ones_db.site import AccountingJob, ActionRecord, HealthRecord, Imported, NodeRecord, PastJob
 from ones_db.store import Store
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import SCHEMA_REVISION
@@ -69,7 +69,6 @@ __all__ = [
     "JobSummary",
     "LeaderRecord",
     "MembershipRecord",
-    "NodeChange",
     "NodeRecord",
     "NoisePoint",
     "NotLeader",

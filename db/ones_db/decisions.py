@@ -91,20 +91,6 @@ class DecisionStore(Transactions):
             connection.execute(ALTERNATIVES.insert(), weighed)
         return key
 
-    @writing
-    def set_outcome(
-        self, connection: Connection, decision_id: int, job_id: int, *, acted: bool, outcome: Reason
-    ) -> None:
-        """Store what became of a decision for one job."""
-        job = key_of(connection, self._cluster, job_id)
-        changed = connection.execute(
-            DECISION_JOBS.update()
-            .where(DECISION_JOBS.c.decision_id == decision_id, DECISION_JOBS.c.job_id == job)
-            .values(acted=acted, **reason_columns("outcome", outcome))
-        )
-        if not changed.rowcount:
-            raise UnknownRecord(f"decision {decision_id} says nothing of job {job_id}")
-
     @reading
     def decisions(self, connection: Connection, job_id: int, limit: int = 20) -> list[DecisionRecord]:
         """The newest decisions on a job, newest first, each with what it gave that job alone."""
@@ -259,12 +245,6 @@ class DecisionStore(Transactions):
         """Store which tasks of a job of blocks were seen out of the companion's hold since that resize; returns how it
         stands."""
         return _note(connection, self._cluster, resize_id, let_go=tasks)
-
-    @writing
-    def set_pause(self, connection: Connection, resize_id: int, pause_s: float) -> None:
-        """Store the pause of a resize once the job's reports show it, also after it ended."""
-        _row(connection, self._cluster, resize_id)
-        connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(pause_s=pause_s))
 
     @reading
     def open_resizes(self, connection: Connection) -> list[ResizeRecord]:

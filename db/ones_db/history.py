@@ -36,7 +36,7 @@ from ones_db.records import (
     ThroughputPoint,
 )
 from ones_db.rows import record_of
-from ones_db.shape import Shape
+from ones_db.shape import PARKED, Shape
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 SPEEDS = 5
@@ -59,8 +59,8 @@ class CachedRun:
     number: int = 0
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
     """Each epoch that ended, with the samples used in it."""
-    speeds: dict[tuple[Shape | None, int], deque[tuple[float, float]]] = field(default_factory=dict)
-    """The newest (samples/s, time) at each size and global batch; None for the size of the run."""
+    speeds: dict[tuple[Shape | None, int], deque[ThroughputPoint]] = field(default_factory=dict)
+    """The newest at each size and global batch; None for the size of the run, which comes with its kind of GPU."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
     """The memberships of a term, in order."""
@@ -70,7 +70,7 @@ class CachedRun:
         not tell them, and measures no throughput."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
-            kept.append((row.samples / row.seconds, row.time))
+            kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
         if row.noise is not None:
             self.noises.append(NoisePoint(row.noise, row.time))
 
@@ -393,18 +393,15 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
     """The newest samples of each shape, batch and kind of GPU over all runs, oldest first."""
-    kept: dict[tuple[Shape, int, str], list[tuple[float, float]]] = defaultdict(list)
+    kept: dict[tuple[Shape, int, str], list[ThroughputPoint]] = defaultdict(list)
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
             shape = size or _shape(run)
             # Without a shape it teaches nothing, nor with GPUs that no rank uses.
             if shape.gpus > 0 and not _misfit(run, cached[run.id]):
-                kept[shape, batch, run.kind or ""] += samples
-    points = [
-        ThroughputPoint(shape, batch, speed, time, kind)
-        for (shape, batch, kind), samples in kept.items()
-        for speed, time in samples[-SPEEDS:]
-    ]
+                kind = run.kind or ""
+                kept[shape, batch, kind] += [point._replace(shape=shape, kind=kind) for point in samples]
+    points = [point for samples in kept.values() for point in samples[-SPEEDS:]]
     return tuple(sorted(points, key=lambda point: point.time))
 
 
@@ -417,7 +414,7 @@ def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[Place
             continue
         for (size, batch), samples in cached[run.id].speeds.items():
             if size is None:
-                speed, time = median(speed for speed, _ in samples), samples[-1][1]
+                speed, time = median(point.samples_per_s for point in samples), samples[-1].time
                 found.append(PlacedPoint(run.restart, names, run.gpus_per_node, batch, speed, time, run.kind or ""))
     return tuple(found)
 

@@ -110,15 +110,6 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
     return found
 
 
-def run_key(connection: Connection, cluster: int, job_id: int, restart: int) -> int:
-    """The key of one run; raises `UnknownRecord`."""
-    job = key_of(connection, cluster, job_id)
-    found = connection.scalar(select(RUNS.c.id).where(RUNS.c.job_id == job, RUNS.c.restart == restart))
-    if found is None:
-        raise UnknownRecord(f"run {restart} of job {job_id} is not in the database; record_runs stores it first")
-    return int(found)
-
-
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     """Tell whether the record speaks of the submission in the row, and not of a later one with the same job id.
 
@@ -230,15 +221,6 @@ class JobStore(Transactions):
                 after.pop("id", None)
                 rows.append(after)
         add_or_replace(connection, RUNS, ("job_id", "restart"), rows)
-
-    @writing
-    def end_run(self, connection: Connection, job_id: int, restart: int, end_time: float, reason: str = "") -> None:
-        """Store when a run ended. The reason counts only where the run itself gave none."""
-        key = run_key(connection, self._cluster, job_id, restart)
-        update = RUNS.update().where(RUNS.c.id == key)
-        connection.execute(update.values(end_time=end_time))
-        if reason:
-            connection.execute(update.where(RUNS.c.end_reason.is_(None)).values(end_reason=reason))
 
     @writing
     def set_deferral(self, connection: Connection, job_id: int, until: float | None) -> None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -129,9 +128,7 @@ class LeaderLock:
     def __enter__(self) -> LeaderLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _own_term(self) -> int:

@@ -35,18 +35,13 @@ MAX_NOTE = 4_000
 """Characters kept of what a run says in words; the newest."""
 
 _HELLO = (
-    "batch",
-    "lr_factor",
-    "checkpoint",
-    "queue_s",
-    "launch_s",
-    "import_s",
-    "group_s",
-    "load_s",
-    "resizes",
-    "world",
+    *("batch", "lr_factor", "checkpoint", "queue_s", "launch_s"),
+    *("import_s", "group_s", "load_s", "resizes", "world"),
 )
 """Columns of a run that each hello says again."""
+
+_SELDOM: Mapping[Table, type[Any]] = {CHECKPOINTS: Checkpoint, BATCHES: Batch, MEMBERSHIPS: Membership}
+"""Tables of reports that come a few at a time, each of one kind."""
 
 ByKind = Mapping[type[Any], list[Any]]
 """The lines of one run that are new, by the kind of their report, each kind in the order of its numbers."""
@@ -240,25 +235,21 @@ class ReportStore(Transactions):
         runs = _runs(connection, jobs, looks)
         samples: list[tuple[Any, ...]] = []
         epochs: list[tuple[Any, ...]] = []
-        checkpoints: list[dict[str, Any]] = []
-        batches: list[dict[str, Any]] = []
-        memberships: list[dict[str, Any]] = []
+        others: dict[Table, list[dict[str, Any]]] = {table: [] for table in _SELDOM}
         changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
         for look in looks:
             run = runs[jobs[look.job_id]["id"], look.restart]
             new, key = _new(look.lines, run["report_number"]), run["id"]
             samples += [(key, line.number, line.time, *_sample(line.report)) for line in new[Throughput]]
             epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
-            checkpoints += [_row(key, line) for line in new[Checkpoint]]
-            batches += [_row(key, line) for line in new[Batch]]
-            memberships += [_row(key, line) for line in new[Membership]]
+            for table, kind in _SELDOM.items():
+                others[table] += [_row(key, line) for line in new[kind]]
             after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
             changed[tuple(after)].append({**after, "key": key})
         add_rows(connection, THROUGHPUT, samples)
         add_rows(connection, EPOCHS, epochs)
-        add_new(connection, CHECKPOINTS, checkpoints)
-        add_new(connection, BATCHES, batches)
-        add_new(connection, MEMBERSHIPS, memberships)
+        for table, rows in others.items():
+            add_new(connection, table, rows)
         for names, rows in changed.items():
             if names:
                 update = RUNS.update().where(RUNS.c.id == bindparam("key"))

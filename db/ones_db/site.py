@@ -33,13 +33,6 @@ class NodeRecord(NamedTuple):
     """Separated by commas."""
 
 
-class NodeChange(NamedTuple):
-    """What a node was from a moment on, until its next change."""
-
-    time: float
-    node: NodeRecord
-
-
 class ActionRecord(NamedTuple):
     """What somebody did to the companion, its database or its jobs."""
 
@@ -124,34 +117,10 @@ class SiteStore(Transactions):
         """The nodes as they are now, by their names."""
         return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
 
-    @reading
-    def node_changes(self, connection: Connection, name: str | None = None) -> list[NodeChange]:
-        """What one node was, or all were, from when on; oldest first."""
-        query = (
-            select(CHANGES.c.time, NODES.c.name, *(CHANGES.c[name] for name in NodeRecord._fields if name != "name"))
-            .join(NODES, NODES.c.id == CHANGES.c.node_id)
-            .where(NODES.c.cluster_id == self._cluster)
-            .order_by(CHANGES.c.time, NODES.c.id)
-        )
-        if name is not None:
-            query = query.where(NODES.c.name == name)
-        return [NodeChange(row[0], NodeRecord(*row[1:])) for row in connection.execute(query)]
-
     @writing
     def add_action(self, connection: Connection, record: ActionRecord) -> None:
         """Store what somebody did. The same at the same moment by the same person is the same action."""
         add_new(connection, ACTIONS, [{**row_of(record), "cluster_id": self._cluster}])
-
-    @reading
-    def actions(self, connection: Connection, limit: int = 100) -> list[ActionRecord]:
-        """What was done last, newest first."""
-        query = (
-            select(ACTIONS.c.time, ACTIONS.c.user_name, ACTIONS.c.action, ACTIONS.c.detail)
-            .where(ACTIONS.c.cluster_id == self._cluster)
-            .order_by(ACTIONS.c.time.desc(), ACTIONS.c.id.desc())
-            .limit(limit)
-        )
-        return [ActionRecord(*row) for row in connection.execute(query)]
 
     @writing
     def record_health(self, connection: Connection, record: HealthRecord) -> None:

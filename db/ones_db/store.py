@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from sqlalchemy import select
 
 from ones_db.backend import UPGRADE, SchemaError, StoreError
@@ -99,9 +97,7 @@ class Store(
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def watch(self) -> None:

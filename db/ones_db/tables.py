@@ -96,6 +96,12 @@ def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
     return column(name, WHOLE, comment, ForeignKey(target), autoincrement=False, **options)
 
 
+def table(name: str, comment: str, *items: Any) -> Table:
+    """A table of the schema; SQLite keeps one without a key of its own in the order of its key, without row ids."""
+    own = any(isinstance(item, Column) and item.name == "id" for item in items)
+    return Table(name, METADATA, *items, comment=comment, sqlite_with_rowid=own)
+
+
 def reason(name: str) -> tuple[Column[Any], Column[Any]]:
     """What stands beside the sentence of a reason."""
     return (
@@ -108,17 +114,16 @@ _OPEN = condition("ended IS NULL")
 
 # Clusters, their jobs and runs
 
-CLUSTERS = Table(
+CLUSTERS = table(
     "clusters",
-    METADATA,
+    "Slurm clusters that this database remembers",
     key(),
     text("name", "the cluster's name, as Slurm has it", unique=True),
-    comment="Slurm clusters that this database remembers",
 )
 
-JOBS = Table(
+JOBS = table(
     "jobs",
-    METADATA,
+    "jobs; Slurm uses a job id again after it has run out of them",
     key(),
     of("cluster_id", "clusters.id", "cluster"),
     whole("job_id", "Slurm's job id"),
@@ -168,12 +173,11 @@ JOBS = Table(
     ),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
     Index("ix_jobs_cluster_id_end_time", "cluster_id", "end_time"),
-    comment="jobs; Slurm uses a job id again after it has run out of them",
 )
 
-RUNS = Table(
+RUNS = table(
     "runs",
-    METADATA,
+    "one start of a job each",
     key(),
     of("job_id", "jobs.id", "job (jobs.id)"),
     whole("restart", "Slurm's restart count, 0 in the first run"),
@@ -212,14 +216,13 @@ RUNS = Table(
     whole("world", "ranks, as its last hello said", nullable=True),
     text("kind", "kind of its GPUs, several with commas between; empty if it is unknown", nullable=True),
     Index("uq_runs_job_id_restart", "job_id", "restart", unique=True),
-    comment="one start of a job each",
 )
 
 # What runs report
 
-THROUGHPUT = Table(
+THROUGHPUT = table(
     "throughput",
-    METADATA,
+    "samples used over a stretch of steps, at the shape of the run",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "end of the stretch, Unix seconds"),
@@ -236,13 +239,11 @@ THROUGHPUT = Table(
     whole("nonfinite", "steps with a loss that is not a finite number; they are not in the mean", nullable=True),
     # Rows come in the order of time, so that a few pages hold the index; SQLite has no such kind.
     Index("ix_throughput_time", "time", postgresql_using="brin").ddl_if(dialect="postgresql"),
-    comment="samples used over a stretch of steps, at the shape of the run",
-    sqlite_with_rowid=False,
 )
 
-EPOCHS = Table(
+EPOCHS = table(
     "epochs",
-    METADATA,
+    "epochs that ended",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "end of the epoch, Unix seconds"),
@@ -252,13 +253,11 @@ EPOCHS = Table(
     number("loss", "loss that the script reports for it", nullable=True),
     number("accuracy", "accuracy that the script reports for it, as a fraction", nullable=True),
     whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
-    comment="epochs that ended",
-    sqlite_with_rowid=False,
 )
 
-CHECKPOINTS = Table(
+CHECKPOINTS = table(
     "checkpoints",
-    METADATA,
+    "checkpoints that became durable",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "when it was durable, Unix seconds"),
@@ -270,13 +269,11 @@ CHECKPOINTS = Table(
     number("seconds", "to write it, seconds"),
     whole("order_number", "order that asked for it", nullable=True),
     number("stall_s", "how long training stood still for it, seconds", nullable=True),
-    comment="checkpoints that became durable",
-    sqlite_with_rowid=False,
 )
 
-BATCHES = Table(
+BATCHES = table(
     "batch_changes",
-    METADATA,
+    "changes of the global batch inside a run",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "when, Unix seconds"),
@@ -286,15 +283,13 @@ BATCHES = Table(
     whole("order_number", "order that asked for it", nullable=True),
     whole("passes", "forward passes per step from then on", nullable=True),
     whole("ramp", "steps over which the learning rate goes there", nullable=True),
-    comment="changes of the global batch inside a run",
-    sqlite_with_rowid=False,
 )
 
 # Jobs of blocks: job arrays whose tasks join and leave while they train. A run of theirs is a term.
 
-BLOCKS = Table(
+BLOCKS = table(
     "blocks",
-    METADATA,
+    "one start of a block each, of jobs of blocks",
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
     whole("task", "task of the job array", primary_key=True, autoincrement=False),
     whole("restart", "Slurm's restart count of the task", primary_key=True, autoincrement=False),
@@ -305,13 +300,11 @@ BLOCKS = Table(
     text("state", "base state, as Slurm names it"),
     number("start_time", "start, Unix seconds"),
     number("end_time", "end, Unix seconds; null until then", nullable=True),
-    comment="one start of a block each, of jobs of blocks",
-    sqlite_with_rowid=False,
 )
 
-MEMBERSHIPS = Table(
+MEMBERSHIPS = table(
     "memberships",
-    METADATA,
+    "the blocks that train together, from a step boundary on",
     of("run_id", "runs.id", "run (its restart is the term)", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "from when, Unix seconds"),
@@ -329,28 +322,24 @@ MEMBERSHIPS = Table(
     number("ready_s", "from the order until the last new block was ready, training going on, seconds"),
     whole("order_number", "order that asked for it", nullable=True),
     text("why", "order, lost, leaving or first"),
-    comment="the blocks that train together, from a step boundary on",
-    sqlite_with_rowid=False,
 )
 
 # What was decided and done
 
-PROMISES = Table(
+PROMISES = table(
     "promises",
-    METADATA,
+    "deadlines that were promised to jobs, or refused",
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
     number("deadline", "when the job is to have ended, Unix seconds"),
     number("time", "when that was promised or refused, Unix seconds"),
     flag("given", "it was promised"),
     text("reason", "why, in words"),
     *reason("reason"),
-    comment="deadlines that were promised to jobs, or refused",
-    sqlite_with_rowid=False,
 )
 
-DECISIONS = Table(
+DECISIONS = table(
     "decisions",
-    METADATA,
+    "schedules that a policy decided on",
     key(),
     of("cluster_id", "clusters.id", "cluster"),
     number("time", "when, Unix seconds"),
@@ -361,12 +350,11 @@ DECISIONS = Table(
     whole("generations", "generations of the search so far", nullable=True),
     CheckConstraint("mode IN ('advise', 'act')", name="mode"),
     Index("uq_decisions_cluster_id_time_policy", "cluster_id", "time", "policy", unique=True),
-    comment="schedules that a policy decided on",
 )
 
-DECISION_JOBS = Table(
+DECISION_JOBS = table(
     "decision_jobs",
-    METADATA,
+    "what a decision gives each job, and why",
     of("decision_id", "decisions.id", "decision", primary_key=True),
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True, index=True),
     whole("nodes", "nodes; null if it waits", nullable=True),
@@ -380,13 +368,11 @@ DECISION_JOBS = Table(
     text("outcome", "what came of it, in words"),
     *reason("reason"),
     *reason("outcome"),
-    comment="what a decision gives each job, and why",
-    sqlite_with_rowid=False,
 )
 
-ALTERNATIVES = Table(
+ALTERNATIVES = table(
     "decision_alternatives",
-    METADATA,
+    "the best few sizes that a decision weighed for a job",
     of("decision_id", "decisions.id", "decision", primary_key=True),
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True, index=True),
     whole("rank", "from 0, the best for the job", primary_key=True, autoincrement=False),
@@ -394,13 +380,11 @@ ALTERNATIVES = Table(
     whole("gpus_per_node", "GPUs per node; 0 for waiting"),
     whole("batch", "global batch, samples; 0 for waiting"),
     number("worth", "what it is worth by itself, in the policy's own unit; more is better"),
-    comment="the best few sizes that a decision weighed for a job",
-    sqlite_with_rowid=False,
 )
 
-RESIZES = Table(
+RESIZES = table(
     "resizes",
-    METADATA,
+    "resizes, each written down before it begins",
     key(),
     of("job_id", "jobs.id", "job (jobs.id)"),
     of("decision_id", "decisions.id", "decision that asked for it", nullable=True),
@@ -430,12 +414,11 @@ RESIZES = Table(
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
-    comment="resizes, each written down before it begins",
 )
 
-STEPS = Table(
+STEPS = table(
     "resize_steps",
-    METADATA,
+    "every state a resize went through",
     of("resize_id", "resizes.id", "resize", primary_key=True),
     whole("sequence", "from 0, in order", primary_key=True, autoincrement=False),
     text("state", "state it entered"),
@@ -443,38 +426,33 @@ STEPS = Table(
     number("time", "when, Unix seconds"),
     text("detail", "what was found or done, in words"),
     *reason("detail"),
-    comment="every state a resize went through",
-    sqlite_with_rowid=False,
 )
 
 # What is known beside the jobs that the companion looks after
 
-NODES = Table(
+NODES = table(
     "nodes",
-    METADATA,
+    "nodes that the companion has seen",
     key(),
     of("cluster_id", "clusters.id", "cluster"),
     text("name", "its name, as Slurm has it"),
     Index("uq_nodes_cluster_id_name", "cluster_id", "name", unique=True),
-    comment="nodes that the companion has seen",
 )
 
-CHANGES = Table(
+CHANGES = table(
     "node_changes",
-    METADATA,
+    "what a node was from a moment on, until its next change",
     of("node_id", "nodes.id", "node", primary_key=True),
     number("time", "when it was seen, Unix seconds", primary_key=True, autoincrement=False),
     text("state", "UP while it takes jobs, has it any or not; RESERVED; else what Slurm says of it"),
     flag("usable", "up, and neither drained, reserved, failing nor in maintenance"),
     whole("gpus", "GPUs it has; 0 if Slurm knows of none"),
     text("partitions", "partitions it is in, separated by commas"),
-    comment="what a node was from a moment on, until its next change",
-    sqlite_with_rowid=False,
 )
 
-ACTIONS = Table(
+ACTIONS = table(
     "actions",
-    METADATA,
+    "what people did to the companion, its database and its jobs",
     key(),
     of("cluster_id", "clusters.id", "cluster"),
     number("time", "when, Unix seconds"),
@@ -482,44 +460,37 @@ ACTIONS = Table(
     text("action", "what was done: a command, or what was seen of a file"),
     text("detail", "with what, in words"),
     Index("uq_actions_cluster_id_time_user_name_action", "cluster_id", "time", "user_name", "action", unique=True),
-    comment="what people did to the companion, its database and its jobs",
 )
 
-LEADERS = Table(
+LEADERS = table(
     "leaders",
-    METADATA,
+    "which companion of each cluster acts, or did last",
     of("cluster_id", "clusters.id", "cluster", primary_key=True),
     whole("term", "how often the lead was taken; whoever has an older term writes no more"),
     text("holder", "who leads, as host:process id; empty once it gave the lead back"),
     number("since", "when it took the lead, Unix seconds"),
     number("beat", "when it was last heard of, Unix seconds"),
-    comment="which companion of each cluster acts, or did last",
-    sqlite_with_rowid=False,
 )
 
-ACCOUNTING = Table(
+ACCOUNTING = table(
     "accounting",
-    METADATA,
+    "jobs that are known from Slurm's accounting alone",
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
     number("time_limit_s", "time limit, seconds; null if it had none", nullable=True),
     number("import_time", "when its rows were last read, Unix seconds"),
-    comment="jobs that are known from Slurm's accounting alone",
-    sqlite_with_rowid=False,
 )
 
-ROLLUPS = Table(
+ROLLUPS = table(
     "rollups",
-    METADATA,
+    "runs whose throughput samples were put together to longer ones",
     of("run_id", "runs.id", "run", primary_key=True),
     number("stretch_s", "samples that ended in the same stretch of so many seconds are one"),
     whole("number", "number of the run's last report then"),
-    comment="runs whose throughput samples were put together to longer ones",
-    sqlite_with_rowid=False,
 )
 
-HEALTH = Table(
+HEALTH = table(
     "health",
-    METADATA,
+    "how the companion that acted last was at its last tick",
     of("cluster_id", "clusters.id", "cluster", primary_key=True),
     number("time", "when it wrote this, Unix seconds"),
     text("mode", "act or advise"),
@@ -531,6 +502,4 @@ HEALTH = Table(
     whole("gpus", "GPUs on which elastic jobs ran then", nullable=True),
     text("error", "its last complaint, in words; empty if it had none since it started"),
     number("error_time", "when it complained, Unix seconds", nullable=True),
-    comment="how the companion that acted last was at its last tick",
-    sqlite_with_rowid=False,
 )

@@ -8,7 +8,18 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ones_db import DecisionJobRecord, DecisionRecord, JobRecord, ReportLine, ResizeRecord, RunRecord, RunReports, Store
+from ones_db import (
+    ActionRecord,
+    DecisionJobRecord,
+    DecisionRecord,
+    JobRecord,
+    NodeRecord,
+    ReportLine,
+    ResizeRecord,
+    RunRecord,
+    RunReports,
+    Store,
+)
 from ones_db.engine import backend_of, transaction
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
@@ -36,6 +47,29 @@ def change(url: str, sql: str) -> None:
     """Do as the statement says."""
     with opened(url, write=True) as connection:
         connection.exec_driver_sql(sql)
+
+
+def actions(store: Store) -> list[ActionRecord]:
+    """What people did, newest first."""
+    query = "SELECT time, user_name, action, detail FROM actions ORDER BY time DESC, id DESC"
+    with store._read() as connection:
+        return [ActionRecord(*row) for row in connection.exec_driver_sql(query)]
+
+
+def node_changes(store: Store, name: str = "") -> list[tuple[float, NodeRecord]]:
+    """What one node was, or all were, from when on; oldest first."""
+    query = (
+        "SELECT c.time, n.name, c.state, c.usable, c.gpus, c.partitions "
+        "FROM node_changes c JOIN nodes n ON n.id = c.node_id ORDER BY c.time, n.id"
+    )
+    with store._read() as connection:
+        found = [(time, NodeRecord(*node)) for time, *node in connection.exec_driver_sql(query)]
+    return [(time, node) for time, node in found if name in ("", node.name)]
+
+
+def end_run(store: Store, job_id: int, restart: int, time: float, why: str) -> None:
+    """Store Slurm's word on the end of a run."""
+    store.record_runs([RunRecord(job_id, restart, end_time=time, end_reason=why)])
 
 
 def said(text: str) -> Reason:
@@ -161,7 +195,7 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     )
     number = store.begin_resize(resize(job_id, started=2500.0)).id
     store.step_resize(number, "drained", detail=said("step 21"), time=2600.0, order_number=9)
-    store.end_run(job_id, 0, 2900.0, "REQUEUED")
+    end_run(store, job_id, 0, 2900.0, "REQUEUED")
     store.record_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
     store.record_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
     report(

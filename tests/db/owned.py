@@ -11,7 +11,7 @@ from ones_db.shape import PARKED, Shape
 from ones_db.tables import METADATA
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
-from tests.db.make import SPEC, change, decision, job, line, report, resized_job
+from tests.db.make import SPEC, change, decision, end_run, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
@@ -39,7 +39,7 @@ def fill(url: str) -> None:
             )
             store.record_blocks([BlockRecord(number, 0, 0, number, Shape(1, 4), ("n1",), "COMPLETED", 3000.0, 3600.0)])
             store.record_promises([PromiseRecord(number, 4000.0, 2400.0, True, Reason("why"))])
-            store.end_run(number, 1, 3600.0, "COMPLETED")
+            end_run(store, number, 1, 3600.0, "COMPLETED")
             ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
             store.record_jobs([replace(ended, requested_shape=Shape(1, 1))])
         made = decision(2400.0, *JOBS.values())

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from sqlalchemy import event
 
-from ones_db import ActionRecord, AlternativeRecord, NodeChange, NodeRecord, Store
+from ones_db import ActionRecord, AlternativeRecord, NodeRecord, Store
 from ones_db.shape import PARKED, Shape
-from tests.db.make import decision, job
+from tests.db.make import actions, decision, job, node_changes
 
 UP, DOWN = NodeRecord("n1", "UP", True, 4, "gpu"), NodeRecord("n1", "DOWN*", False, 4, "gpu")
 
@@ -18,8 +18,7 @@ def test_actions(store: Store) -> None:
     first, second = ActionRecord(1.0, "ops", "run --act", "policy ones"), ActionRecord(2.0, "ops", "stop file made")
     for one in (first, second, first, ActionRecord(2.0, "root", "stop file made"), second):
         store.add_action(one)
-    assert store.actions() == [ActionRecord(2.0, "root", "stop file made"), second, first]
-    assert store.actions(limit=1) == store.actions()[:1]
+    assert actions(store) == [ActionRecord(2.0, "root", "stop file made"), second, first]
 
 
 def test_nodes_are_stored_when_they_change(store: Store) -> None:
@@ -30,18 +29,18 @@ def test_nodes_are_stored_when_they_change(store: Store) -> None:
     store.record_nodes(3.0, [DOWN, other])
     store.record_nodes(4.0, [UP])
     store.record_nodes(5.0, [UP])
-    assert store.node_changes("n1") == [NodeChange(1.0, UP), NodeChange(3.0, DOWN), NodeChange(4.0, UP)]
+    assert node_changes(store, "n1") == [(1.0, UP), (3.0, DOWN), (4.0, UP)]
     gone = other._replace(state="GONE", usable=False)
-    assert store.node_changes("n2") == [NodeChange(1.0, other), NodeChange(4.0, gone)]
+    assert node_changes(store, "n2") == [(1.0, other), (4.0, gone)]
     store.record_nodes(6.0, [UP, other])
-    assert len(store.node_changes()) == 6
+    assert len(node_changes(store)) == 6
 
 
 def test_the_same_nodes_again(store: Store) -> None:
     """Protects from a second row when a call is made again."""
     for _ in range(3):
         store.record_nodes(1.0, [UP])
-    assert store.node_changes() == [NodeChange(1.0, UP)]
+    assert node_changes(store) == [(1.0, UP)]
 
 
 def test_alternatives_of_a_decision(store: Store) -> None:

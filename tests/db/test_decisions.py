@@ -42,17 +42,6 @@ def test_the_same_decision_again(store: Store) -> None:
     assert store.add_decision(decision(1.0, 1, policy="fifo")) == 2
 
 
-def test_outcome(store: Store) -> None:
-    """Protects what became of a decision, for the job that asks why nothing happened."""
-    store.record_jobs([job(1), job(2)])
-    number = store.add_decision(decision(1.0, 1))
-    store.set_outcome(number, 1, acted=True, outcome=said("resize 4"))
-    (decided,) = store.decisions(1)
-    assert (decided.jobs[0].acted, str(decided.jobs[0].outcome)) == (True, "resize 4")
-    with pytest.raises(UnknownRecord, match="nothing of job 2"):
-        store.set_outcome(number, 2, acted=True, outcome=said(""))
-
-
 def test_scores_that_are_no_numbers(store: Store) -> None:
     """Protects from a policy without a score, whose NaN databases keep in different ways."""
     store.record_jobs([job(1)])

@@ -91,24 +91,12 @@ def test_runs_keep_what_a_later_record_does_not_know(store: Store) -> None:
     assert store.runs(1) == [replace(full, report_offset=10, report_number=2)]
 
 
-def test_end_run_prefers_the_jobs_own_word(store: Store) -> None:
-    """Protects the reason that a run gave itself from Slurm's coarser one."""
-    store.record_jobs([job(1)])
-    store.record_runs([run(1, 0, end_reason="drained"), run(1, 1)])
-    for _ in range(2):
-        store.end_run(1, 0, 2500.0, "CANCELLED")
-        store.end_run(1, 1, 3500.0, "FAILED")
-    assert [(r.end_time, r.end_reason) for r in store.runs(1)] == [(2500.0, "drained"), (3500.0, "FAILED")]
-
-
-def test_unknown_jobs_and_runs_are_named(store: Store) -> None:
+def test_unknown_jobs_are_named(store: Store) -> None:
     """Protects from rows without a parent, and from storing half of a call."""
     store.record_jobs([job(1)])
     with pytest.raises(UnknownRecord, match="job 2"):
         store.record_runs([run(1), run(2)])
     assert store.runs(1) == []
-    with pytest.raises(UnknownRecord, match="run 3 of job 1"):
-        store.end_run(1, 3, 1.0)
     with pytest.raises(UnknownRecord, match="job 9"):
         report(store, 9, 0, hello=hello(), offset=1, number=1)
 

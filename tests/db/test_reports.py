@@ -9,7 +9,7 @@ import pytest
 from ones_db import RunReports, Store, UnknownRecord
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First
-from tests.db.make import SPEC, ask, change, epoch, hello, job, line, report, run, throughput
+from tests.db.make import SPEC, ask, change, end_run, epoch, hello, job, line, report, run, throughput
 
 ORDER = 1_700_000_000_000
 SAVED = Checkpoint("step-5", 0, 320, 5, 2**40, 0.25, order=ORDER, stall_s=0.1)
@@ -198,7 +198,7 @@ def test_a_late_hello_leaves_slurms_word_on_the_end(store: Store) -> None:
     """Protects how a run ended from a hello that is read after Slurm said it was over."""
     store.record_jobs([job(1)])
     store.record_runs([run(1)])
-    store.end_run(1, 0, 2900.0, "NODE_FAIL")
+    end_run(store, 1, 0, 2900.0, "NODE_FAIL")
     report(store, 1, 0, hello=AGAIN, offset=10, number=20)
     assert (store.runs(1)[0].end_reason, store.runs(1)[0].end_time) == ("NODE_FAIL", 2900.0)
 

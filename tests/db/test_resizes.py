@@ -71,8 +71,6 @@ def test_what_has_ended_stays_so(store: Store) -> None:
         store.end_resize(number, "failed", said(""), 2503.0)
     with pytest.raises(ResizeConflict, match="same moment"):
         store.begin_resize(resize(1, new_shape=Shape(1, 2)))
-    store.set_pause(number, 4.5)
-    assert store.resizes(1)[0].pause_s == 4.5
 
 
 def test_unknown_resizes_are_named(store: Store) -> None:
@@ -81,7 +79,6 @@ def test_unknown_resizes_are_named(store: Store) -> None:
         lambda: store.step_resize(7, "held", time=1.0),
         lambda: store.end_resize(7, "done", said(""), 1.0),
         lambda: store.resize_steps(7),
-        lambda: store.set_pause(7, 1.0),
     ):
         with pytest.raises(UnknownRecord, match="resize 7"):
             call()

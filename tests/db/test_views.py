@@ -22,6 +22,7 @@ from tests.db.make import (
     SPEC,
     ask,
     decision,
+    end_run,
     hello,
     job,
     line,
@@ -48,7 +49,7 @@ def fill(store: Store) -> None:
     report(
         store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5
     )
-    store.end_run(7, 1, 3600.0, "COMPLETED")
+    end_run(store, 7, 1, 3600.0, "COMPLETED")
     store.record_jobs(
         [job(7, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0, requested_shape=Shape(1, 1))]
     )
@@ -271,7 +272,7 @@ def test_a_job_that_never_changed_gained_nothing(store: Store, url: str) -> None
     store.record_jobs([job(7, requested_shape=Shape(1, 1))])
     samples = [throughput(n, time=1020.0 + n, seconds=1.0, samples=64) for n in range(2, 12)]
     report(store, 7, 0, spec=SPEC, hello=hello(time=1010.0), throughput=samples, offset=9, number=12)
-    store.end_run(7, 0, 1100.0, "COMPLETED")
+    end_run(store, 7, 0, 1100.0, "COMPLETED")
     store.record_jobs([job(7, requested_shape=Shape(1, 1), state="COMPLETED", end_time=1100.0)])
     (line,) = rows(url, "what_if")
     assert line["predicted_jct_s"] == pytest.approx(line["jct_s"])

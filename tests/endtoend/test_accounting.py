@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ones_db import Store
+from tests.db.make import actions, node_changes
 from tests.endtoend.harness import DATABASE, LOOK_S, WAIT_S, Harness
 
 pytestmark = pytest.mark.cluster
@@ -103,9 +104,9 @@ def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
         assert store.jobs(list(stored)) == stored and store.live_jobs() == set()
         # What other tests have left at this cluster is not looked at.
         assert not [job for job in store.job_summaries() if job.job_id in stored]
-        nodes = {change.node.name: change.node for change in store.node_changes()}
+        nodes = {node.name: node for _, node in node_changes(store)}
         assert (nodes["n1"].state, nodes["n1"].gpus, nodes["w4"].partitions) == ("UP", 4, "whole")
-        done = [(action.user, action.action) for action in reversed(store.actions())]
+        done = [(action.user, action.action) for action in reversed(actions(store))]
         assert done == [("alice", "import sacct"), ("alice", "run --advise"), ("alice", "run ends")]
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from slurm_ones.act.transitions import NEEDS_COMPANION, State
+from tests.db.make import actions
 from tests.endtoend.harness import HELD, Harness
 
 pytestmark = pytest.mark.cluster
@@ -57,7 +58,7 @@ def test_blocks_join_and_runs_do_not_overlap(harness: Harness) -> None:
     said = harness.companion_log(settings)
     assert TICKED in said, said
     with harness.store(settings) as store:
-        assert [action.action for action in store.actions()].count("run ends") == 2, said
+        assert [action.action for action in actions(store)].count("run ends") == 2, said
     seen = harness.membership(job_id, lambda seen: len(seen.blocks) > 1, "second block")
     cron(harness, settings)
     assert harness.membership(job_id, lambda now: len(now.blocks) >= len(seen.blocks), "blocks")

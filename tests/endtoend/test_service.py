@@ -16,6 +16,7 @@ import pytest
 from slurm_ones.slurm.client import Unreachable
 from tests.cluster.sites import OPERATOR
 from tests.conftest import served
+from tests.db.make import actions
 from tests.db.server import Server
 from tests.endtoend.harness import TICK_S, WAIT_S, Harness
 from tests.endtoend.test_move import shown
@@ -105,7 +106,7 @@ def test_the_service_from_its_start_to_its_end(harness: Harness, spool: str) -> 
     file.write_text(good)
     assert unit.count("RELOADING=1\nMONOTONIC_USEC=") == 3
     with harness.store(settings) as store:
-        told = [action.action for action in store.actions()]
+        told = [action.action for action in actions(store)]
         assert told[:3] == ["reload refused", "reload refused", "reload"]
         resizes = len(store.resizes())
         tick = store.health().tick_time  # type: ignore[union-attr]

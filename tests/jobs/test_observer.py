@@ -29,6 +29,7 @@ from ones_wrapper.protocol import (
 from slurm_ones.config import Settings
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from tests.db.make import actions, node_changes
 from tests.slurm.make import PENDING
 
 ME = os.geteuid()
@@ -272,22 +273,21 @@ def test_nodes_are_stored_when_they_change(store: Store) -> None:
     queue = Queue()
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     observer.observe()
-    before = store.node_changes()
-    name = before[0].node.name
-    assert {change.node.state for change in before} == {"UP"}
+    before = node_changes(store)
+    name = before[0][1].name
+    assert {node.state for _, node in before} == {"UP"}
     queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="ALLOCATED", gpus_used=1, idle=False)}
     observer.observe()
     Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
-    assert store.node_changes() == before
+    assert node_changes(store) == before
     queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="DOWN*", usable=False)}
     queue.now += 60.0
     observer.observe()
     queue.nodes = {name: replace(queue.nodes[name], state="IDLE")}
     queue.now += 60.0
     observer.observe()
-    assert store.node_changes(name)[-1].node.state == "RESERVED"
-    change = store.node_changes(name)[-2]
-    assert (change.time, change.node.state, change.node.usable) == (1060.0, "DOWN*", False)
+    *_, (time, down), (_, last) = node_changes(store, name)
+    assert (time, down.state, down.usable, last.state) == (1060.0, "DOWN*", False, "RESERVED")
 
 
 def test_a_spec_that_changes_is_stored_again(observer: Observer, store: Store, tmp_path: Path) -> None:
@@ -376,14 +376,14 @@ def test_the_stop_file_is_recorded_once(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "stop"
     file = StopFile(path, store)
     file.check(10.0)
-    assert store.actions() == []
+    assert actions(store) == []
     path.touch()
     os.utime(path, (20.0, 20.0))
     for looks in (file, file, StopFile(path, store)):
         looks.check(30.0)
     made = ActionRecord(20.0, getpass.getuser(), "stop file made", str(path))
-    assert store.actions() == [made]
+    assert actions(store) == [made]
     path.unlink()
     file.check(40.0)
     file.check(50.0)
-    assert store.actions() == [ActionRecord(40.0, "", "stop file removed", str(path)), made]
+    assert actions(store) == [ActionRecord(40.0, "", "stop file removed", str(path)), made]
