@@ -332,16 +332,14 @@ def _against(limits: Limits, verdict: Verdict) -> list[ScriptFinding]:
         within = [row for row in limits.sizes if low <= row.gpus <= high]
         text = f"{name} runs on {counts(limits.sizes)} GPUs, and its comment allows {low} to {high}"
         if not within:
-            found.append(ScriptFinding(Weight.ERROR, 0, f"{text}: none of them"))
+            found.append(_error(0, f"{text}: none of them"))
         elif within[0].gpus != low:
-            found.append(ScriptFinding(Weight.WARNING, 0, f"{text}: let it begin at {within[0].gpus}"))
+            found.append(_warning(0, f"{text}: let it begin at {within[0].gpus}"))
         else:
             found += _steps(within, verdict.optin.step if verdict.optin is not None else 1, text)
     nodes, each = verdict.shape or (0, 0)
     if sizes and nodes * each and nodes * each not in sizes:
-        found.append(
-            ScriptFinding(Weight.ERROR, 0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}")
-        )
+        found.append(_error(0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}"))
     return found
 
 
@@ -352,7 +350,7 @@ def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:
         return []
-    return [ScriptFinding(Weight.WARNING, 0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
+    return [_warning(0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
 
 
 @command

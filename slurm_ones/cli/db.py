@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from ones_db import Store, migrate
 from ones_db.copy import copy as copy_rows
@@ -22,6 +21,7 @@ from slurm_ones.cli.common import (
     command,
     console,
     errors,
+    grid,
     length,
     person,
     reading_store,
@@ -76,9 +76,7 @@ def copy(
             bars.update(tasks[what, table], completed=done, total=max(total, done))
 
         moved = copy_rows(without_password(source), without_password(target), show)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("table", "rows", "copied now", "SHA-256"):
-        table.add_column(column, justify="right" if column in ("rows", "copied now") else "left")
+    table = grid("table", "rows", "copied now", "SHA-256", right=("rows", "copied now"))
     for row in moved:
         table.add_row(row.table, str(row.rows), str(row.copied), row.checksum[:16])
     console.print(table)

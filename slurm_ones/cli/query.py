@@ -8,19 +8,18 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import IO, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, moment, settings_of
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, grid, moment, settings_of
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
@@ -101,15 +100,12 @@ def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int
 
 def _value(name: str, text: str, kind: str) -> int | float | str:
     """The value of a parameter of this kind. Raises `QueryError` and `BadInput`, which say what to write."""
-    if kind == "int":
-        number = _number(text, int)
-        return number if number is not None else _refuse(name, text, "is a whole number, such as 7")
-    if kind == "float":
-        number = _number(text, float)
-        return number if number is not None else _refuse(name, text, "is a number, such as 0.5")
-    if kind == "bool":
-        found = {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower())
-        return found if found is not None else _refuse(name, text, "is 0 or 1")
+    if kind in _PLAIN:
+        read, meant = _PLAIN[kind]
+        found = read(text)
+        if found is None:
+            raise QueryError(f"--param {name}={plain(text, 40)}: {name} is {meant}")
+        return found
     if kind == "time":
         return moment(text, f"--param {name}")
     if kind == "day":
@@ -120,10 +116,6 @@ def _value(name: str, text: str, kind: str) -> int | float | str:
     return text
 
 
-def _refuse(name: str, text: str, why: str) -> NoReturn:
-    raise QueryError(f"--param {name}={plain(text, 40)}: {name} {why}")
-
-
 def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
     try:
         number = kind(text)
@@ -131,6 +123,14 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float | None:
         return None
     # No database has a whole number beyond 64 bits.
     return number if -(2**63) <= number < 2**63 or (kind is float and math.isfinite(number)) else None
+
+
+_PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
+    "int": (lambda text: _number(text, int), "a whole number, such as 7"),
+    "float": (lambda text: _number(text, float), "a number, such as 0.5"),
+    "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
+}
+"""Of each kind that needs no clock: how it is read, None for another text, and what it is."""
 
 
 def _guessed(text: str) -> int | float | str:
@@ -152,11 +152,11 @@ def _read(file: Path | None) -> str:
 
 def _list(saved: Mapping[str, str]) -> None:
     for kind, found in (("view", {view.name: view.title for view in VIEWS.values()}), ("saved query", saved)):
-        shown = Table(box=None, header_style="bold", pad_edge=False)
+        shown = grid()
         shown.add_column(kind, no_wrap=True)
         shown.add_column("what it tells")
-        for name, title in found.items():
-            shown.add_row(name, title)
+        for row in found.items():
+            shown.add_row(*row)
         console.print(shown)
         console.print()
     console.print("slurm-ones db query NAME --param job_id=7, or --sql 'SELECT …'")
@@ -249,7 +249,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: 
     heads = [plain(columns[i], 60) for i in kept]
     widths = [max(len(head), *(len(line[i]) for line in cells), 0) for i, head in enumerate(heads)]
     if sum(widths) + 2 * len(widths) <= console.width or not cells:
-        shown = Table(box=None, header_style="bold", pad_edge=False)
+        shown = grid()
         for i, head in zip(kept, heads, strict=True):
             number = bool(rows) and all(isinstance(row[i], (int, float, type(None))) for row in rows)
             shown.add_column(safe(head), justify="right" if number else "left", no_wrap=True)

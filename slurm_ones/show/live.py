@@ -51,11 +51,6 @@ class Live:
         """The nodes by their names; those that only a job names last."""
         return node_rows(self.nodes, self.held)
 
-    @property
-    def tick(self) -> tuple[float | None, float | None]:
-        """What changes whenever there is something new: the times of the last tick and of the leader's last beat."""
-        return (self.health.tick_time if self.health else None, self.leader.beat if self.leader else None)
-
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
     """The nodes by their names, with what jobs hold there; those that only a job names last."""

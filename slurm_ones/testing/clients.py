@@ -11,19 +11,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.model import JobState, Snapshot
 from slurm_ones.testing.reshapes import ReshapeContract
-from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, Site
+from slurm_ones.testing.site import CHANGING, OPERATOR, OWNER, STRANGER, Call, Site, both
 from slurm_ones.testing.tasks import TaskContract
-
-both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
 
 
 def _unusable(seen: Snapshot) -> set[str]:
@@ -40,16 +38,8 @@ ENDS = {
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {}\nsleep 300\n"
 
 
-Call = Callable[[SlurmClient, int], None]
-
-
-CHANGING: dict[str, Call] = {
-    "requeue_hold": lambda client, job: client.requeue_hold(job),
-    "hold": lambda client, job: client.hold(job),
-    "reshape": lambda client, job: client.reshape(job, Shape(2, 2)),
-    "release": lambda client, job: client.release(job),
-    "release later": lambda client, job: client.release(job, start_now=False),
-    "signal": lambda client, job: client.signal(job, "KILL"),
+JOB_CHANGING: Mapping[str, Call] = {
+    **CHANGING,
     "signal all": lambda client, job: client.signal(job, "KILL", batch=True),
 }
 
@@ -318,7 +308,7 @@ class RefusalContract:
         """bob's companion cannot touch alice's job."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         before = site.owner.job(job_id)
-        for name, call in CHANGING.items():
+        for name, call in JOB_CHANGING.items():
             with pytest.raises(NotPermitted):
                 call(site.as_(STRANGER), job_id)
             assert site.owner.job(job_id) == before, name
@@ -327,14 +317,14 @@ class RefusalContract:
         """Nor one that runs, which Slurm would not let anybody reshape."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         before = site.owner.job(job_id)
-        for name, call in CHANGING.items():
+        for name, call in JOB_CHANGING.items():
             with pytest.raises(NotResizable if name == "reshape" else NotPermitted):
                 call(site.as_(STRANGER), job_id)
         assert site.owner.job(job_id) == before
 
     def test_a_job_that_never_was(self, site: Site) -> None:
         """Every call says so in the same way."""
-        for call in CHANGING.values():
+        for call in JOB_CHANGING.values():
             with pytest.raises(UnknownJob):
                 call(site.owner, 999_999)
         with pytest.raises(UnknownJob):

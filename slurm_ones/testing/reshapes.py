@@ -6,16 +6,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, NotResizable
-from slurm_ones.slurm.model import Job
-from slurm_ones.testing.site import OPERATOR, OWNER, Site
-
-both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
-ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
-
-
-def shape(job: Job) -> Shape:
-    return Shape(job.nodes, job.gpus_per_node)
-
+from slurm_ones.testing.site import ELASTIC, OPERATOR, OWNER, Site, both, shape
 
 TASK_COUNTS = [("--nodes=1", "--ntasks-per-node=1"), ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4")]
 

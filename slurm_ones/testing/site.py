@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from ones_db.shape import Shape
 from slurm_ones.slurm.client import SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobKey, Task
 
@@ -17,6 +21,26 @@ UNTIL_TOLD = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
 """A script that ends with status 0 when `Site.finish` says so."""
 OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
 """Who asks: the owner of the jobs, another user, and somebody who may change everybody's jobs."""
+
+
+both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
+ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
+
+Call = Callable[[SlurmClient, Any], None]
+
+CHANGING: Mapping[str, Call] = {
+    "requeue_hold": lambda client, job: client.requeue_hold(job),
+    "hold": lambda client, job: client.hold(job),
+    "reshape": lambda client, job: client.reshape(job, Shape(2, 2)),
+    "release": lambda client, job: client.release(job),
+    "release later": lambda client, job: client.release(job, start_now=False),
+    "signal": lambda client, job: client.signal(job, "KILL"),
+}
+"""What is done to a job, or to a task, by its key."""
+
+
+def shape(job: Job) -> Shape:
+    return Shape(job.nodes, job.gpus_per_node)
 
 
 def until(holds: Callable[[], bool], what: str) -> None:

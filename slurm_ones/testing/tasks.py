@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,30 +10,13 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Task
-from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, UNTIL_TOLD, Site
+from slurm_ones.testing.site import CHANGING, ELASTIC, STRANGER, UNTIL_TOLD, Call, Site, both, shape
 
-both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
-ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
 BLOCKS = ("--array=0-5%1", *ELASTIC)
 APART = "1,2,4,7,11,16,22,29,37,46,56,67,79,92,106,121,137,154,172,191,211,232,254,277,301,326,352,379,407,436"
 """Tasks in no order that Slurm has a shorter way to write for."""
 
-Call = Callable[[SlurmClient, Task], None]
-
-CHANGING: dict[str, Call] = {
-    "requeue_hold": lambda client, task: client.requeue_hold(task),
-    "hold": lambda client, task: client.hold(task),
-    "reshape": lambda client, task: client.reshape(task, Shape(2, 2)),
-    "release": lambda client, task: client.release(task),
-    "release later": lambda client, task: client.release(task, start_now=False),
-    "defer": lambda client, task: client.defer(task, 2e9),
-    "signal": lambda client, task: client.signal(task, "KILL"),
-}
-"""What is done to a task as to any job."""
-
-
-def shape(job: Job) -> Shape:
-    return Shape(job.nodes, job.gpus_per_node)
+TASK_CHANGING: Mapping[str, Call] = {**CHANGING, "defer": lambda client, task: client.defer(task, 2e9)}
 
 
 def waiting(site: Site, array_id: int) -> dict[int, Job]:
@@ -270,7 +253,7 @@ class TaskContract:
         site.wait(Task(array_id, 1), lambda job: job.running, "RUNNING")
         stranger = site.as_(STRANGER)
         before = essence(site, array_id)
-        for call in CHANGING.values():
+        for call in TASK_CHANGING.values():
             with pytest.raises(NotPermitted):
                 call(stranger, Task(array_id, 2))
         # 22.05 tells a stranger that he may not change a throttle, and has done it: tasks that nobody holds start.
@@ -291,7 +274,7 @@ class TaskContract:
     def test_a_task_that_never_was(self, site: Site, known: bool) -> None:
         """Of an array that there is, and of none: every call says so in the same way."""
         task = Task(site.held("--array=0-2%1", "--nodes=1", text=UNTIL_TOLD) if known else 999_999, 77)
-        for call in CHANGING.values():
+        for call in TASK_CHANGING.values():
             with pytest.raises(UnknownJob):
                 call(site.owner, task)
         with pytest.raises(UnknownJob):
