@@ -21,6 +21,7 @@ from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
 from tests.cluster.sites import GRES_TYPED
 from tests.db.server import NoServer, Server
+from tests.endtoend.warm import WarmBox
 from tests.marks import NIGHTLY
 
 SEED = "ONES_SEED"
@@ -102,6 +103,7 @@ def start(request: pytest.FixtureRequest, site: str | Site) -> Cluster:
         except ClusterError as error:
             pytest.fail(f"no cluster {site!r}: {error}", pytrace=False)
     quick(cluster)
+    cluster.box = WarmBox(cluster)
     return cluster
 
 

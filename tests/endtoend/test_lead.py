@@ -29,7 +29,8 @@ class Companion:
 
     def __init__(self, harness: Harness, settings: str, folder: Path, name: str) -> None:
         self._log = folder / f"{name}.log"
-        command = ["slurm-ones", "run", "--config", settings, "--verbose", "--act", "--own"]
+        program = Path(harness.cluster.python).with_name("slurm-ones")  # no fork: signals are for its process
+        command = [str(program), "run", "--config", settings, "--verbose", "--act", "--own"]
         with self._log.open("a") as log:
             self._process = harness.cluster.popen(command, stdout=log, stderr=subprocess.STDOUT)
         harness.kill_at_end(self._process)
