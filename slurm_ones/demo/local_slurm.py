@@ -28,7 +28,7 @@ from slurm_ones.demo.jobs import (
     workload,
 )
 from slurm_ones.demo.processes import Processes, ProcessProgram, cancelled, clean_environment, make_shims
-from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import Timeline

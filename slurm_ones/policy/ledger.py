@@ -62,24 +62,31 @@ class Resources(NamedTuple):
     def without(self, need: Resources) -> Resources:
         return Resources(self[0] - need[0], self[1] - need[1], self[2] - need[2])
 
+    def plus(self, more: Resources) -> Resources:
+        return Resources(self[0] + more[0], self[1] + more[1], self[2] + more[2])
+
     def at_most(self, other: Resources) -> Resources:
         return Resources(min(self[0], other[0]), min(self[1], other[1]), min(self[2], other[2]))
+
+
+NOTHING = Resources(0)
 
 
 class Ledger(Mapping[str, int]):
     """Free resources of nodes; as a mapping, the GPUs that are free on each node.
 
-    A shape takes as much of each of its nodes, of the fullest that have room, as Slurm does, by name if several are as
-    full. If the cluster is not `uniform`, it takes any GPUs. Nodes that are as full are listed together, so a shape
-    costs as many steps as it has nodes, whatever the number of nodes.
+    A shape takes as much of each of its nodes, of the fullest that have room, as Slurm does, in the order in which they
+    were given if several are as full. If the cluster is not `uniform`, it takes any GPUs. Nodes that are as full are
+    listed together, so a shape costs as many steps as it has nodes, whatever the number of nodes.
     """
 
     def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
-        self._free = {name: one if isinstance(one, Resources) else Resources(one) for name, one in free.items()}
+        self._free = {name: _resources(one) for name, one in free.items()}
+        self._place = {name: place for place, name in enumerate(self._free)}
         self._uniform = uniform
         self._shared = False
         self._by_free: dict[Resources, list[str]] | None = None
-        """Names by what is free there, ascending; None until they are needed."""
+        """Names by what is free there, in their order; None until they are needed."""
         self.gpus = sum(one.gpus for one in self._free.values())
         """Free GPUs in all."""
 
@@ -87,7 +94,8 @@ class Ledger(Mapping[str, int]):
     def of_cluster(cls, cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ledger:
         """What the `holders` leave of a cluster."""
         names = [node.name for node in cluster.nodes]
-        return cls(dict(zip(names, free_by_node(cluster, holders).tolist(), strict=True)), uniform=cluster.uniform)
+        free = zip(names, free_by_node(cluster, holders).tolist(), strict=True)
+        return cls(dict(sorted(free)), uniform=cluster.uniform)
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
@@ -100,7 +108,7 @@ class Ledger(Mapping[str, int]):
         for node in (snapshot.nodes[name] for name in partition.node_names if name in snapshot.nodes):
             gpus = (full if node.idle else 0) if whole else node.gpus - node.gpus_used
             free[node.name] = gpus if partition.up and node.usable else 0
-        return cls(free)
+        return cls(dict(sorted(free.items())))
 
     def __getitem__(self, name: str) -> int:
         return self._free[name].gpus
@@ -124,14 +132,22 @@ class Ledger(Mapping[str, int]):
             return self.trial()
         return Ledger({name: free for name, free in self._free.items() if name in nodes}, uniform=self._uniform)
 
-    def at_most(self, other: Mapping[str, int]) -> Ledger:
-        """A second one whose nodes have no more GPUs free than in the `other`."""
-        return Ledger({name: one._replace(gpus=min(one.gpus, other[name])) for name, one in self._free.items()})
+    def at_most(self, other: Ledger) -> Ledger:
+        """A second one whose nodes have no more free than in the `other`, if they are there."""
+        least = other._free
+        return Ledger({name: one.at_most(least[name]) if name in least else one for name, one in self._free.items()})
 
-    def give(self, gpus: Mapping[str, int]) -> None:
-        """Add GPUs to those nodes that are here."""
-        for name in gpus.keys() & self._free.keys():
-            self._set(name, self._free[name]._replace(gpus=self[name] + gpus[name]))
+    def give(self, amounts: Mapping[str, int] | Mapping[str, Resources]) -> None:
+        """Add GPUs, or more, to those nodes that are here."""
+        for name, more in amounts.items():
+            if name in self._free:
+                self._set(name, self._free[name].plus(_resources(more)))
+
+    def spend(self, names: Iterable[str], need: Resources) -> None:
+        """Take as much of each of these nodes that are here, if it is there or not."""
+        for name in names:
+            if name in self._free:
+                self._set(name, self._free[name].without(need))
 
     def fits(self, shape: Shape) -> bool:
         """`take` would find room."""
@@ -141,16 +157,23 @@ class Ledger(Mapping[str, int]):
         self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None
     ) -> list[str] | None:
         """Nodes that `take` would choose; None if too few have room."""
-        need = Resources(shape.gpus_per_node)
+        found = self.nodes_with(Resources(shape.gpus_per_node), shape.nodes, own, only)
+        return found if len(found) == shape.nodes else None
+
+    def nodes_with(
+        self, need: Resources, most: int, own: Mapping[str, int] | None = None, only: Collection[str] | None = None
+    ) -> list[str]:
+        """Nodes that have room, the fullest first, at most `most`."""
         found: list[str] = []
         if own or only is not None:
-            own = own or {}
-            rooms = [(self._room(name, own), name) for name in {*self._free, *own} if only is None or name in only]
-            found = [name for room, name in sorted(rooms) if room.cover(need)]
+            own, last = own or {}, len(self._place)
+            names = [name for name in {*self._free, *own} if only is None or name in only]
+            rooms = sorted((self._room(name, own), self._place.get(name, last), name) for name in names)
+            found = [name for room, _, name in rooms if room.cover(need)]
         else:
             for free in sorted(free for free in self._levels() if free.cover(need)):
-                found += self._levels()[free][: shape.nodes - len(found)]
-        return found[: shape.nodes] if len(found) >= shape.nodes else None
+                found += self._levels()[free][: most - len(found)]
+        return found[:most]
 
     def take(self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> bool:
         """Take room for the shape; False, with nothing changed, if there is none.
@@ -166,7 +189,7 @@ class Ledger(Mapping[str, int]):
         need = Resources(shape.gpus_per_node)
         for name in nodes or ():
             left = self._room(name, own).without(need) if own else self._free[name].without(need)
-            self._set(name, left.at_most(self._free.get(name, _NOTHING)) if own else left)
+            self._set(name, left.at_most(self._free.get(name, NOTHING)) if own else left)
         return nodes is not None
 
     def take_any(self, gpus: int) -> bool:
@@ -181,13 +204,13 @@ class Ledger(Mapping[str, int]):
         return True
 
     def _room(self, name: str, own: Mapping[str, int]) -> Resources:
-        free = self._free.get(name, _NOTHING)
+        free = self._free.get(name, NOTHING)
         return free._replace(gpus=free.gpus + own[name]) if name in own else free
 
     def _levels(self) -> dict[Resources, list[str]]:
         if self._by_free is None:
             self._by_free = {}
-            for name in sorted(self._free):
+            for name in sorted(self._free, key=self._place.__getitem__):
                 self._by_free.setdefault(self._free[name], []).append(name)
         return self._by_free
 
@@ -196,15 +219,18 @@ class Ledger(Mapping[str, int]):
             self._free, self._shared = {**self._free}, False
         before = self._free.get(name)
         self._free[name] = free
-        self.gpus += free.gpus - (before or _NOTHING).gpus
+        self._place.setdefault(name, len(self._place))
+        self.gpus += free.gpus - (before or NOTHING).gpus
         if self._by_free is not None:
+            place = self._place.__getitem__
             if before is not None:
                 level = self._by_free[before]
-                del level[bisect_left(level, name)]
-            insort(self._by_free.setdefault(free, []), name)
+                del level[bisect_left(level, place(name), key=place)]
+            insort(self._by_free.setdefault(free, []), name, key=place)
 
 
-_NOTHING = Resources(0)
+def _resources(amount: int | Resources) -> Resources:
+    return amount if isinstance(amount, Resources) else Resources(amount)
 
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:

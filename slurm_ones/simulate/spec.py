@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, NodeView
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec
 
 PARTITION = "gpu"
 

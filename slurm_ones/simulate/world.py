@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
-from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline

@@ -19,6 +19,7 @@ from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
+from slurm_ones.simulate.slurm.nodes import PartitionSpec
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Hot, Submission
@@ -59,7 +60,8 @@ class BlockWorld(Interrupted):
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
         hot = Hot(launch_s=5.0 if quick else 30.0)
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot)
+        elsewhere = PartitionSpec("elsewhere", ("e1",), 4, default=False)
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, beside=[elsewhere])
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert training.hot is not None

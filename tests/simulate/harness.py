@@ -12,7 +12,7 @@ from slurm_ones.policy.build import place
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
-from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
@@ -52,10 +52,14 @@ class Harness:
         nodes: int = 4,
         whole_nodes: bool = False,
         faults: Faults | None = None,
+        partitions: Sequence[PartitionSpec] = (),
+        conf: SlurmConf = SlurmConf(),
     ) -> None:
+        """`partitions` take the place of the one."""
         self.timeline = Timeline(1000.0)
         names = tuple(f"n{i}" for i in range(1, nodes + 1))
-        self.cluster = SimulatedCluster([PartitionSpec("gpu", names, 4, whole_nodes)], settings, self.timeline, faults)
+        partitions = partitions or [PartitionSpec("gpu", names, 4, whole_nodes)]
+        self.cluster = SimulatedCluster(partitions, settings, self.timeline, faults, conf)
         self.owner = SimulatedClient(self.cluster, uid=OWNER, user="alice", operator=False)
         self.stranger = SimulatedClient(self.cluster, uid=STRANGER, user="bob", operator=False)
         self.operator = SimulatedClient(self.cluster, uid=0, user="root")

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
-from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, backfill, place
+from slurm_ones.policy.ledger import Resources
+from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec, SlurmConf
+from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, SchedulingPass, place
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.simulate.harness import Harness, RandomFaults
@@ -345,43 +347,44 @@ def test_backfill_never_delays_the_first_job_that_waits(
     queue: list[tuple[tuple[int, int], int]], running: list[tuple[int, int, int]]
 ) -> None:
     """It starts no later than it would, had nobody overtaken it, as far as time limits say."""
-    whole = {f"n{i}": 4 for i in range(4)}
-    free = dict(whole)
+    nodes = Nodes([PartitionSpec("gpu", ("n0", "n1", "n2", "n3"), 4)])
     held = []
-    for node, gpus, ends in running:
-        if free[f"n{node}"] >= gpus:
-            free[f"n{node}"] -= gpus
-            held.append(RunningJob(float(ends), {f"n{node}": gpus}))
-    wishes = [QueuedJob(i, nodes, nodes, gpus, float(limit)) for i, ((nodes, gpus), limit) in enumerate(queue)]
-    chosen = dict(backfill(wishes, free, whole, held, 0.0))
+    for job_id, (node, gpus, ends) in enumerate(running, 100):
+        if nodes.ledger()[f"n{node}"] >= gpus:
+            amount = {f"n{node}": Resources(gpus)}
+            nodes.take(job_id, amount)
+            held.append(RunningJob(float(ends), amount, job_id, "gpu"))
+    wishes = [QueuedJob(i, "gpu", n, n, Resources(gpus), float(limit)) for i, ((n, gpus), limit) in enumerate(queue)]
+    made = SchedulingPass(nodes, SlurmConf(), held, 0.0)
+    made.backfill(wishes)
+    chosen = {job.job_id: where for job, where in made.chosen}
     waiting = [wish for wish in wishes if wish.job_id not in chosen]
     if not waiting:
         return
     before = [wish for wish in wishes if wish.job_id < waiting[0].job_id]
     overtaking = [wish for wish in wishes if wish.job_id > waiting[0].job_id and wish.job_id in chosen]
-    assert _starts(waiting[0], free, held, [*before, *overtaking], chosen) <= _starts(
-        waiting[0], free, held, before, chosen
+    assert _starts(waiting[0], nodes, held, [*before, *overtaking], chosen) <= _starts(
+        waiting[0], nodes, held, before, chosen
     )
 
 
 def _starts(
     wish: QueuedJob,
-    free: dict[str, int],
+    nodes: Nodes,
     held: list[RunningJob],
     others: list[QueuedJob],
     where: dict[int, tuple[str, ...]],
 ) -> float:
     """When it finds room beside the others."""
-    left, ends = dict(free), list(held)
+    left, ends = nodes.ledger(), list(held)
     for other in others:
-        for name in where[other.job_id]:
-            left[name] -= other.gpus
-        ends.append(RunningJob(other.limit_s, dict.fromkeys(where[other.job_id], other.gpus)))
+        if other.job_id in where:
+            left.spend(where[other.job_id], other.need)
+            ends.append(RunningJob(other.limit_s, dict.fromkeys(where[other.job_id], other.need)))
     time = 0.0
     for holding in sorted(ends, key=lambda h: h.ends):
         if place(wish, left) is not None:
             return time
-        for name, gpus in holding.gpus.items():
-            left[name] += gpus
+        left.give(holding.held)
         time = holding.ends
     return time

@@ -12,7 +12,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
@@ -23,7 +23,7 @@ from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 
 UIDS = {OWNER: 2001, STRANGER: 2002, OPERATOR: 0}
 PARTITIONS = [
-    PartitionSpec("gpu", tuple(f"n{i}" for i in range(1, 5)), 4, max_time_s=86400.0),
+    PartitionSpec("gpu", tuple(f"n{i}" for i in range(1, 5)), 4, max_time_s=86400.0, cpus_per_node=16, memory_mb=4000),
     PartitionSpec("whole", tuple(f"w{i}" for i in range(1, 5)), 4, True, default=False),
 ]
 
@@ -86,7 +86,7 @@ class SimulatedSite(Site):
     def __init__(self) -> None:
         self.timeline = Timeline(float(round(time.time())))
         settings = ClusterSettings(schedule_s=0.5)
-        self._simulated = SimulatedCluster(PARTITIONS, settings, self.timeline)
+        self._simulated = SimulatedCluster(PARTITIONS, settings, self.timeline, conf=SlurmConf(licenses={"matlab": 3}))
         super().__init__(Commands(self._simulated), "simulated")  # type: ignore[arg-type]
         self._clients: dict[str, Client] = {}
         self._folder = tempfile.TemporaryDirectory()

@@ -6,19 +6,14 @@ What it does beyond Slurm's documentation is what real ones were seen to do; tes
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ones_db.shape import Shape
-from slurm_ones.simulate.slurm.scheduler import (
-    UNLIMITED_S,
-    Nodes,
-    PartitionSpec,
-    QueuedJob,
-    RunningJob,
-    backfill,
-    starts,
-)
+from slurm_ones.policy.ledger import NOTHING, Resources
+from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec, PreemptMode, SlurmConf
+from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Association, QueuedJob, RunningJob, SchedulingPass
 from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import Refused, UnknownJob
@@ -60,8 +55,10 @@ class SimulatedCluster:
         settings: ClusterSettings,
         timeline: Timeline,
         faults: Faults | None = None,
+        conf: SlurmConf = SlurmConf(),
     ) -> None:
         self.settings = settings
+        self.conf = conf
         self.timeline = timeline
         self.nodes = Nodes(partitions)
         self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
@@ -83,7 +80,16 @@ class SimulatedCluster:
         """All that Slurm shows now."""
         jobs = {job_id: job.to_model() for job_id, job in self._known.items()}
         partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
-        return Snapshot(self.timeline.now, jobs, self.nodes.to_model(), partitions)
+        nodes = self.nodes.to_model(self._reserved(self.timeline.now))
+        return Snapshot(self.timeline.now, jobs, nodes, partitions, self.conf.reservations, self._free_licenses())
+
+    def _free_licenses(self) -> dict[str, int]:
+        """Of each license, if any job asks for one."""
+        asking = [job for job in self._known.values() if job.licenses] if self.conf.licenses else []
+        used = Counter(dict.fromkeys(self.conf.licenses, 0))
+        for job in asking:
+            used.update(dict(job.licenses) if job.gpus else {})
+        return {name: most - used[name] for name, most in self.conf.licenses.items()} if asking else {}
 
     def live_ids(self) -> dict[int, None]:
         """What sbatch answered for the jobs that have not ended, in the order of submission."""
@@ -107,16 +113,18 @@ class SimulatedCluster:
         Raises `Refused` for what no partition has.
         """
         default = next(spec.name for spec in self.nodes.partitions.values() if spec.default)
-        partition = request.partition or default
-        if partition not in self.nodes.partitions:
-            raise Refused(f"invalid partition specified: {partition}")
+        partitions = tuple((request.partition or default).split(","))
+        self._check_known(partitions, request.qos)
         now, job_id = self.timeline.now, len(self.jobs) + 1
         array = TaskArray(job_id, program, request.throttle) if request.array_tasks else None
         job = SimulatedJob(
             job_id=job_id,
             request=request,
             program=Idle() if array is not None else program(job_id),
-            partition=partition,
+            partitions=partitions,
+            qos=self.conf.qos_of(request.qos).name,
+            account=request.account,
+            licenses=request.licenses,
             nodes=request.nodes,
             max_nodes=max(request.max_nodes, request.nodes),
             gpus_per_node=request.gpus_per_node,
@@ -129,6 +137,13 @@ class SimulatedCluster:
         self.records.add(job)
         self._wait(job, request.begin)
         return job_id
+
+    def _check_known(self, partitions: Iterable[str], qos: str) -> None:
+        for partition in partitions:
+            if partition not in self.nodes.partitions:
+                raise Refused(f"invalid partition specified: {partition}")
+        if qos and qos not in {one.name for one in self.conf.qos}:
+            raise Refused("Invalid qos specification")
 
     def cancel(self, job_id: JobKey) -> None:
         """`scancel`."""
@@ -175,17 +190,37 @@ class SimulatedCluster:
         for job in self.records.named(job_id):
             job.request = replace(job.request, comment=text)
 
-    def move(self, job_id: JobKey, partition: str) -> None:
-        """Have what waits of it wait in another partition, as its owner may."""
-        for job in self.records.named(job_id):
-            if job.pending:
-                job.partition = partition
+    def move(
+        self,
+        job_id: JobKey,
+        partition: str = "",
+        *,
+        qos: str = "",
+        account: str = "",
+        licenses: tuple[tuple[str, int], ...] | None = None,
+    ) -> None:
+        """Have what waits of it wait in another partition, QOS or account, or with other licenses."""
+        self._check_known([partition] if partition else [], qos)
+        for job in self.records.waiting(job_id):
+            job.partitions = (partition,) if partition else job.partitions
+            job.qos, job.account = qos or job.qos, account or job.account
+            job.licenses = job.licenses if licenses is None else licenses
+        self._schedule_soon()
 
-    def preempt(self, job_id: JobKey) -> None:
-        """Requeue a running job as preemption does: without a hold."""
+    def preempt(
+        self, job_id: JobKey, mode: PreemptMode = "requeue", grace_s: float = math.inf, *, killed: bool = False
+    ) -> None:
+        """Preempt a running job: one that is requeued waits without a hold, unless somebody holds it already; one that
+        may not be requeued ends. If it is not `killed` its processes end by themselves, at the latest after
+        `grace_s`."""
         for job in self.records.named(job_id):
             if job.running:
-                self._requeue(job, hold=False)
+                job.preempted_at = self.timeline.now
+                if mode == "requeue" and job.request.requeue:
+                    self._requeue(job, hold=False, killed=killed, most_s=grace_s)
+                else:
+                    seconds = min(job.program.stop(killed=killed), grace_s)
+                    self._end(job, JobState.PREEMPTED, 0, seconds=seconds)
 
     def requeue(self, job_id: JobKey, *, hold: bool) -> None:
         """Let a running job wait again, under the same id; anything else stays as it is."""
@@ -213,7 +248,7 @@ class SimulatedCluster:
             return
         job.allocations = job.held(now)
         self.nodes.give_back(job_id, job.gpus)
-        self.nodes.take(job_id, gpus)
+        self.nodes.take(job_id, {name: Resources(count) for name, count in gpus.items()})
         job.gpus, job.since = dict(gpus), now
 
     # -- arrays --------------------------------------------------------------------------------------------------
@@ -301,13 +336,16 @@ class SimulatedCluster:
             job.events.append(self.timeline.at(begin, lambda: self._wait(job, 0.0)))
         self._schedule_soon()
 
-    def _start(self, job: SimulatedJob, gpus: Mapping[str, int]) -> None:
+    def _start(
+        self, job: SimulatedJob, gpus: Mapping[str, int], partition: str = "", need: Resources = NOTHING
+    ) -> None:
         now = self.timeline.now
         if len(job.array_tasks) > 1:
             job = self.records.set_apart(job, job.array_tasks[0])
         job.cancel_events()
-        job.gpus, job.since, job.node_list = dict(gpus), now, tuple(gpus)
-        self.nodes.take(job.job_id, job.gpus)
+        job.gpus, job.resources, job.since, job.node_list = dict(gpus), need, now, tuple(gpus)
+        job.partitions = (partition,) if partition else job.partitions
+        self.nodes.take(job.job_id, job.holdings)
         job.state, job.start_time, job.begin = JobState.RUNNING, now, 0.0
         job.nodes = job.max_nodes = len(gpus)
         if job.limit_s:
@@ -316,11 +354,8 @@ class SimulatedCluster:
         self.timeline.changed = True
         job.program.start(job.restart, job.gpus)
 
-    def _start_on(self, nodes: Sequence[str], job: SimulatedJob) -> None:
-        self._start(job, dict.fromkeys(nodes, self._per_node(job)))
-
-    def _requeue(self, job: SimulatedJob, *, hold: bool, killed: bool = False) -> None:
-        gone = job.program.stop(killed=killed)
+    def _requeue(self, job: SimulatedJob, *, hold: bool, killed: bool = False, most_s: float = math.inf) -> None:
+        gone = min(job.program.stop(killed=killed), most_s)
         job.cancel_events()
         job.state = JobState.PENDING
         if hold and not job.held_by:
@@ -333,7 +368,7 @@ class SimulatedCluster:
         now = self.timeline.now
         job.restart += 1
         job.submit_time = now
-        job.start_time, job.end_time, job.node_list = 0.0, 0.0, ()
+        job.start_time, job.end_time, job.preempted_at, job.node_list = 0.0, 0.0, 0.0, ()
         self._wait(job, now + self.settings.requeue_delay_s)
 
     def _end(
@@ -367,23 +402,55 @@ class SimulatedCluster:
 
     # -- the scheduler -------------------------------------------------------------------------------------------
 
-    def _per_node(self, job: SimulatedJob) -> int:
-        """GPUs that it takes of each of its nodes: all where nodes are handed out whole, and of a job that asks for
-        GPUs in all as many as make up their number."""
-        spec = self.nodes.partitions[job.partition]
-        if spec.whole_nodes:
-            return spec.gpus_per_node
-        return job.gpus_per_node or math.ceil(job.request.gpus_total / job.nodes)
-
     def _schedule_soon(self) -> None:
         if not self._due:
             self._due = True
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
-    def _queue(self, partition: str) -> list[QueuedJob]:
-        jobs = [
-            job for job in self._known.values() if job.startable and job.partition == partition and not job.never_starts
-        ]
+    def _need(self, job: SimulatedJob, partition: str) -> Resources:
+        """What it takes of each of its nodes there: all where nodes are handed out whole; a job that asks for GPUs in
+        all takes as many as make up their number."""
+        spec, asked = self.nodes.partitions[partition], job.request
+        if spec.whole_nodes or asked.exclusive:
+            return spec.capacity
+        gpus = job.gpus_per_node or math.ceil(asked.gpus_total / job.nodes)
+        cpus = asked.cpus_per_node if spec.cpus_per_node else 0
+        return Resources(gpus, cpus, asked.memory_mb if spec.memory_mb else 0)
+
+    def _entry(self, job: SimulatedJob, partition: str, most: int) -> QueuedJob:
+        named, excluded = frozenset(job.request.node_names), frozenset(job.request.excluded)
+        only = self.nodes.only(partition)
+        if self.conf.reservations or named or excluded:
+            seconds = job.limit_s or UNLIMITED_S
+            only = frozenset(self.nodes.partitions[partition].nodes) - excluded
+            only -= self._reserved(self.timeline.now, seconds, job.request.reservation)
+            only -= {name for name in named if not self.nodes.usable(name)}
+        return QueuedJob(
+            job.job_id,
+            partition,
+            job.nodes,
+            max(job.max_nodes, job.nodes),
+            self._need(job, partition),
+            job.limit_s,
+            only,
+            named,
+            self._association(job),
+            most,
+        )
+
+    def _association(self, job: SimulatedJob) -> Association:
+        return Association(job.request.user, job.account, job.qos, job.licenses)
+
+    def _reserved(self, now: float, seconds: float = 0.0, own: str = "") -> frozenset[str]:
+        """Nodes that are reserved within this time, for others than those of the reservation `own`."""
+        found: set[str] = set()
+        for one in self.conf.reservations:
+            if one.start_time <= now + seconds and now < one.end_time and one.name != own:
+                found.update(one.node_names)
+        return frozenset(found)
+
+    def _queue(self) -> list[QueuedJob]:
+        jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
         queue: list[QueuedJob] = []
@@ -394,8 +461,41 @@ class SimulatedCluster:
                 rooms[job.main_id] -= count
                 if not count:
                     job.reason = THROTTLED
-            queue += [job.as_queued(self._per_node(job))] * count
+            for partition in job.partitions if count else ():
+                queue += [self._entry(job, partition, count)] * count
+        if len(self.nodes.partitions) > 1 or len(self.conf.qos) > 1:
+            tiers = {name: spec.tier for name, spec in self.nodes.partitions.items()}
+            worth = {qos.name: qos.priority for qos in self.conf.qos}
+            queue.sort(key=lambda entry: (-tiers[entry.partition], -worth[entry.of.qos]))
         return queue
+
+    def _pass(self) -> SchedulingPass:
+        running = [
+            RunningJob(
+                job.start_time + (job.limit_s or UNLIMITED_S),
+                job.holdings,
+                job.job_id,
+                job.partition,
+                self._association(job),
+                job.start_time,
+                not job.running,
+            )
+            for job in self._known.values()
+            if job.gpus
+        ]
+        return SchedulingPass(self.nodes, self.conf, running, self.timeline.now)
+
+    def _carry_out(self, made: SchedulingPass) -> None:
+        for entry, nodes in made.chosen:
+            self._start(self.jobs[entry.job_id], dict.fromkeys(nodes, entry.need.gpus), entry.partition, entry.need)
+        for job_id in made.victims:
+            self._preempt(self.jobs[job_id])
+
+    def _preempt(self, job: SimulatedJob) -> None:
+        """By its QOS or its partition, whichever is preemptable."""
+        qos, spec = self.conf.qos_of(job.qos), self.nodes.partitions[job.partition]
+        mode, grace_s = (qos.mode, qos.grace_s) if qos.mode else (spec.preempt, spec.grace_s)
+        self.preempt(job.to_model().key, mode, grace_s + self.conf.kill_wait_s)
 
     def _schedule(self) -> None:
         """Slurm's main scheduling."""
@@ -403,20 +503,19 @@ class SimulatedCluster:
         for job in self._known.values():
             if job.forbidden_shapes and job.startable and job.never_starts:
                 job.reason, job.held_by = "BadConstraints", "slurm"
-        for partition in self.nodes.partitions:
-            queue = self._queue(partition)
-            if not queue:
-                continue
-            chosen, waiting = starts(queue, self.nodes.free(partition), self.nodes.whole(partition))
-            for job_id, nodes in chosen:
-                self._start_on(nodes, self.jobs[job_id])
-            self._say_throttled(job_id for job_id, _ in chosen)
-            for job_id in waiting:
-                self.jobs[job_id].reason = "Resources" if job_id == waiting[0] else "Priority"
-            if len(waiting) > 1 and not self._backfill_due:
-                self._backfill_due = True
-                every = self.settings.backfill_s
-                self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
+        queue = self._queue()
+        if not queue:
+            return
+        made = self._pass()
+        made.main(queue)
+        self._carry_out(made)
+        self._say_throttled(entry.job_id for entry, _ in made.chosen)
+        for job_id, reason in made.reasons.items():
+            self.jobs[job_id].reason = reason
+        if made.crowded and not self._backfill_due:
+            self._backfill_due = True
+            every = self.settings.backfill_s
+            self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
 
     def _say_throttled(self, job_ids: Iterable[int]) -> None:
         """Say of the waiting tasks of those jobs' arrays that no more of them may run."""
@@ -429,14 +528,7 @@ class SimulatedCluster:
     def _backfill(self) -> None:
         """Slurm's backfill. The next round comes when the main scheduling finds that jobs wait behind another."""
         self._backfill_due = False
-        now = self.timeline.now
-        for partition in self.nodes.partitions:
-            held = [
-                RunningJob(job.start_time + (job.limit_s or UNLIMITED_S), job.gpus)
-                for job in self._known.values()
-                if job.gpus and job.partition == partition
-            ]
-            queue = self._queue(partition)
-            for job_id, nodes in backfill(queue, self.nodes.free(partition), self.nodes.whole(partition), held, now):
-                self._start_on(nodes, self.jobs[job_id])
+        made = self._pass()
+        made.backfill(self._queue())
+        self._carry_out(made)
         self._schedule_soon()

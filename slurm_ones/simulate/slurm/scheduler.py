@@ -1,4 +1,5 @@
-"""The nodes of a simulated cluster, and which waiting jobs Slurm starts on them: in order, then EASY backfill.
+"""Which waiting jobs a simulated Slurm starts, and which running ones it preempts for them: in order, then EASY
+backfill.
 
 Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995: a job may overtake the first one that finds no room if that
 starts no later for it. Ends are taken from time limits, as Slurm does.
@@ -7,219 +8,263 @@ starts no later for it. Ends are taken from time limits, as Slurm does.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from slurm_ones.slurm.model import Node, Partition
-
-
-@dataclass(frozen=True)
-class PartitionSpec:
-    """Equal nodes under one name."""
-
-    name: str
-    nodes: tuple[str, ...]
-    gpus_per_node: int
-    whole_nodes: bool = False
-    """Slurm hands out whole nodes, and knows of no GPUs."""
-    max_time_s: float = 0.0
-    default: bool = True
-
-    def to_model(self) -> Partition:
-        """As Slurm shows it."""
-        return Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
-
-
-@dataclass
-class NodeState:
-    """One node."""
-
-    name: str
-    partition: PartitionSpec
-    down: bool = False
-    drained: bool = False
-    held: dict[int, int] = field(default_factory=dict)
-    """GPUs that each job holds."""
-
-    @property
-    def usable(self) -> bool:
-        return not (self.down or self.drained)
-
-    @property
-    def free(self) -> int:
-        """GPUs that Slurm could hand out now."""
-        if not self.usable or (self.partition.whole_nodes and self.held):
-            return 0
-        return self.partition.gpus_per_node - sum(self.held.values())
-
-    def to_model(self) -> Node:
-        """As Slurm shows it."""
-        used = sum(self.held.values())
-        state = "ALLOCATED" if used == self.partition.gpus_per_node else "MIXED" if used else "IDLE"
-        if self.down:
-            state = "DOWN"
-        elif self.drained:
-            state = "DRAIN"
-        whole = self.partition.whole_nodes
-        return Node(
-            name=self.name,
-            state=state,
-            usable=self.usable,
-            gpus=0 if whole else self.partition.gpus_per_node,
-            gpus_used=0 if whole else used,
-            partitions=(self.partition.name,),
-            idle=not self.held,
-        )
-
-
-class Nodes:
-    """All nodes, in the cluster's order."""
-
-    def __init__(self, partitions: Sequence[PartitionSpec]) -> None:
-        self.partitions = {partition.name: partition for partition in partitions}
-        self._states = {name: NodeState(name, p) for p in partitions for name in p.nodes}
-        self._seen: dict[str, Node] = {}
-
-    def __getitem__(self, name: str) -> NodeState:
-        """A node that is about to change."""
-        self._seen.pop(name, None)
-        return self._states[name]
-
-    def names(self) -> tuple[str, ...]:
-        """Of all nodes."""
-        return tuple(self._states)
-
-    def free(self, partition: str) -> dict[str, int]:
-        """GPUs that each usable node of a partition could give now."""
-        states = (self._states[name] for name in self.partitions[partition].nodes)
-        return {state.name: state.free for state in states if state.usable}
-
-    def whole(self, partition: str) -> dict[str, int]:
-        """GPUs of each node of a partition when nothing runs on it."""
-        spec = self.partitions[partition]
-        return dict.fromkeys(spec.nodes, spec.gpus_per_node)
-
-    def take(self, job_id: int, gpus: Mapping[str, int]) -> None:
-        """The job holds these GPUs; raises ValueError where they are not free."""
-        for name, count in gpus.items():
-            if count > self[name].free:
-                raise ValueError(f"{name}: {count} GPUs for job {job_id}, {self[name].free} are free")
-            self[name].held[job_id] = count
-
-    def give_back(self, job_id: int, names: Iterable[str]) -> None:
-        """The job holds nothing of these nodes any more."""
-        for name in names:
-            self[name].held.pop(job_id, None)
-
-    def to_model(self) -> dict[str, Node]:
-        """As Slurm shows them."""
-        for name, state in self._states.items():
-            if name not in self._seen:
-                self._seen[name] = state.to_model()
-        return {name: self._seen[name] for name in self._states}
-
+from slurm_ones.policy.ledger import Ledger, Resources
+from slurm_ones.simulate.slurm.nodes import Nodes, SlurmConf
 
 UNLIMITED_S = 365 * 86400.0
 """What Slurm plans with for a job without a time limit."""
+RESOURCES, PRIORITY, LICENSES, UNAVAILABLE = "Resources", "Priority", "Licenses", "ReqNodeNotAvail"
+"""Why a job waits, as Slurm says it; limits have words of their own."""
 
 
-@dataclass(frozen=True)
-class QueuedJob:
-    """A job that could start, were there room."""
+class Association(NamedTuple):
+    """Whose limits a job counts against, and the licenses that it uses."""
+
+    user: str = ""
+    account: str = ""
+    qos: str = ""
+    licenses: tuple[tuple[str, int], ...] = ()
+
+
+class QueuedJob(NamedTuple):
+    """A job that could start in a partition, were there room."""
 
     job_id: int
+    partition: str
     least_nodes: int
     most_nodes: int
-    gpus: int
-    """GPUs on each node."""
-    limit_s: float
+    need: Resources
+    """What it takes of each node."""
+    limit_s: float = 0.0
     """How long it may run; 0 for no limit."""
+    only: frozenset[str] | None = None
+    """Nodes that it may have, None for all."""
+    named: frozenset[str] = frozenset()
+    """Nodes that it must have."""
+    of: Association = Association()
+    most: int = 1
+    """How many of its tasks may start."""
 
 
-@dataclass(frozen=True)
-class RunningJob:
-    """What a running job gives back, and when at the latest."""
+class RunningJob(NamedTuple):
+    """What a job gives back, and when at the latest."""
 
     ends: float
-    gpus: Mapping[str, int]
+    held: Mapping[str, Resources]
+    job_id: int = 0
+    partition: str = ""
+    of: Association = Association()
+    started: float = 0.0
+    ending: bool = False
+    """Its last processes are to end."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(amount.gpus for amount in self.held.values())
 
 
-def place(job: QueuedJob, free: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Nodes for the job, where least is left over, else in the cluster's order; None where it finds no room.
+class Counts:
+    """GPUs and licenses in use, against the limits of accounts, QOS and users."""
 
-    `free` has the GPUs that each node could give now, in the cluster's order.
-    """
-    may = ((gpus, i, name) for i, (name, gpus) in enumerate(free.items()))
-    fitting = [one for one in may if one[0] >= job.gpus]
-    if len(fitting) < job.least_nodes:
-        return None
-    chosen = sorted(fitting)[: job.most_nodes]
-    return tuple(name for _, _, name in sorted(chosen, key=lambda one: one[1]))
+    def __init__(self, conf: SlurmConf, running: Iterable[RunningJob]) -> None:
+        self._conf = conf
+        self._gpus: Counter[tuple[str, ...]] = Counter()
+        self._licenses: Counter[str] = Counter()
+        for job in running:
+            self.add(job.of, job.gpus)
 
+    def copy(self) -> Counts:
+        """A second one to try things on."""
+        other = Counts(self._conf, ())
+        other._gpus, other._licenses = self._gpus.copy(), self._licenses.copy()
+        return other
 
-def starts(
-    queue: Sequence[QueuedJob], free: Mapping[str, int], whole: Mapping[str, int]
-) -> tuple[list[tuple[int, tuple[str, ...]]], list[int]]:
-    """The jobs that start now with their nodes: the main scheduler's round; and the jobs that must wait, in order.
+    def add(self, of: Association, gpus: int, times: int = 1) -> None:
+        """A job begins to use these GPUs and its licenses; with `times` of -1 it no longer does."""
+        for key in (("account", of.account), ("qos", of.qos), ("user", of.qos, of.user)):
+            self._gpus[key] += gpus * times
+        for name, count in of.licenses:
+            self._licenses[name] += count * times
 
-    `queue` is in order of priority; `whole` has the GPUs of each node when nothing runs on it: a job that would not
-    fit even then holds nobody up.
-    """
-    left = dict(free)
-    chosen: list[tuple[int, tuple[str, ...]]] = []
-    for i, job in enumerate(queue):
-        nodes = place(job, left)
-        if nodes is not None:
-            _take(left, nodes, job.gpus)
-            chosen.append((job.job_id, nodes))
-        elif place(job, whole) is not None:
-            return chosen, [other.job_id for other in queue[i:]]
-    return chosen, []
+    def refusal(self, job: QueuedJob) -> str:
+        """The limit that keeps a job from running, as Slurm names it; "" for none."""
+        of, qos, gpus = job.of, self._conf.qos_of(job.of.qos), job.need.gpus * job.least_nodes
+        limits = (
+            (qos.gpus, ("qos", of.qos), "QOSGrpGRES"),
+            (qos.user_gpus, ("user", of.qos, of.user), "QOSMaxGRESPerUser"),
+            # A limit of the QOS takes the place of the account's.
+            (0 if qos.gpus else self._conf.account_gpus.get(of.account, 0), ("account", of.account), "AssocGrpGRES"),
+        )
+        return next((reason for most, key, reason in limits if most and self._gpus[key] + gpus > most), "")
 
-
-def backfill(
-    queue: Sequence[QueuedJob],
-    free: Mapping[str, int],
-    whole: Mapping[str, int],
-    running: Iterable[RunningJob],
-    now: float,
-) -> list[tuple[int, tuple[str, ...]]]:
-    """The jobs that start now with their nodes, those included that overtake the first that finds no room."""
-    left, held = dict(free), list(running)
-    chosen: list[tuple[int, tuple[str, ...]]] = []
-    then: dict[str, int] | None = None
-    begins = math.inf
-    for job in queue:
-        ends = now + (job.limit_s or UNLIMITED_S)
-        # One that ends in time may use what is kept for the first.
-        room = left if then is None or ends <= begins else {name: min(left[name], then[name]) for name in left}
-        nodes = place(job, room)
-        if nodes is not None:
-            _take(left, nodes, job.gpus)
-            if then is not None and ends > begins:
-                _take(then, nodes, job.gpus)
-            held.append(RunningJob(ends, dict.fromkeys(nodes, job.gpus)))
-            chosen.append((job.job_id, nodes))
-        elif then is None and place(job, whole) is not None:
-            begins, then = _reserve(job, left, held)
-    return chosen
+    def lacks_licenses(self, job: QueuedJob) -> bool:
+        free = self._conf.licenses
+        return any(self._licenses[name] + count > free.get(name, 0) for name, count in job.of.licenses)
 
 
-def _take(free: dict[str, int], nodes: Iterable[str], gpus: int) -> None:
-    for name in nodes:
-        free[name] -= gpus
+def place(job: QueuedJob, free: Ledger) -> list[str] | None:
+    """Nodes for the job, where least is left over, else in the cluster's order; None if it finds no room."""
+    if not job.named:
+        found = free.nodes_with(job.need, job.most_nodes, only=job.only)
+        return found if len(found) >= job.least_nodes else None
+    may = frozenset(free) if job.only is None else job.only
+    named = free.nodes_with(job.need, len(job.named), only=job.named & may)
+    found = named + free.nodes_with(job.need, max(job.most_nodes - len(named), 0), only=may - job.named)
+    return found if len(named) == len(job.named) and len(found) >= job.least_nodes else None
 
 
-def _reserve(job: QueuedJob, free: Mapping[str, int], held: Iterable[RunningJob]) -> tuple[float, dict[str, int]]:
-    """When the job will start at the latest, and what is free then beside it."""
-    then = dict(free)
-    begins = math.inf
-    for running in sorted(held, key=lambda h: h.ends):
-        for name, gpus in running.gpus.items():
-            if name in then:
-                then[name] += gpus
-        if (nodes := place(job, then)) is not None:
-            begins = running.ends
-            _take(then, nodes, job.gpus)
-            break
-    return begins, then
+class SchedulingPass:
+    """One round of the scheduler: what it starts, whom it preempts, and why the others wait."""
+
+    def __init__(self, nodes: Nodes, conf: SlurmConf, running: Sequence[RunningJob], now: float) -> None:
+        self.chosen: list[tuple[QueuedJob, tuple[str, ...]]] = []
+        """Jobs that start, and their nodes."""
+        self.victims: list[int] = []
+        self.reasons: dict[int, str] = {}
+        """Why a job waits."""
+        self.crowded = False
+        """Jobs wait behind another."""
+        self._nodes, self._conf, self._now = nodes, conf, now
+        self._before = running
+        self._running = list(running)
+        self._counts = Counts(conf, running)
+        self._free = nodes.ledger()
+        self._starts: Counter[int] = Counter()
+        self._kept: list[tuple[float, Ledger]] = []
+        """When jobs that wait will start at the latest, and what is free then beside each."""
+
+    # -- the two schedulers --------------------------------------------------------------------------------------
+
+    def main(self, queue: Iterable[QueuedJob]) -> None:
+        """Start jobs in their order, in each partition up to the first that finds no room; its nodes are kept."""
+        first: set[str] = set()
+        for job in queue:
+            if self._starts[job.job_id] >= job.most:
+                continue
+            if job.partition in first:
+                self.crowded = True
+                self.reasons.setdefault(job.job_id, PRIORITY)
+                continue
+            if reason := self._limit(job):
+                self.reasons[job.job_id] = reason
+                continue
+            free = self._free
+            for partition in first & self._nodes.sharing(job.partition):
+                free = free.only({*free}.difference(self._nodes.partitions[partition].nodes))
+            nodes = place(job, free)
+            if nodes is not None:
+                self._start(job, nodes)
+            elif place(job, self._nodes.empty(job.partition)) is not None:
+                first.add(job.partition)
+                self.reasons[job.job_id] = RESOURCES
+                self._preempt(job, free)
+            elif job.only is not None or job.named:
+                self.reasons[job.job_id] = UNAVAILABLE if job.named else RESOURCES
+
+    def backfill(self, queue: Iterable[QueuedJob]) -> None:
+        """Start jobs in their order, those included that overtake the first of their partition that finds no room."""
+        first: set[str] = set()
+        for job in queue:
+            if self._starts[job.job_id] >= job.most or self._limit(job):
+                continue
+            room = self._room(self._ends(job))
+            nodes = place(job, room)
+            if nodes is not None:
+                self._start(job, nodes)
+                continue
+            self._preempt(job, room)
+            if job.partition not in first and place(job, self._nodes.empty(job.partition)) is not None:
+                first.add(job.partition)
+                self._kept.append(self._reserve(job))
+
+    def _ends(self, job: QueuedJob) -> float:
+        return self._now + (job.limit_s or UNLIMITED_S)
+
+    def _limit(self, job: QueuedJob) -> str:
+        """The limit, or the licenses, for which a job waits."""
+        if reason := self._counts.refusal(job):
+            return reason
+        if not self._counts.lacks_licenses(job):
+            return ""
+        if self._conf.reclaim_licenses:
+            self._preempt(job, self._free)
+        return LICENSES
+
+    def _start(self, job: QueuedJob, nodes: list[str]) -> None:
+        held = dict.fromkeys(nodes, job.need)
+        self._free.spend(nodes, job.need)
+        for begins, then in self._kept:
+            if self._ends(job) > begins:
+                then.spend(nodes, job.need)
+        self._running.append(RunningJob(self._ends(job), held, job.job_id, job.partition, job.of, self._now))
+        self._counts.add(job.of, job.need.gpus * len(nodes))
+        self._starts[job.job_id] += 1
+        self.chosen.append((job, self._nodes.in_order(nodes)))
+
+    def _room(self, ends: float) -> Ledger:
+        """What is free for a job that ends then: one that ends in time may use what is kept for others."""
+        room = self._free
+        for begins, then in self._kept:
+            room = room.at_most(then) if ends > begins else room
+        return room
+
+    def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
+        """When the job will start at the latest, and what is free then beside it."""
+        then = self._free.only(self._nodes.partitions[job.partition].nodes)
+        for running in sorted(self._running, key=lambda one: one.ends):
+            then.give(running.held)
+            if (nodes := place(job, then)) is not None:
+                then.spend(nodes, job.need)
+                return running.ends, then
+        return math.inf, then
+
+    # -- preemption ----------------------------------------------------------------------------------------------
+
+    def _preempt(self, job: QueuedJob, free: Ledger) -> None:
+        """Choose jobs to preempt for this one, one after the other until it fits; nobody if it would not fit at last,
+        or fits once those have left that leave already."""
+        candidates = self._preemptable(job)
+        if not candidates:
+            return
+        then, counts = free.trial(), self._counts.copy()
+
+        def fits_without(gone: Iterable[RunningJob]) -> list[str] | None:
+            for one in gone:
+                then.give(one.held)
+                counts.add(one.of, one.gpus, -1)
+            return None if counts.lacks_licenses(job) else place(job, then)
+
+        if fits_without(one for one in self._before if one.ending or one.job_id in self.victims) is not None:
+            return
+        for number, candidate in enumerate(candidates, 1):
+            if (nodes := fits_without([candidate])) is not None:
+                self.victims += [one.job_id for one in candidates[:number] if self._needed(job, nodes, one)]
+                return
+
+    def _needed(self, job: QueuedJob, nodes: Iterable[str], victim: RunningJob) -> bool:
+        """The job gets something that this one holds."""
+        licenses = {name for name, _ in job.of.licenses} if self._counts.lacks_licenses(job) else set()
+        return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
+
+    def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
+        """Jobs that may be preempted for this one: of the lowest QOS first, then those on the fewest nodes, then where
+        asked the youngest."""
+        conf, parts = self._conf, self._nodes.partitions
+        preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
+        if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):
+            return []
+
+        def yields(one: RunningJob) -> bool:
+            qos, part = conf.qos_of(one.of.qos), parts[one.partition]
+            by_qos = one.of.qos in preempts and bool(qos.mode) and self._now - one.started >= qos.exempt_s
+            return (by_qos or bool(part.preempt and part.tier < tier)) and not one.ending
+
+        def order(one: RunningJob) -> tuple[float, ...]:
+            youth = -one.started if conf.youngest_first else 0.0
+            return (conf.qos_of(one.of.qos).priority, len(one.held), youth, one.job_id)
+
+        return sorted((one for one in self._before if yields(one) and one.job_id not in self.victims), key=order)

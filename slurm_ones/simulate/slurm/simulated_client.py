@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pwd
 import re
@@ -16,6 +17,7 @@ from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, reshape
+from slurm_ones.slurm.fields import LICENCES, hosts
 from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
@@ -32,11 +34,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="sbatch", add_help=False, allow_abbrev=False)
     for name in ("--nodes", "--gres", "--partition", "--time", "--comment", "--job-name", "--begin", "--array"):
         parser.add_argument(name, default="")
-    for name in ("--ntasks", "--ntasks-per-node", "--gpus"):
+    for name in ("--qos", "--account", "--licenses", "--nodelist", "--exclude", "--reservation"):
+        parser.add_argument(name, default="")
+    for name in ("--ntasks", "--ntasks-per-node", "--gpus", "--mem"):
         parser.add_argument(name, type=int, default=0)
     for name in ("--output", "--cpus-per-gpu", "--cpus-per-task", "--open-mode", "--signal"):
         parser.add_argument(name)
-    for name in ("--hold", "--requeue", "--no-requeue"):
+    for name in ("--hold", "--requeue", "--no-requeue", "--exclusive"):
         parser.add_argument(name, action="store_true")
     return parser
 
@@ -58,13 +62,23 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
     if given.gres and gpus is None:
         raise Refused(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
     nodes = int(low)
+    tasks = given.ntasks or given.ntasks_per_node * nodes
     array_tasks, throttle = _tasks(given.array)
     return Request(
         nodes=nodes,
         max_nodes=int(high or low),
         gpus_per_node=int(gpus[1]) if gpus else 0,
         gpus_total=given.gpus,
-        tasks=given.ntasks or given.ntasks_per_node * nodes,
+        tasks=tasks,
+        cpus_per_node=max(math.ceil(tasks / max(nodes, 1)), 1),
+        memory_mb=given.mem,
+        licenses=LICENCES.text(given.licenses),
+        node_names=hosts(given.nodelist),
+        excluded=hosts(given.exclude),
+        exclusive=given.exclusive,
+        reservation=given.reservation,
+        qos=given.qos,
+        account=given.account,
         partition=given.partition,
         name=given.job_name or "script",
         comment=given.comment,

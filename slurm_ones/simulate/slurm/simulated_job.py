@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ones_db.shape import Shape
-from slurm_ones.simulate.slurm.scheduler import QueuedJob
+from slurm_ones.policy.ledger import NOTHING, Resources
 from slurm_ones.simulate.slurm.timeline import Event
 from slurm_ones.slurm.client import NotResizable, UnknownJob
 from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState, Task
@@ -54,7 +54,7 @@ class Request:
     tasks: int = 0
     """0 where it gave no task counts."""
     partition: str = ""
-    """Empty for the default."""
+    """Empty for the default; several with commas between."""
     name: str = "job"
     comment: str = ""
     work_dir: str = "/"
@@ -73,6 +73,21 @@ class Request:
     """Its place in the queue: higher ones come first, those of one priority as they came."""
     user: str = "user"
     uid: int = 0
+    account: str = ""
+    qos: str = ""
+    """Empty for the site's first."""
+    licenses: tuple[tuple[str, int], ...] = ()
+    cpus_per_node: int = 1
+    """Counted where Slurm counts them, and the same of the memory."""
+    memory_mb: int = 0
+    """Of each node."""
+    node_names: tuple[str, ...] = ()
+    """Nodes that it must have (`-w`)."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that it must not have."""
+    exclusive: bool = False
+    """Its nodes are its own."""
+    reservation: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,11 +125,15 @@ class SimulatedJob:
     job_id: int
     request: Request
     program: Program
-    partition: str
+    partitions: tuple[str, ...]
+    """The one that it runs in, or all that it may start in."""
     nodes: int
     max_nodes: int
     gpus_per_node: int
     submit_time: float
+    qos: str = ""
+    account: str = ""
+    licenses: tuple[tuple[str, int], ...] = ()
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
@@ -135,6 +154,9 @@ class SimulatedJob:
     exit_code: int = 0
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs it holds on each node, until its last process is gone."""
+    resources: Resources = NOTHING
+    """What it holds of each node besides."""
+    preempted_at: float = 0.0
     node_list: tuple[str, ...] = ()
     """Nodes of its last run."""
     ending: bool = False
@@ -187,9 +209,14 @@ class SimulatedJob:
         """Slurm never starts it at its shape."""
         return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
 
-    def as_queued(self, gpus: int) -> QueuedJob:
-        """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
-        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
+    @property
+    def partition(self) -> str:
+        return self.partitions[0]
+
+    @property
+    def holdings(self) -> dict[str, Resources]:
+        """What it holds of each node."""
+        return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
         """All that it held until now."""
@@ -217,8 +244,8 @@ class SimulatedJob:
             name=request.name,
             user=request.user,
             uid=request.uid,
-            account="",
-            partitions=(self.partition,),
+            account=self.account,
+            partitions=self.partitions,
             state=self.state,
             flags=frozenset({"COMPLETING"} if self.ending else ()),
             reason=self._reason(),
@@ -250,6 +277,15 @@ class SimulatedJob:
             batch=request.batch,
             exit_code=self.exit_code,
             eligible_time=self._eligible(),
+            qos=self.qos,
+            cpus=request.cpus_per_node * nodes,
+            memory_mb=request.memory_mb,
+            licenses=self.licenses,
+            requested_nodes=request.node_names,
+            excluded_nodes=request.excluded,
+            exclusive=request.exclusive,
+            reservation=request.reservation,
+            preempt_time=self.preempted_at,
         )
 
     def _reason(self) -> str:

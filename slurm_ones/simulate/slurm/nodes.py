@@ -1,0 +1,227 @@
+"""The nodes of a simulated cluster, its partitions, and what an admin sets for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from slurm_ones.policy.ledger import NOTHING, Ledger, Resources
+from slurm_ones.slurm.model import Node, Partition, Reservation
+
+PreemptMode = Literal["", "cancel", "requeue"]
+"""What becomes of a preempted job; "" for one that is not preempted."""
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """Equal nodes under one name. Partitions over the same nodes agree about what these have."""
+
+    name: str
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    whole_nodes: bool = False
+    """Slurm hands out whole nodes, and knows of no GPUs."""
+    max_time_s: float = 0.0
+    default: bool = True
+    cpus_per_node: int = 0
+    """0 if Slurm does not count them, and the same of the memory."""
+    memory_mb: int = 0
+    tier: int = 1
+    """Its jobs come before those of lower tiers."""
+    preempt: PreemptMode = ""
+    """Jobs of higher tiers preempt its jobs so."""
+    grace_s: float = 0.0
+
+    @property
+    def capacity(self) -> Resources:
+        """All that a node has."""
+        return Resources(self.gpus_per_node, self.cpus_per_node, self.memory_mb)
+
+    def to_model(self) -> Partition:
+        """As Slurm shows it."""
+        return Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
+
+
+class Qos(NamedTuple):
+    """A quality of service, as `sacctmgr` sets it."""
+
+    name: str = "normal"
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+    """Names of those whose jobs its jobs preempt."""
+    mode: PreemptMode = ""
+    """Its own jobs are preempted so."""
+    grace_s: float = 0.0
+    exempt_s: float = 0.0
+    """Its jobs are not preempted before they have run so long."""
+    gpus: int = 0
+    """Most GPUs of all its jobs (GrpTRES), 0 for no limit."""
+    user_gpus: int = 0
+    """The same of each user's (MaxTRESPU)."""
+
+
+@dataclass(frozen=True)
+class SlurmConf:
+    """What an admin sets besides nodes and partitions."""
+
+    qos: tuple[Qos, ...] = (Qos(),)
+    """The first is that of jobs which name none."""
+    licenses: Mapping[str, int] = field(default_factory=dict)
+    """How many there are, by name."""
+    account_gpus: Mapping[str, int] = field(default_factory=dict)
+    """Most GPUs of all jobs of an account (GrpTRES), by its name."""
+    reservations: tuple[Reservation, ...] = ()
+    youngest_first: bool = False
+    """Of jobs of equal priority and nodes the youngest is preempted first."""
+    reclaim_licenses: bool = False
+    """Jobs are preempted for their licenses too."""
+    kill_wait_s: float = 30.0
+    """From SIGTERM to SIGKILL."""
+
+    def qos_of(self, name: str) -> Qos:
+        """The QOS of that name; "" for the first."""
+        return next(qos for qos in self.qos if name in ("", qos.name))
+
+
+@dataclass
+class NodeState:
+    """One node."""
+
+    name: str
+    capacity: Resources
+    partitions: tuple[str, ...]
+    counted: bool
+    """Slurm knows of its GPUs."""
+    down: bool = False
+    drained: bool = False
+    held: dict[int, Resources] = field(default_factory=dict)
+    """What each job holds of it."""
+
+    @property
+    def usable(self) -> bool:
+        return not (self.down or self.drained)
+
+    @property
+    def used(self) -> Resources:
+        used = NOTHING
+        for amount in self.held.values():
+            used = used.plus(amount)
+        return used
+
+    @property
+    def free(self) -> Resources:
+        """What Slurm could hand out now."""
+        if not self.usable or (self.held and not self.counted):
+            return NOTHING
+        return self.capacity.without(self.used)
+
+    def to_model(self, *, reserved: bool = False) -> Node:
+        """As Slurm shows it."""
+        used = self.used
+        state = "ALLOCATED" if used.gpus == self.capacity.gpus else "MIXED" if self.held else "IDLE"
+        if self.down:
+            state = "DOWN"
+        elif self.drained:
+            state = "DRAIN"
+        elif reserved:
+            state += "+RESERVED"
+        return Node(
+            name=self.name,
+            state=state,
+            usable=self.usable and not reserved,
+            gpus=self.capacity.gpus if self.counted else 0,
+            gpus_used=used.gpus if self.counted else 0,
+            partitions=self.partitions,
+            idle=not self.held,
+            cpus=self.capacity.cpus,
+            cpus_used=used.cpus,
+            memory_mb=self.capacity.memory_mb,
+            memory_used_mb=used.memory_mb,
+        )
+
+
+class Nodes:
+    """All nodes, in the cluster's order."""
+
+    def __init__(self, partitions: Sequence[PartitionSpec]) -> None:
+        self.partitions = {partition.name: partition for partition in partitions}
+        within: dict[str, list[PartitionSpec]] = {}
+        for partition in partitions:
+            for name in partition.nodes:
+                within.setdefault(name, []).append(partition)
+        self._states = {
+            name: NodeState(name, of[0].capacity, tuple(one.name for one in of), not all(one.whole_nodes for one in of))
+            for name, of in within.items()
+        }
+        self._place = {name: place for place, name in enumerate(self._states)}
+        self._seen: dict[str, Node] = {}
+        self._empty: dict[str, Ledger] = {}
+        self._sharing: dict[str, frozenset[str]] = {}
+
+    def __getitem__(self, name: str) -> NodeState:
+        """A node that is about to change."""
+        self._seen.pop(name, None)
+        return self._states[name]
+
+    def names(self) -> tuple[str, ...]:
+        """Of all nodes."""
+        return tuple(self._states)
+
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """These nodes in the cluster's order."""
+        return tuple(sorted(names, key=self._place.__getitem__))
+
+    def usable(self, name: str) -> bool:
+        """It is neither down nor drained."""
+        return self._states[name].usable
+
+    def sharing(self, partition: str) -> frozenset[str]:
+        """Names of the other partitions that have some of its nodes."""
+        if partition not in self._sharing:
+            found = {name for node in self.partitions[partition].nodes for name in self._states[node].partitions}
+            self._sharing[partition] = frozenset(found - {partition})
+        return self._sharing[partition]
+
+    def only(self, partition: str) -> frozenset[str] | None:
+        """The nodes of a partition, None if they are all."""
+        nodes = self.partitions[partition].nodes
+        return None if len(nodes) == len(self._states) else frozenset(nodes)
+
+    def ledger(self) -> Ledger:
+        """What each usable node could give now."""
+        return Ledger({name: state.free for name, state in self._states.items() if state.usable})
+
+    def free(self, partition: str) -> dict[str, int]:
+        """GPUs that each usable node of a partition could give now."""
+        states = (self._states[name] for name in self.partitions[partition].nodes)
+        return {state.name: state.free.gpus for state in states if state.usable}
+
+    def empty(self, partition: str) -> Ledger:
+        """The nodes of a partition when nothing runs on them."""
+        if partition not in self._empty:
+            spec = self.partitions[partition]
+            self._empty[partition] = Ledger(dict.fromkeys(spec.nodes, spec.capacity))
+        return self._empty[partition]
+
+    def take(self, job_id: int, held: Mapping[str, Resources]) -> None:
+        """The job holds this of each node; raises ValueError if it is not free."""
+        for name, amount in held.items():
+            if not self[name].free.cover(amount):
+                raise ValueError(f"{name}: {amount} for job {job_id}, {self[name].free} is free")
+            self[name].held[job_id] = amount
+
+    def give_back(self, job_id: int, names: Iterable[str]) -> None:
+        """The job holds nothing of these nodes any more."""
+        for name in names:
+            self[name].held.pop(job_id, None)
+
+    def to_model(self, reserved: frozenset[str] = frozenset()) -> dict[str, Node]:
+        """As Slurm shows them, those that are reserved now among them."""
+        for name, state in self._states.items():
+            if name not in self._seen:
+                self._seen[name] = state.to_model()
+        return {
+            name: self._states[name].to_model(reserved=True) if name in reserved else self._seen[name]
+            for name in self._states
+        }

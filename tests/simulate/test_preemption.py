@@ -1,0 +1,257 @@
+"""Partitions that share nodes, limits, licenses, reservations and preemption, as real Slurms were seen to do them.
+
+The rows were tried on a real 26.05 and 22.05; seconds are what the simulated scheduler takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode, Qos, SlurmConf
+from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.model import JobState, Reservation, Task
+from tests.simulate.harness import Harness
+
+NODES = ("n1", "n2", "n3", "n4")
+PARTITIONS = (
+    PartitionSpec("gpu", NODES, 4, cpus_per_node=16, memory_mb=4000),
+    PartitionSpec("other", NODES, 4, cpus_per_node=16, memory_mb=4000, default=False),
+    PartitionSpec("high", NODES, 4, cpus_per_node=16, memory_mb=4000, default=False, tier=2),
+    PartitionSpec("whole", NODES, 4, True, cpus_per_node=16, memory_mb=4000, default=False),
+)
+NORMAL, GUEST = Qos("normal", 10, ("guest",)), Qos("guest", 0, mode="cancel")
+SERVED_S = 6.0
+"""Two scheduling passes and the time that a guest takes to leave."""
+
+
+def conf(**other: Any) -> SlurmConf:
+    values = {"qos": (NORMAL, GUEST), "licenses": {"matlab": 3}, "kill_wait_s": 5.0, **other}
+    return SlurmConf(**values)
+
+
+def full(site: SlurmConf, **guest: Any) -> tuple[Harness, int, list[int]]:
+    """All 16 GPUs in use: by a base block of one, and guests of three and thrice four."""
+    harness = Harness(partitions=PARTITIONS, conf=site)
+    base = harness.running(1, 1, cpus_per_node=4, memory_mb=500)
+    guest = {"qos": "guest", "stop_s": 0.5, "memory_mb": 3500, **guest}
+    guests = [harness.running(1, gpus, cpus_per_node=4 * gpus, **guest) for gpus in (3, 4, 4, 4)]
+    assert harness.free() == [0, 0, 0, 0]
+    return harness, base, guests
+
+
+def preempted(harness: Harness, guests: list[int]) -> list[int]:
+    """Numbers of the guests that were preempted."""
+    return [i for i, job_id in enumerate(guests) if not harness.inside(job_id).running]
+
+
+@pytest.mark.parametrize(
+    ("asked", "site", "taken"),
+    [
+        ({"gpus": 1, "partition": "other"}, {}, 1),
+        ({"gpus": 1, "partition": "high"}, {}, 1),
+        ({"gpus": 1}, {}, 1),
+        ({"gpus": 1, "partition": "gpu,other"}, {}, 1),
+        ({"nodes": 3, "gpus": 4}, {}, 3),
+        ({"cpus_per_node": 16}, {}, 1),
+        ({"cpus_per_node": 2}, {}, 1),
+        ({"gpus": 1, "node_names": ("n3",)}, {}, 1),
+        ({"gpus": 3, "node_names": ("n1",)}, {}, 1),
+        ({"memory_mb": 3000}, {}, 1),
+        ({"partition": "whole", "nodes": 1}, {}, 1),
+        ({"partition": "whole", "nodes": 3}, {}, 3),
+        ({"gpus": 1, "exclusive": True}, {}, 1),
+        ({"cpus_per_node": 0, "licenses": (("matlab", 1),)}, {"licenses": {"matlab": 4}, "reclaim_licenses": True}, 1),
+    ],
+    ids=str,
+)
+def test_a_job_is_served_by_preemption_alone(asked: dict[str, Any], site: dict[str, Any], taken: int) -> None:
+    """Whatever it waits for; no more guests go than it takes, and no base block."""
+    harness, base, guests = full(conf(**site), licenses=asked.get("licenses", ()))
+    job_id = harness.submit(**asked)
+    harness.wait(SERVED_S)
+    assert harness.job(job_id).running
+    assert len(preempted(harness, guests)) == taken
+    assert harness.inside(base).running
+    if "node_names" in asked:
+        assert harness.job(job_id).node_list == asked["node_names"]
+
+
+def test_licenses_are_waited_for_unless_slurm_reclaims_them() -> None:
+    """CPUs being free, nobody is preempted."""
+    harness = Harness(partitions=PARTITIONS, conf=conf())
+    guests = [harness.running(1, 1, qos="guest", licenses=(("matlab", 1),)) for _ in range(3)]
+    job_id = harness.submit(1, licenses=(("matlab", 1),))
+    other = harness.submit(1, 1)
+    harness.wait(60)
+    assert (harness.job(job_id).reason, preempted(harness, guests)) == ("Licenses", [])
+    assert harness.job(other).running, "who waits for licenses holds nobody up"
+    harness.cluster.cancel(guests[1])
+    harness.wait(SERVED_S)
+    assert harness.job(job_id).running
+
+
+@pytest.mark.parametrize(
+    ("site", "guest", "own", "reason"),
+    [
+        # What guests of the same account hold counts against its limit, though GPUs are idle.
+        ({"account_gpus": {"lab": 5}}, {"account": "lab"}, {"account": "lab"}, "AssocGrpGRES"),
+        # A limit of the guests' QOS takes the place of their account's, and not of the others'.
+        ({"qos": (NORMAL, GUEST._replace(gpus=9)), "account_gpus": {"lab": 5}}, {"account": "lab"},
+         {"account": "lab"}, "AssocGrpGRES"),
+        # In an account of their own they touch it no more.
+        ({"account_gpus": {"lab": 5}}, {"account": "guests"}, {"account": "lab"}, ""),
+        ({"qos": (NORMAL._replace(user_gpus=4), GUEST)}, {}, {}, ""),
+        ({"qos": (NORMAL._replace(user_gpus=2), GUEST)}, {}, {}, "QOSMaxGRESPerUser"),
+        ({"qos": (NORMAL._replace(gpus=2), GUEST)}, {}, {}, "QOSGrpGRES"),
+    ],
+)  # fmt: skip
+def test_limits(site: dict[str, Any], guest: dict[str, Any], own: dict[str, Any], reason: str) -> None:
+    """One GPU is the base block's, four are a guest's, and two more are asked for."""
+    harness = Harness(partitions=PARTITIONS, conf=conf(**site))
+    harness.running(1, 1, **own)
+    harness.running(1, 4, qos="guest", **guest)
+    job_id = harness.submit(1, 2, **own)
+    harness.wait(SERVED_S)
+    assert (harness.job(job_id).running, harness.job(job_id).pending) == (not reason, bool(reason))
+    assert reason == "" or harness.job(job_id).reason == reason
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    """A job that would not fit beside the base block waits, and a short one behind it takes one guest."""
+    harness, base, guests = full(conf())
+    impossible = harness.submit(4, 4, time_limit_s=3600.0)
+    harness.wait(60)
+    assert (harness.job(impossible).reason, preempted(harness, guests)) == ("Resources", [])
+    short = harness.submit(1, 1, time_limit_s=300.0)
+    harness.wait(60)
+    assert harness.job(short).running and len(preempted(harness, guests)) == 1
+    assert harness.inside(base).running
+
+
+def test_a_guest_that_waits_delays_nobody() -> None:
+    harness, _, guests = full(conf())
+    waiting = harness.submit(1, 4, qos="guest")
+    harness.wait(5)
+    ordinary = harness.submit(1, 1)
+    harness.wait(SERVED_S)
+    assert (harness.job(waiting).pending, harness.job(ordinary).running) == (True, True)
+    assert len(preempted(harness, guests)) == 1
+
+
+@pytest.mark.parametrize(
+    ("site", "first", "taken"),
+    [({}, "guest", 1), ({"youngest_first": True}, "guest", 2), ({"youngest_first": True}, "scrap", 0)],
+)
+def test_who_goes_first(site: dict[str, Any], first: str, taken: int) -> None:
+    """The lowest QOS, then who is on the fewest nodes, then the youngest if asked: GPUs do not count."""
+    three = (Qos("normal", 10, ("guest", "scrap")), GUEST, Qos("scrap", -1, mode="cancel"))
+    harness = Harness(partitions=PARTITIONS, conf=conf(qos=three, **site))
+    guests = [harness.running(nodes, 4, qos=qos) for nodes, qos in ((2, first), (1, "guest"), (1, "guest"))]
+    harness.submit(1, 1)
+    harness.wait(SERVED_S)
+    assert preempted(harness, guests) == [taken]
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "requeue", "state", "shown"),
+    [
+        ("cancel", False, True, JobState.PREEMPTED, False),
+        ("requeue", False, True, JobState.PENDING, False),
+        ("requeue", True, True, JobState.PENDING, True),
+        ("requeue", False, False, JobState.PREEMPTED, False),
+    ],
+)
+def test_the_ends_of_preemption(mode: PreemptMode, held: bool, requeue: bool, state: JobState, shown: bool) -> None:
+    """Cancelled; requeued; requeued held, because somebody held it while it ran; lost where it may not be requeued."""
+    harness = Harness(partitions=PARTITIONS[:1], conf=conf(qos=(NORMAL, GUEST._replace(mode=mode))))
+    guest = harness.running(4, 4, qos="guest", requeue=requeue, stop_s=0.5)
+    if held:
+        harness.owner.hold(guest)
+    job_id = harness.submit(1, 1, time_limit_s=500.0)
+    harness.wait(SERVED_S)
+    assert harness.job(job_id).running
+    assert (harness.job(guest).state, harness.job(guest).held) == (state, shown)
+    harness.cluster.cancel(job_id)
+    harness.wait(200)
+    assert harness.job(guest).running == (state is JobState.PENDING and not held)
+
+
+@pytest.mark.parametrize(("stop_s", "grace_s", "served"), [(0.5, 30.0, 3), (60.0, 0.0, 8), (60.0, 30.0, 38)])
+def test_grace_time(stop_s: float, grace_s: float, served: float) -> None:
+    """Who leaves by himself is waited for no longer; who does not is killed after the grace time and KillWait."""
+    harness, _, _ = full(conf(qos=(NORMAL, GUEST._replace(grace_s=grace_s))), stop_s=stop_s)
+    job_id = harness.submit(1, 4)
+    began = harness.timeline.now
+    while not harness.job(job_id).running:
+        harness.wait(0.5)
+    assert harness.timeline.now - began == pytest.approx(served, abs=1.0)
+
+
+def test_an_exempt_time_and_a_qos_that_does_not_list_the_guests() -> None:
+    harness, _, guests = full(conf(qos=(NORMAL, GUEST._replace(exempt_s=40.0), Qos("rude", 10))))
+    rude, job_id = harness.submit(1, 1, qos="rude", priority=0), harness.submit(1, 1)
+    harness.wait(20)
+    assert preempted(harness, guests) == []
+    harness.cluster.hold(rude)
+    harness.wait(60)
+    assert harness.job(job_id).running and len(preempted(harness, guests)) == 1
+
+
+def test_preemption_by_partition() -> None:
+    """Of a higher tier, whatever the QOS, and without an array's other tasks."""
+    scavenge = PartitionSpec("scavenge", NODES, 4, default=False, tier=0, preempt="cancel")
+    harness = Harness(partitions=(PartitionSpec("gpu", NODES, 4), scavenge))
+    array = harness.submit(1, 4, array_tasks=(0, 1, 2, 3), partition="scavenge", stop_s=0.5)
+    harness.wait(3)
+    job_id = harness.submit(2, 4)
+    harness.wait(SERVED_S)
+    states = [task.state for task in harness.owner.tasks(array)]
+    assert harness.job(job_id).running
+    assert sorted(states) == [JobState.PREEMPTED, JobState.PREEMPTED, JobState.RUNNING, JobState.RUNNING]
+    lost = states.index(JobState.PREEMPTED)
+    harness.owner.reuse(Task(array, lost))
+    assert harness.owner.job(Task(array, lost)).held
+
+
+def test_a_job_of_several_partitions_starts_in_the_first_with_room() -> None:
+    parts = (PartitionSpec("gpu", NODES[:2], 4), PartitionSpec("more", NODES[2:], 4, default=False))
+    harness = Harness(partitions=parts)
+    harness.running(2, 4)
+    job_id = harness.submit(2, 4, partition="gpu,more")
+    assert harness.job(job_id).partitions == ("gpu", "more")
+    harness.wait(2)
+    assert (harness.job(job_id).partitions, harness.job(job_id).node_list) == (("more",), ("n3", "n4"))
+
+
+def test_a_first_job_keeps_the_nodes_that_its_partition_shares() -> None:
+    """A later job of another partition waits behind it."""
+    harness = Harness(partitions=PARTITIONS[:2])
+    harness.running(4, 3)
+    large, small = harness.submit(1, 4), harness.submit(1, 1, partition="other")
+    harness.wait(2)
+    assert (harness.job(large).reason, harness.job(small).pending) == ("Resources", True)
+
+
+def test_reserved_nodes() -> None:
+    """A job whose limit reaches into the reservation waits, and runs once it is short enough."""
+    begins = 1000.0 + 1800
+    site = conf(reservations=(Reservation("maintenance", NODES, begins, begins + 3600),))
+    harness = Harness(partitions=PARTITIONS[:1], conf=site)
+    long = harness.submit(1, 1, time_limit_s=3600.0)
+    short = harness.submit(1, 1, time_limit_s=1200.0)
+    named = harness.submit(1, 1, time_limit_s=3600.0, node_names=("n2",))
+    inside = harness.submit(1, 1, time_limit_s=3600.0, reservation="maintenance")
+    harness.wait(5)
+    assert [harness.job(id_).running for id_ in (long, short, named, inside)] == [False, True, False, True]
+    assert (harness.job(long).reason, harness.job(named).reason) == ("Resources", "ReqNodeNotAvail")
+    harness.wait(1800)
+    assert not any(node.usable for node in harness.owner.snapshot().nodes.values())
+
+
+def test_what_is_no_qos_or_partition_is_refused() -> None:
+    harness = Harness(partitions=PARTITIONS, conf=conf())
+    for wrong in ({"qos": "none"}, {"partition": "none"}):
+        with pytest.raises(Refused):
+            harness.submit(1, 1, **wrong)  # type: ignore[arg-type]
