@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from ones_db.engine import names_password
 
@@ -123,6 +123,28 @@ class LimitSettings(_Section):
     """a job that reaches its time limit within this many seconds is not resized"""
 
 
+Lower = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[\w.@-]*$")]
+
+
+class GuestSettings(_Section):
+    """The queue of guests, which are the blocks beyond the GPUs that a user asked for: Slurm preempts it for anybody's
+    job. What is empty stays as the user's own; nothing that a user writes can choose it."""
+
+    qos: Lower = ""
+    """QOS that is preempted (preempt/qos); users of an operator's companion need not have it"""
+    partition: Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")] = ""
+    """partition of the same nodes that is preempted (preempt/partition_prio); users must be allowed in it"""
+    account: Lower = ""
+    """account that guests are charged to, so that they use up no limit of the user's own; each user needs an
+    association with it"""
+
+    @model_validator(mode="after")
+    def _named(self) -> GuestSettings:
+        if not (self.qos or self.partition):
+            raise ValueError("name a qos or a partition that Slurm preempts")
+        return self
+
+
 class RetentionSettings(_Section):
     """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
 
@@ -184,6 +206,8 @@ class Settings(_Section):
     topology, they are weighed, and Slurm is asked for few of them"""
     gpu_speeds: dict[str, float] = {}
     """how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it"""
+    guests: dict[str, Annotated[GuestSettings, Field(strict=False)]] = {}
+    """queue of the guests in each partition, below; none: jobs do not grow by guests there"""
     resize: ResizeSettings = Field(ResizeSettings(), strict=False)
     limits: LimitSettings = Field(LimitSettings(), strict=False)
     """limits on elastic jobs, below"""
@@ -256,8 +280,11 @@ def _secret(path: Path) -> str:
 def _accepted(location: tuple[int | str, ...]) -> list[str]:
     section: Any = Settings
     for part in location[:-1]:
-        field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
-        section = field.annotation if field is not None else section
+        fields = getattr(section, "model_fields", None)
+        if fields is None:  # a section for each name
+            section = get_args(get_args(section)[-1])[0] if get_args(section) else section
+        elif str(part) in fields:
+            section = fields[str(part)].annotation
     return sorted(section.model_fields) if hasattr(section, "model_fields") else []
 
 

@@ -51,6 +51,13 @@ def test_a_whole_file() -> None:
     assert (settings.resize.dwell_s, settings.resize.start_now, settings.resize.max_open) == (60.0, False, 16)
 
 
+def test_guests_by_partition() -> None:
+    """Slurm writes QOS and accounts in lower case."""
+    found = parse('[guests.gpu]\nqos = "Guest"\naccount = "Guests"\n[guests.rtx]\npartition = "Scavenge"').guests
+    assert (found["gpu"].qos, found["gpu"].account, found["gpu"].partition) == ("guest", "guests", "")
+    assert found["rtx"].partition == "Scavenge"
+
+
 def test_user_mode_polls_less_often() -> None:
     """Sites ask it of users."""
     assert parse('scope = "own"').interval_s == 180.0
@@ -65,6 +72,7 @@ def test_user_mode_polls_less_often() -> None:
         ),
         ("zzz = 1", ("unknown key zzz; accepted here:",)),
         ("[resize]\ndwell = 1", ("unknown key resize.dwell (did you mean dwell_s?)", "accepted here: advance_s,")),
+        ("[guests.gpu]\nqso = 'guest'", ("unknown key guests.gpu.qso (did you mean qos?)", "accepted here: account,")),
         ("[resise]\ndwell_s = 1", ("unknown key resise (did you mean resize?)",)),
     ],
 )
@@ -85,6 +93,9 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
         ("resize = 3", "resize: "),
         ("[whole_node_gpus]\nrtx = 0", "whole_node_gpus.rtx: 0 is not a number of GPUs"),
         ("[whole_node_gpus]\nrtx = 'four'", "whole_node_gpus.rtx: "),
+        ("[guests.gpu]\naccount = 'guests'", "guests.gpu: Value error, name a qos or a partition that Slurm preempts"),
+        ("[guests.gpu]\nqos = 'guest TimeLimit=1'", "guests.gpu.qos: String should match pattern"),
+        ("[guests]\ngpu = 'guest'", "guests.gpu: "),
         ("tick_s = nan", "tick_s: "),
         ("timeout_s = inf", "timeout_s: "),
         ("tick_s = 1e300", "tick_s: Input should be less than or equal to 31536000"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Queue, Snapshot, Task
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +115,13 @@ class SlurmClient(Protocol):
         them from coming back after a requeue.
         """
 
-    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
         """Give a pending job another shape, verified by reading it back, with GPUs of this `kind`: "" for any, None for
-        the one that it asks for.
+        the one that it asks for; and let it wait in another queue, all in one update.
 
-        Raises: `NotResizable` with the old shape in force again if Slurm took none or only part of the new one.
+        Consistency: an operator may use a QOS that the owner may not; the account takes an association of the owner's
+        from both. An owner may lower the time limit, and not raise it again.
+        Raises: `NotResizable` with the old shape and queue in force again if Slurm took none or only part of the new.
         """
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
@@ -208,8 +210,11 @@ def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     return cast(SlurmClient, _LeaderOnly(client, check))
 
 
-def _fault(job: Job, shape: Shape, kind: str, before: Job) -> str:
+def _fault(job: Job, shape: Shape, kind: str, queue: Queue, before: Job) -> str:
     """Fault of the job as read back, "" for none."""
+    if any(queue.other_than(job)):
+        partition, qos, account, limit_s = Queue.of(job)
+        return f"Slurm holds partition {partition}, QOS {qos or '-'}, account {account or '-'}, {limit_s:.0f} s"
     if not job.has_shape(shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
     if job.kind != kind:
@@ -222,19 +227,24 @@ def _fault(job: Job, shape: Shape, kind: str, before: Job) -> str:
     return ""
 
 
+def _is(job: Job, shape: Shape, kind: str, queue: Queue) -> bool:
+    return job.has_shape(shape) and job.kind == kind and not any(queue.other_than(job))
+
+
 def reshape(
     read: Callable[[JobKey], Job],
     tasks: Callable[[int], Sequence[Job]],
-    update: Callable[[Job, Shape], None],
+    update: Callable[[Job, Shape, Queue], None],
     job_id: JobKey,
     shape: Shape,
     kind: str | None = None,
+    queue: Queue = Queue(),
 ) -> None:
     """`SlurmClient.reshape` of a pending job, or of all tasks of an array that wait together, through `update`.
 
     `scontrol update` is not atomic: one that failed may have changed some fields, and one that succeeded may have left
     a job that can never start. So the job is read back, and what is not whole is undone. `tasks` reads those of an
-    array; `update` gets the job as it is to be asked for, its kind included.
+    array; `update` gets the job as it is to be asked for, its kind included, and what is to change of its queue.
     """
     before = read(job_id)
     if not before.pending:
@@ -257,25 +267,26 @@ def reshape(
     wanted = replace(before, kind=kind)
     if not wanted.of_one_kind:
         raise NotResizable(f"job {job_id}: {kind!r} is no type of GPU")
-    if before.has_shape(shape) and kind == before.kind:
+    move = queue.other_than(before)
+    if before.has_shape(shape) and kind == before.kind and not any(move):
         return
-    old = Shape(before.nodes, before.gpus_per_node)
+    old, home = Shape(before.nodes, before.gpus_per_node), Queue.of(before) if any(move) else Queue()
     refused: Refused | None = None
     try:
-        update(wanted, shape)
+        update(wanted, shape, move)
     except Refused as error:
         refused = error
     after = read(job_id)
-    fault = _fault(after, shape, kind, before)
+    fault = _fault(after, shape, kind, queue, before)
     if not fault and refused is None:
         return
-    if not after.has_shape(old) or after.kind != before.kind:
+    if not _is(after, old, before.kind, home):
         try:
-            update(before, old)
+            update(before, old, home.other_than(after))
         except Refused as error:
             raise NotResizable(f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}") from None
         back = read(job_id)
-        if not back.has_shape(old) or back.kind != before.kind:
+        if not _is(back, old, before.kind, home):
             raise NotResizable(f"job {job_id}: {refused or fault}; and Slurm did not take {old} back")
     if refused is not None:
         raise refused

@@ -36,7 +36,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
     reshape,
 )
-from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Queue, Snapshot, Task
 from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
@@ -75,7 +75,8 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
         NotResizable,
         re.compile(
             r"update of this parameter|node count specification|requested node configuration|"
-            r"invalid generic resource|requested (partition|time)|job is no longer pending",
+            r"invalid generic resource|requested (partition|time)|job is no longer pending|"
+            r"invalid (qos|account|partition)",
             re.I,
         ),
     ),
@@ -129,7 +130,7 @@ def hold_command(job_id: JobKey) -> list[str]:
     return ["scontrol", "uhold", str(job_id)]
 
 
-def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: str) -> list[str]:
+def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: str, queue: Queue = Queue()) -> list[str]:
     """The pair N-N, since a job submitted with -N1 has a maximum too. `kind` is the type of GPUs that the job asks for:
     without it Slurm would take any.
 
@@ -139,7 +140,11 @@ def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: st
     """
     command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
     command += [f"NumCPUs={shape.nodes}"]
-    return command if whole_nodes else [*command, f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
+    command += [] if whole_nodes else [f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
+    names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue, strict=True)
+    return command + [
+        f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value
+    ]
 
 
 def defer_command(job_id: JobKey, when: str) -> list[str]:
@@ -324,12 +329,12 @@ class CommandClient:
             if job.held and not job.pending and not job.ended and asked.issuperset(job.array_tasks):
                 self.release(job.key, start_now=False)
 
-    def update_shape(self, job: Job, shape: Shape) -> None:
+    def update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
         """Ask for a shape of GPUs of the job's kind, without looking at what became of it."""
-        self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind))
+        self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind, queue=queue))
 
-    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        reshape(self._look, self.tasks, self.update_shape, job_id, shape, kind)
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
+        reshape(self._look, self.tasks, self.update_shape, job_id, shape, kind, queue)
 
     @property
     def _now(self) -> str:

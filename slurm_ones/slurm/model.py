@@ -229,6 +229,28 @@ class Job:
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
 
+class Queue(NamedTuple):
+    """Where a job waits, and for how long a run; "" or 0 leaves what the job has."""
+
+    partition: str = ""
+    qos: str = ""
+    account: str = ""
+    time_limit_s: float = 0.0
+    """Slurm keeps whole minutes."""
+
+    @classmethod
+    def of(cls, job: Job) -> Queue:
+        """Return that of a job."""
+        return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s)
+
+    def other_than(self, job: Job) -> Queue:
+        """Return what of it the job does not have, and then its limit too: Slurm resets that with the QOS."""
+        wanted = self._replace(time_limit_s=self.time_limit_s // 60 * 60.0)
+        same = [name for name, value, has in zip(self._fields, wanted, Queue.of(job), strict=True) if value == has]
+        new = wanted._replace(**{name: self._field_defaults[name] for name in same})
+        return new._replace(time_limit_s=wanted.time_limit_s or job.time_limit_s) if any(new[:3]) else new
+
+
 @dataclass(frozen=True)
 class Node:
     """One compute node."""

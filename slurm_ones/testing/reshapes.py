@@ -6,6 +6,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, NotResizable
+from slurm_ones.slurm.model import Queue
 from slurm_ones.testing.site import ELASTIC, OPERATOR, OWNER, Site, both, shape
 
 TASK_COUNTS = [("--nodes=1", "--ntasks-per-node=1"), ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4")]
@@ -44,6 +45,27 @@ class ReshapeContract:
                 )
         site.owner.release(job_id)
         site.wait(job_id, lambda job: job.running, "RUNNING")
+
+    @both
+    def test_it_waits_in_another_queue(self, site: Site, user: str) -> None:
+        """Partition and limit in one update with the shape, and back."""
+        job_id = site.held("--nodes=1", "--time=30")
+        client = site.as_(user)
+        client.reshape(job_id, Shape(2, 1), queue=Queue("whole", time_limit_s=600.0))
+        job = client.job(job_id)
+        assert (job.nodes, job.partitions, job.time_limit_s, job.held) == (2, ("whole",), 600.0, True)
+        client.reshape(job_id, Shape(1, 1), queue=Queue("gpu"))
+        job = client.job(job_id)
+        assert (job.nodes, job.partitions, job.time_limit_s) == (1, ("gpu",), 600.0)
+
+    @pytest.mark.parametrize("queue", [Queue("nowhere"), Queue("whole", qos="nothing")])
+    def test_a_queue_that_is_not_there_is_refused(self, site: Site, queue: Queue) -> None:
+        """By whatever Slurm says, and nothing of the update stays."""
+        job_id = site.held("--nodes=1")
+        before = site.owner.job(job_id)
+        with pytest.raises(NotResizable):
+            site.owner.reshape(job_id, Shape(2, 1), queue=queue)
+        assert site.owner.job(job_id) == before
 
     def test_several_times_while_held(self, site: Site) -> None:
         """Every shape on the way is what Slurm holds: 22.05 goes on showing the nodes of the last run."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from ones_db.shape import Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Order, decode_order, directory_name
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Queue, Snapshot
 
 Fault = Callable[[str], None]
 """Called with `before NAME` and `after NAME` of each call that changes something, and `NAME` of a look; may raise."""
@@ -162,7 +162,7 @@ class FakeSlurm:
         self.calls.append(("hold", job_id))
         self.fault("after hold")
 
-    def reshape(self, job_id: int, shape: Shape, *, kind: str | None = None) -> None:
+    def reshape(self, job_id: int, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
         self.fault("before reshape")
         job = self._get(job_id)
         if job.state is not JobState.PENDING:

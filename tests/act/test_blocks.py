@@ -17,7 +17,7 @@ from slurm_ones.act import blocks
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
 from slurm_ones.slurm.client import NotResizable
-from slurm_ones.slurm.model import Job, JobState, Task
+from slurm_ones.slurm.model import Job, JobState, Queue, Task
 from tests.act.block_world import BlockWorld
 
 Make = Callable[..., BlockWorld]
@@ -117,11 +117,11 @@ def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: St
         world.cluster.drain(name)
     world.begin({1: TWO})
     if state is State.PREPARING:
-        world.cluster.move(world.job_id, "elsewhere")
+        world.cluster.move(world.job_id, Queue("elsewhere"))
 
     def move(number: int, event: str) -> None:
         if event == f"after journal {state.value}":
-            world.cluster.move(world.job_id, "elsewhere")
+            world.cluster.move(world.job_id, Queue("elsewhere"))
 
     world.interrupt = move
     resize = world.finish()

@@ -8,7 +8,7 @@ from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
-from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Queue, Snapshot, Task
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.safety import BlockSafety, SafetyChecker
@@ -147,12 +147,12 @@ class FaultyClient(SimulatedClient):
         self._checker.check_wanted(array_id, "hold what waits of")
         super().hold_waiting(array_id, tasks)
 
-    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
         if isinstance(job_id, Task):
             self._blocks.reshape(job_id, shape)
         else:
             self._checker.check_reshape(job_id, shape)
-        super().reshape(job_id, shape, kind=kind)
+        super().reshape(job_id, shape, kind=kind, queue=queue)
 
     def defer(self, job_id: JobKey, until: float) -> None:
         # As the real clients: what is past by the host's clock is `now`, which Slurm takes by its own.

@@ -21,7 +21,7 @@ from unittest import mock
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.command import CommandClient, reshape_command
-from slurm_ones.slurm.model import Job, Task
+from slurm_ones.slurm.model import Job, Queue, Task
 
 
 def client_of(name: str) -> SlurmClient:
@@ -37,7 +37,7 @@ def client_of(name: str) -> SlurmClient:
     return CommandClient(timeout_s=20)
 
 
-def _nodes_alone(self: CommandClient, job: Job, shape: Shape) -> None:
+def _nodes_alone(self: CommandClient, job: Job, shape: Shape, queue: Queue) -> None:
     """An update that Slurm takes only in part, the nodes without the GPUs; the way back is taken whole."""
     command = reshape_command(job.key, shape, whole_nodes=False, kind=job.kind)
     back = shape == Shape(job.nodes, job.gpus_per_node)
@@ -68,6 +68,7 @@ def answer(client: SlurmClient, request: dict[str, Any]) -> Any:
         arguments[0] = Task(*map(int, arguments[0].split("_")))
     if method == "reshape":
         arguments[1] = Shape(*arguments[1])
+        options["queue"] = Queue(*options.get("queue", ()))
     if method == "submit":
         arguments[0] = Path(arguments[0])
         if options.get("directory") is not None:

@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, JobKey
+from slurm_ones.slurm.model import Job, JobKey, Queue
 from tests.simulate.harness import Sleep
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 
@@ -42,11 +42,11 @@ class Client(SimulatedClient):
     def environment(self, value: dict[str, str]) -> None:
         pytest.skip("a simulated Slurm has no commands, and so no PATH")
 
-    def _update_shape(self, job: Job, shape: Shape) -> None:
+    def _update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
         if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
             self._cluster.reshape(job.key, shape, nodes_alone=True)
         else:
-            super()._update_shape(job, shape)
+            super()._update_shape(job, shape, queue)
 
 
 class Commands:

@@ -20,7 +20,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Task
+from slurm_ones.slurm.model import Queue, Task
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,9 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     same = ["NumNodes=2-2", "NumCPUs=2"]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="")[3:] == [*same, "Gres=gpu:4"]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100")[3:] == [*same, "Gres=gpu:a100:4"]
+    queue = Queue("scavenge", "guest", "guests", 659.0)
+    there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
+    assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="")[3:] == ["NumNodes=2-2", "NumCPUs=2"]
     assert command.hold_command(7) == ["scontrol", "uhold", "7"]
     assert command.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]

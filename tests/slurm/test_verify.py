@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable, reshape
-from slurm_ones.slurm.model import Job, JobKey, JobState, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Task
 from tests.slurm.make import job_of
 
 SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))
@@ -33,7 +33,7 @@ class FakeSlurm:
     def read(self, job_id: JobKey) -> Job:
         return self.job
 
-    def update(self, job: Job, shape: Shape) -> None:
+    def update(self, job: Job, shape: Shape, queue: Queue) -> None:
         assert job.kind in self.kinds, "the type that it was submitted with, or that is asked for"
         self.updates.append(shape)
         refusal = self.refusals.pop(0) if self.refusals else None
@@ -43,15 +43,18 @@ class FakeSlurm:
             changes |= {"nodes": shape.nodes, "max_nodes": shape.nodes, "tasks": shape.nodes}
         if "gpus" in takes and self.job.gpus_per_node:
             changes |= {"gpus_per_node": shape.gpus_per_node, "kind": job.kind}
+        if "queue" in takes or takes == ("nodes", "gpus"):
+            moved = {**queue._asdict(), "partitions": (queue.partition,) if queue.partition else ()}
+            changes |= {key: value for key, value in moved.items() if value and key != "partition"}
         self.job = replace(self.job, **changes)
         if len(self.updates) <= self.faulty_updates:
             self.job = replace(self.job, **self.spoil)
         if refusal is not None:
             raise refusal
 
-    def reshape(self, shape: Shape, kind: str | None = None) -> None:
+    def reshape(self, shape: Shape, kind: str | None = None, queue: Queue = Queue()) -> None:
         self.kinds = {self.job.kind} | ({kind} if kind is not None else set())
-        reshape(self.read, lambda array: self.tasks, self.update, self.job.job_id, shape, kind)
+        reshape(self.read, lambda array: self.tasks, self.update, self.job.job_id, shape, kind, queue)
 
 
 @given(SHAPES, SHAPES)
@@ -108,6 +111,41 @@ def test_the_type_changes_where_that_is_asked_for() -> None:
     with pytest.raises(NotResizable, match="whole nodes"):
         whole.reshape(Shape(2, 0), "a100")
     assert whole.updates == []
+
+
+GUEST = Queue("scavenge", "guest", "guests", 600.0)
+
+
+def test_a_job_waits_in_another_queue_by_the_same_update() -> None:
+    """Only what changes is sent, and the limit with it: Slurm resets that with the QOS."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), qos="normal", account="lab"))
+    slurm.reshape(Shape(2, 2), queue=GUEST)
+    assert (Queue.of(slurm.job), slurm.updates) == (GUEST, [Shape(2, 2)])
+    slurm.reshape(Shape(2, 2), queue=GUEST)
+    assert slurm.updates == [Shape(2, 2)]
+    assert Queue(qos="normal", time_limit_s=659.0).other_than(slurm.job) == Queue(qos="normal", time_limit_s=600.0)
+    assert Queue(qos="normal").other_than(slurm.job) == Queue(qos="normal", time_limit_s=600.0)
+    assert Queue(time_limit_s=300.0).other_than(slurm.job) == Queue(time_limit_s=300.0)
+
+
+@pytest.mark.parametrize("takes", [("nodes", "gpus", ""), ("queue",), ()])
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_queue_that_is_taken_in_part_is_undone(takes: tuple[str, ...], refused: bool) -> None:
+    """The shape without the queue would be a base block where a guest was meant, and the other way round."""
+    before = replace(job_of(Shape(1, 1)), qos="normal", account="lab")
+    slurm = FakeSlurm(before, takes=takes, times=1)
+    slurm.refusals = [NotResizable("Invalid qos specification") if refused else None]
+    with pytest.raises(NotResizable, match="Invalid qos" if refused else "has 1x1 again"):
+        slurm.reshape(Shape(2, 2), queue=GUEST)
+    assert (slurm.job.has_shape(Shape(1, 1)), Queue.of(slurm.job)) == (True, Queue.of(before))
+
+
+def test_a_queue_that_slurm_changes_is_named() -> None:
+    """Say what it holds in place of what was asked for."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), qos="normal"), times=1)
+    slurm.spoil = {"qos": "normal"}
+    with pytest.raises(NotResizable, match="holds partition gpu, QOS normal, account -, 3600 s; it has 1x1 again"):
+        slurm.reshape(Shape(1, 1), queue=Queue(qos="guest"))
 
 
 @pytest.mark.parametrize("error", [NotPermitted("denied"), UnknownJob("gone"), Unreachable("silent")])

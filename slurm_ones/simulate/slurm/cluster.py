@@ -16,8 +16,8 @@ from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec, PreemptMode, S
 from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Association, QueuedJob, RunningJob, SchedulingPass
 from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobKey, JobState, Snapshot, Task
+from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
+from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 
@@ -141,9 +141,9 @@ class SimulatedCluster:
     def _check_known(self, partitions: Iterable[str], qos: str) -> None:
         for partition in partitions:
             if partition not in self.nodes.partitions:
-                raise Refused(f"invalid partition specified: {partition}")
+                raise NotResizable(f"invalid partition specified: {partition}")
         if qos and qos not in {one.name for one in self.conf.qos}:
-            raise Refused("Invalid qos specification")
+            raise NotResizable("Invalid qos specification")
 
     def cancel(self, job_id: JobKey) -> None:
         """`scancel`."""
@@ -191,19 +191,14 @@ class SimulatedCluster:
             job.request = replace(job.request, comment=text)
 
     def move(
-        self,
-        job_id: JobKey,
-        partition: str = "",
-        *,
-        qos: str = "",
-        account: str = "",
-        licenses: tuple[tuple[str, int], ...] | None = None,
+        self, job_id: JobKey, queue: Queue = Queue(), *, licenses: tuple[tuple[str, int], ...] | None = None
     ) -> None:
-        """Have what waits of it wait in another partition, QOS or account, or with other licenses."""
-        self._check_known([partition] if partition else [], qos)
+        """Have what waits of it wait in another queue, or with other licenses."""
+        self._check_known([queue.partition] if queue.partition else [], queue.qos)
         for job in self.records.waiting(job_id):
-            job.partitions = (partition,) if partition else job.partitions
-            job.qos, job.account = qos or job.qos, account or job.account
+            job.partitions = (queue.partition,) if queue.partition else job.partitions
+            job.qos, job.account = queue.qos or job.qos, queue.account or job.account
+            job.limit_s = queue.time_limit_s or job.limit_s
             job.licenses = job.licenses if licenses is None else licenses
         self._schedule_soon()
 

@@ -18,7 +18,7 @@ from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, reshape
 from slurm_ones.slurm.fields import LICENCES, hosts
-from slurm_ones.slurm.model import Job, JobKey, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Queue, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
 """Slurm's default: no task has this number or a higher one."""
@@ -201,8 +201,8 @@ class SimulatedClient:
         self._changeable(job_id)
         self._faults.change("uhold", job_id, lambda: self._cluster.hold(job_id))
 
-    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
-        reshape(self.job, self.tasks, self._update_shape, job_id, shape, kind)
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
+        reshape(self.job, self.tasks, self._update_shape, job_id, shape, kind, queue)
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         job = self._changeable(job_id)
@@ -255,9 +255,11 @@ class SimulatedClient:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _update_shape(self, job: Job, shape: Shape) -> None:
+    def _update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
         key = job.key
         self._changeable(key)
+        if any(queue):
+            self._cluster.move(key, queue)
         if job.kind:  # its nodes have GPUs of no type
             raise NotResizable(f"job {key}: Requested node configuration is not available")
         self._faults.reshape(job, shape, lambda alone: self._cluster.reshape(key, shape, nodes_alone=alone))
