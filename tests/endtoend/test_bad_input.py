@@ -103,6 +103,7 @@ def test_a_job_directory_that_goes_missing(harness: Harness) -> None:
     assert job.running and job.restart == 0 and not job.held
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_cut_short(harness: Harness) -> None:
     """The one before it is used, and people are told: in the reports, in the log, and by `why`."""
     job_id = harness.submit()

@@ -98,7 +98,6 @@ class Training:
         return runs
 
 
-@pytest.mark.nightly
 def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1 GPUs, and a batch that changes with them."""
     training = Training(site, 200)
@@ -149,6 +148,7 @@ def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureReques
         site.harness.clear()
 
 
+@pytest.mark.nightly
 def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -> None:
     """Protects what blocks may break: grown, its leader cancelled by the owner, a member's rank killed, the leader's
     rank killed, a member cancelled, a node drained, shrunk to one."""

@@ -19,6 +19,7 @@ from tests.wrapper import gan
 from tests.wrapper.runs import lines_that_count, samples_used
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_all_that_a_script_carries_is_there_after_a_resize(harness: Harness) -> None:
     """A GAN started by `-m`, 1 → 2 GPUs: both models end as in one process that takes the same batches, so that both

@@ -22,6 +22,7 @@ NEAR = SCRIPT.replace("ones: gpus", "ones gpus")
 COUNTED = SCRIPT.replace("--nodes=1", "--nodes=1 --ntasks-per-node=1")
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_a_script_is_treated_as_it_was_told(harness: Harness) -> None:
     """The one found elastic starts with the shape that was said, reports where that was said, is understood as that was

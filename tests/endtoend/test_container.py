@@ -9,7 +9,7 @@ import pytest
 from ones_wrapper.protocol import Checkpoint, Hello
 from tests.endtoend.harness import LOOK_S, Harness
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 RUNTIME = "unshare --user --map-current-user --pid --fork --mount-proc"
 """Hands on no signal, and leaves its processes when it is killed."""

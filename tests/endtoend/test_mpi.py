@@ -13,6 +13,7 @@ TEMPLATE = paths.REPOSITORY / "sbatch_templates/mpi.sbatch"
 SCRIPT = paths.REPOSITORY / "wrapper/ones_wrapper/examples/mpi_cpu.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_mpi_ranks_by_srun_and_by_mpirun(harness: Harness) -> None:
     """Protects the way of CPU nodes: PMI-2 of srun, and Hydra inside an allocation, on one node and on two."""

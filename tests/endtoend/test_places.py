@@ -10,7 +10,7 @@ from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_people import OPERATOR, resized
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 
 def test_files_elsewhere_by_the_spool_and_on_from_an_earlier_job(harness: Harness) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from slurm_ones.cli import app
 from tests.endtoend.harness import Harness
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 STUDY = (
     "slurm-ones", "simulate", "--idealized", "--jobs", "6", "--cluster", "4x4", "--policy", "fifo",

@@ -14,7 +14,7 @@ from slurm_ones.simulate.workloads.trace import TraceJob
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.test_accounting import recorded
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 NAME = "a|b\n99|1|2|3|COMPLETED|<b>"
 

@@ -26,6 +26,7 @@ RATES = [0.05, 0.1]
 """Learning rates at which this model learns; those that a sampler draws may not be."""
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_a_trial_is_resized_and_told_once(harness: Harness) -> None:
     """`examples/sweep.py` as two array tasks, by a script that `slurm-ones check` finds elastic: one of them goes 1 → 2

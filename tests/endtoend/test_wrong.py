@@ -33,6 +33,7 @@ def submit(harness: Harness, body: str, gpus: int = 4, comment: str = "ones: gpu
     return int(harness.cluster.run(command, env={"ONES_REPORT_EVERY_S": "0.3"}).stdout)
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
     """Two ranks of torchrun on four GPUs, one on two, a batch range that misses the script's, and a comment that nearly
     opts in: each is told in `why` and `jobs`, the first two in the job's log as well, and none of them is changed. Of a
@@ -74,6 +75,7 @@ def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
     assert not any(isinstance(report, Bye) for report in reports)
 
 
+@pytest.mark.nightly
 def test_a_finished_run_is_not_started_for_ever(harness: Harness) -> None:
     """A job that had trained all its epochs and is requeued by hand says so in one line, and ends well."""
     job_id = submit(harness, f"exec ones-run {TRAIN} --epochs 1 --samples 64 --batch 16", gpus=1)

@@ -171,6 +171,7 @@ class TestContents:
         assert own <= {path.stem for folder in ("benchmarks", "tests/faults") for path in (TOP / folder).glob("*.py")}
         assert not found & own
 
+    @pytest.mark.nightly
     def test_a_wheel_from_the_sdist_is_the_same(self, wheels: Wheels, sources: Path, tmp_path: Path) -> None:
         """The links of the checkout are files in an sdist."""
         code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
@@ -269,10 +270,9 @@ class TestCompanion:
         """What needs an extra imports it when it is used."""
         service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis", *PAGES)
 
-    @pytest.mark.parametrize("command", [["--help"], ["doctor", "--help"], ["db", "--help"], ["template"]])
-    def test_commands_answer(self, service: Environment, command: list[str]) -> None:
-        """As they are installed."""
-        done = service.run("slurm-ones", *command)
+    def test_commands_answer(self, service: Environment) -> None:
+        """As they are installed: this imports the module of each."""
+        done = service.run("slurm-ones", "--help")
         assert done.returncode == 0, done.stderr
 
     def test_a_template_is_printed(self, service: Environment) -> None:

@@ -14,6 +14,7 @@ from ones_wrapper.protocol import Hello
 from tests.cluster import SITES, Cluster
 from tests.cluster.root import slurm_version
 from tests.endtoend.harness import Harness
+from tests.marks import nightly
 from tests.plugin.installed import ETC, PLAIN, clear, comment, installed, reconfigure, submit
 
 pytestmark = pytest.mark.cluster
@@ -38,10 +39,15 @@ NEAR_MISSES = (
 """What is refused, and a part of the sentence that says why."""
 
 
-@pytest.fixture(params=["gres", "old"])
+@pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     found: Cluster = request.getfixturevalue(request.param)
     return found
+
+
+both = pytest.mark.parametrize("cluster", ["gres", "old"], indirect=True)
+newer = pytest.mark.parametrize("cluster", ["gres", nightly("old")], indirect=True)
+"""The older Slurm by night: by day it compiles and loads the plugin, and shows what it makes of options."""
 
 
 @pytest.fixture
@@ -51,6 +57,7 @@ def plugged(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
 
 
+@both
 def test_options_become_a_comment(plugged: Cluster) -> None:
     """And what an elastic job lacks is completed; other jobs are as they were."""
     checked = plugged.run(["slurm-ones", "plugin", "check"], check=False)
@@ -79,6 +86,7 @@ def test_options_become_a_comment(plugged: Cluster) -> None:
     assert plugged.run(["srun", "-n1", "echo", "ran"]).stdout == "ran\n"
 
 
+@newer
 def test_what_an_elastic_job_submits_is_not_elastic(plugged: Cluster) -> None:
     """Slurm leaves our options in a job's environment, and would take them from there for each sbatch within it."""
     within = "env | grep -c SLURM_SPANK_; sbatch -H --wrap true; sbatch -H --elastic-gpus=2-3 --wrap true"
@@ -90,6 +98,7 @@ def test_what_an_elastic_job_submits_is_not_elastic(plugged: Cluster) -> None:
     assert found == ["", "ones: gpus=2-3"], said
 
 
+@newer
 def test_near_misses_are_refused(plugged: Cluster) -> None:
     """With one sentence: by sbatch, and by the controller where sbatch does not filter."""
     for filters in (True, False):
@@ -124,6 +133,7 @@ HOSTILE = (
 )
 
 
+@newer
 def test_hostile_values_are_text(plugged: Cluster) -> None:
     """Each is refused, and as the value of a comment it is refused or stays the text that it is."""
     for value in HOSTILE:
@@ -142,6 +152,7 @@ def test_hostile_values_are_text(plugged: Cluster) -> None:
     assert "slurm-ones:" not in (plugged.logs / "slurmctld.log").read_text()
 
 
+@both
 def test_what_is_missing_or_broken_stops_nobody(plugged: Cluster) -> None:
     """Files that are gone, broken, or of another Slurm: every job is submitted that does not need them."""
     etc = plugged.root / ETC
@@ -190,7 +201,7 @@ def test_what_is_missing_or_broken_stops_nobody(plugged: Cluster) -> None:
     assert "cannot create cli_filter context" in submit(plugged, *PLAIN).stderr
 
 
-@pytest.mark.parametrize("site", ["gres", "old"])
+@pytest.mark.parametrize("site", ["gres", nightly("old")])
 def test_many_submissions(request: pytest.FixtureRequest, site: str) -> None:
     """None fails, and none is changed."""
     with contextlib.ExitStack() as stack:
@@ -215,6 +226,7 @@ def submit_many(cluster: Cluster) -> None:
         clear(cluster)
 
 
+@newer
 def test_a_user_alone(cluster: Cluster) -> None:
     """Without any privilege, for their own commands; nobody else's know of it."""
     site = submit(cluster, "--elastic-gpus=1-4", *SHAPE)

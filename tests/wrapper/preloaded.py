@@ -50,24 +50,26 @@ def forkable(env: Mapping[str, str]) -> bool:
 
 
 class Started:
-    """An `ones-run`, with what the tests use of `subprocess.Popen`; its output is text."""
+    """An `ones-run`, with what the tests use of `subprocess.Popen`; its output is text, or is added to a log."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path | None = None) -> None:
         self.args = [sys.executable, "-m", "ones_wrapper.launch", *arguments]
         self.returncode: int | None = None
-        out, err, status = os.pipe(), os.pipe(), os.pipe()
+        status = os.pipe()
+        pipes = [] if log else [os.pipe(), os.pipe()]
+        written = [os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)] * 2 if log else [end for _, end in pipes]
         self._status = os.fdopen(status[0], "rb", buffering=0)
         request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(Path.cwd())}).encode()
         server = _server()
-        socket.send_fds(server, [len(request).to_bytes(8, "little")], [out[1], err[1], status[1]])
+        socket.send_fds(server, [len(request).to_bytes(8, "little")], [*written, status[1]])
         server.sendall(request)
-        for end in (out, err, status):
-            os.close(end[1])
+        for end in {*written, status[1]}:
+            os.close(end)
         self.pid = self._number()
         self._texts = ["", ""]
         self._readers = [
-            threading.Thread(target=self._read, args=(i, os.fdopen(end[0])), daemon=True)
-            for i, end in enumerate((out, err))
+            threading.Thread(target=self._read, args=(i, os.fdopen(end)), daemon=True)
+            for i, (end, _) in enumerate(pipes)
         ]
         for reader in self._readers:
             reader.start()

@@ -35,14 +35,14 @@ def test_the_guide_shows_the_edits() -> None:
     [
         ("elastic.py", ("--epochs", "2")),
         ("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
-        ("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
-        ("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
+        nightly("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
+        nightly("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
         ("fused.py", ("--epochs", "2", "--stop-after", "1")),
-        ("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
+        nightly("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
         ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
-        ("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
-        ("coreset.py", ("--epochs", "3", "--every", "2")),
+        nightly("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
+        nightly("coreset.py", ("--epochs", "3", "--every", "2")),
     ],
 )
 def test_an_example_on_two_ranks(

@@ -1,6 +1,6 @@
 """How ranks agree: one contract for torch.distributed and for MPI, each in processes of its own.
 
-Run as a program (`python -m tests.wrapper.test_group gloo|mpi`) this is one rank that checks the contract.
+Run as a program (`python -m tests.wrapper.test_group`) this is one rank of MPI that checks the contract.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from ones_wrapper.api import join
 from ones_wrapper.group import Group, RankError
-from ones_wrapper.launch.rank_placement import free_port
+from tests.wrapper.forked import Team
 
 RANKS = 3
 TIMEOUT_S = 240.0
@@ -45,44 +45,26 @@ def under_mpi(*arguments: str, ranks: int = RANKS, **env: str) -> subprocess.Com
     )
 
 
-def under_torch(*arguments: str) -> list[tuple[int, str, str]]:
-    """Run `python ARGUMENTS` on `RANKS` ranks of torch.distributed; exit code, output and errors of each."""
-    port = str(free_port())
-    processes = []
-    for rank in range(RANKS):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
-        env = clean_env(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **place)
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *arguments],
-                env=env,
-                cwd=TOP,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
-
-
-@pytest.mark.slow
-def test_contract_over_torch() -> None:
-    for code, output, errors in under_torch("-m", "tests.wrapper.test_group", "gloo"):
-        assert (code, output) == (0, "kept\n"), errors
+@pytest.mark.parametrize("ranks", [1, RANKS])
+def test_contract_over_torch(ranks: int) -> None:
+    team = Team(ranks)
+    try:
+        team.run(contract)
+    finally:
+        team.close()
 
 
 @pytest.mark.slow
 def test_contract_over_mpi() -> None:
-    done = under_mpi("-m", "tests.wrapper.test_group", "mpi")
+    done = under_mpi("-m", "tests.wrapper.test_group")
     assert (done.returncode, done.stdout) == (0, "kept\n" * RANKS), done.stderr
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_contract_on_one_rank(backend: str) -> None:
+@pytest.mark.slow
+def test_contract_on_one_rank() -> None:
     """Without a launcher: a single process, as the first try of a script is."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.wrapper.test_group", backend],
+        [sys.executable, "-m", "tests.wrapper.test_group"],
         env=clean_env(),
         cwd=TOP,
         capture_output=True,
@@ -137,5 +119,5 @@ def fail(why: str) -> None:
 
 
 if __name__ == "__main__":
-    contract(join(sys.argv[1]))
+    contract(join("mpi"))
     sys.stdout.write("kept\n")  # in one piece, so that ranks' lines do not mix

@@ -14,7 +14,7 @@ import torch
 from benchmarks.frameworks import CASES, RESIZES, Resized, Start, lines_changed
 from ones_wrapper.protocol import Order, encode
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def through(name: str, folder: Path, *starts: Start) -> Resized:
@@ -56,7 +56,6 @@ def test_trainer_through_resizes(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.nightly
 def test_trainer_with_a_larger_batch(tmp_path: Path) -> None:
     """Protects what steps mean: at four times the base batch a quarter of the optimizer's steps end where all would
     have: at the same step, with the schedule at its end, and no line of the log left out.
@@ -71,7 +70,6 @@ def test_trainer_with_a_larger_batch(tmp_path: Path) -> None:
     assert log[-2]["learning_rate"] == pytest.approx(used) and log[-1]["eval_loss"] < log[2]["eval_loss"]
 
 
-@pytest.mark.nightly
 def test_accelerate_through_resizes(tmp_path: Path) -> None:
     """Protects an Accelerate job: at most five changed lines, and the model of an undisturbed run."""
     assert lines_changed(CASES["accelerate"]) <= 5
@@ -83,7 +81,6 @@ def test_accelerate_through_resizes(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.nightly
 def test_lightning_through_resizes(tmp_path: Path) -> None:
     """Protects a Lightning job: at most three changed lines, no sample lost or repeated, the model of an undisturbed
     run, its schedule at its end, and each epoch evaluated once.

@@ -20,6 +20,7 @@ from ones_wrapper.data import feed as data
 from ones_wrapper.data.feed import AccumulationStep, split
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
+from tests.marks import nightly
 from tests.wrapper.test_group import TIMEOUT_S, TOP, clean_env, under_mpi
 
 pytestmark = pytest.mark.slow
@@ -282,6 +283,7 @@ def check_everything() -> None:
         check_short_types,
         check_refusals,
         check_overlap,
+        check_alone,
     ):
         check()
 
@@ -307,13 +309,12 @@ def check_alone() -> None:
 CHECKS = {
     "everything": check_everything,
     "gradients": partial(check_gradients, 25.0),
-    "alone": check_alone,
     "failing-rank": check_failing_rank,
     "all-end": check_all_end,
 }
 
 
-@pytest.mark.parametrize(("check", "ranks"), [("everything", 3), ("gradients", 1), ("alone", 1)])
+@pytest.mark.parametrize(("check", "ranks"), [("everything", 3), nightly("gradients", 1)])
 def test_exchange(check: str, ranks: int) -> None:
     done = under_mpi("-m", "tests.wrapper.gradients.test_mpi_exchange", check, ranks=ranks)
     assert (done.returncode, done.stdout) == (0, "holds\n" * ranks), done.stderr

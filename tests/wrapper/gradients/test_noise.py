@@ -13,6 +13,7 @@ import torch
 from ones_wrapper.gradients.noise import EVERY, FIRST, PENDING, NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Hello, Throughput
+from tests.marks import nightly
 from tests.wrapper.runs import Run
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 NOISY = Path(__file__).parents[1] / "noisy.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [nightly(1), 2, nightly(3)])
 def test_the_noise_scale_is_the_true_one(tmp_path: Path, ranks: int) -> None:
     """On one rank, on two, and on three with unequal shares: what is reported is tr(Σ)/|G|² of the per-sample
     gradients, as near as a few hundred steps tell."""

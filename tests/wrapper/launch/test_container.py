@@ -15,6 +15,7 @@ import pytest
 
 from ones_wrapper.launch import container, main, outside
 from ones_wrapper.launch.rank_placement import LaunchError
+from tests.marks import nightly
 
 DEAF = """#!/bin/sh
 # The worst of runtimes: in a session of its own, hands on no signal, and leaves what it started when it is killed.
@@ -46,7 +47,7 @@ sys.exit(int(rank) * 5)
 """
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[nightly("deaf"), *[name for name in RUNTIMES if name != "deaf"]])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The words of a container's command, in `tmp_path`."""
     name: str = request.param

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import Bye, Checkpoint, First, Order
+from tests.marks import nightly
 from tests.wrapper.runs import Run, write_order
 
 SCRIPT = Path(__file__).parents[1] / "writes.py"
@@ -37,7 +38,7 @@ def written(folder: Path, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "reason"),
-    [("end", 0, "finished"), ("exit", 3, "error"), ("raise", 1, "error"), ("signal", 143, "signal")],
+    [("end", 0, "finished"), nightly("exit", 3, "error"), nightly("raise", 1, "error"), ("signal", 143, "signal")],
 )
 def test_all_that_was_written_is_there(tmp_path: Path, how: str, code: int, reason: str) -> None:
     """Protects what the script wrote, at every kind of end: files without a flush, files in a `with`, log handlers that
@@ -110,30 +111,42 @@ def test_an_exit_handler_that_fails_costs_nobody_else() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "code", "says"),
-    [
-        ("sys.exit(259)", 3, ""),
-        ("sys.exit(-1)", 255, ""),
-        ("sys.exit('no data')", 1, "no data"),
-        ("raise KeyError('x')", 1, "KeyError: 'x'"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
-        ("os._exit(9)", 9, ""),
-        ("sys.excepthook = lambda *_: print('mine', file=sys.stderr)\n1 / 0", 1, "mine"),
-    ],
+ENDS = (
+    ("sys.exit(259)", 3, ""),
+    ("sys.exit(-1)", 255, ""),
+    ("sys.exit('no data')", 1, "no data"),
+    ("raise KeyError('x')", 1, "KeyError: 'x'"),
+    ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ("os._exit(9)", 9, ""),
+    ("sys.excepthook = lambda *_: print('mine', file=sys.stderr)\n1 / 0", 1, "mine"),
 )
-def test_exit_codes_are_those_of_python(tmp_path: Path, how: str, code: int, says: str) -> None:
+"""Of scripts, with their exit codes and a part of what they print."""
+IN_FORKS = """
+import os, sys
+from ones_wrapper.launch import rank
+rank.preload({})  # as the node launcher, or each would import torch
+for script in sys.argv[1:]:
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(f"{script}.err", os.O_WRONLY | os.O_CREAT), 2)
+        rank.leave(rank.run_script(script, []))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_exit_codes_are_those_of_python(tmp_path: Path) -> None:
     """Protects what Slurm, dependencies and the user's own excepthook see of a script's end."""
-    script = tmp_path / "script.py"
-    script.write_text(f"import os, sys\n{how}\n")
-    code_of = "import sys\nfrom ones_wrapper.launch import rank\nrank.leave(rank.run_script(sys.argv[1], []))"
-    here, plain = (
-        subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=180, check=False)
-        for command in (["-c", code_of, str(script)], [str(script)])
-    )
-    assert here.stderr == plain.stderr and says in here.stderr
-    assert [128 - one if one < 0 else one for one in (here.returncode, plain.returncode)] == [code, code]
+    scripts = [tmp_path / f"{number}.py" for number in range(len(ENDS))]
+    for script, (how, _, _) in zip(scripts, ENDS, strict=True):
+        script.write_text(f"import os, sys\n{how}\n")
+    here = subprocess.run([sys.executable, "-c", IN_FORKS, *scripts], capture_output=True, text=True, timeout=180)
+    codes = [int(line) for line in here.stdout.splitlines()]
+    assert len(codes) == len(ENDS), here.stderr
+    for script, ours, (how, code, says) in zip(scripts, codes, ENDS, strict=True):
+        plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180)
+        printed = script.with_name(f"{script.name}.err").read_text()
+        assert printed == plain.stderr and says in printed, how
+        assert [128 - one if one < 0 else one for one in (ours, plain.returncode)] == [code, code], how
 
 
 def test_what_the_main_module_alone_holds_is_finalised(tmp_path: Path) -> None:

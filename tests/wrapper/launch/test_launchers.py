@@ -146,8 +146,8 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     "start",
     [
-        lambda folder, *a: run(folder, "--ranks-per-node=2", "--backend=mpi", "script.py", *a),
-        lambda folder, *a: run(folder, "--ranks-per-node=2", "--launcher=mpirun", "script.py", *a),
+        nightly(lambda folder, *a: run(folder, "--ranks-per-node=2", "--backend=mpi", "script.py", *a)),
+        nightly(lambda folder, *a: run(folder, "--ranks-per-node=2", "--launcher=mpirun", "script.py", *a)),
         lambda folder, *a: run(folder, "--ranks-per-node=2", "script.py", *a),
     ],
     ids=["mpi", "node launcher under mpirun", "local"],

@@ -54,6 +54,7 @@ def _loss(model: nn.Module, pieces: torch.Tensor) -> torch.Tensor:
     return cross_entropy(model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
 
 
+@pytest.mark.nightly
 def test_sequences_that_do_not_fit_one_rank(tmp_path: Path) -> None:
     """One rank is refused, with what would fit. Four ranks make two rings of two, and train to the dense result."""
     example = Path(lm_ring.__file__)

@@ -13,6 +13,7 @@ import torch
 from ones_wrapper.layouts.optimus import Optimus2D
 from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.protocol import Spec
+from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import mesh_ranks as ranks
 
@@ -36,7 +37,7 @@ def test_products_and_their_gradients_are_exact(teams: dict[int, Team], q: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("q", "samples"), [(1, 2), (2, 5), (2, 1), (3, 7)])
+@pytest.mark.parametrize(("q", "samples"), [(1, 2), (2, 5), nightly(2, 1), nightly(3, 7)])
 def test_a_model_trains_as_the_dense_one(teams: dict[int, Team], q: int, samples: int) -> None:
     """Initial parameters, logits, loss and gradients of two steps, and the parameters after them; with rows of
     unequally many samples or none, and tokens that do not count."""
@@ -53,7 +54,11 @@ def test_an_output_layer_may_be_the_embedding(teams: dict[int, Team], q: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "sizes"),
-    [(1, [[2, 1], [1, 1], [0, 1], [3, 2], [1, 0], [1, 1], [1, 1], [1, 1]]), (2, [[4, 3], [1, 0]]), (3, [[5, 4]])],
+    [
+        (1, [[2, 1], [1, 1], [0, 1], [3, 2], [1, 0], [1, 1], [1, 1], [1, 1]]),
+        (2, [[4, 3], [1, 0]]),
+        nightly(3, [[5, 4]]),
+    ],
 )
 def test_gradients_are_the_mean_over_the_samples_of_all_replicas(
     teams: dict[int, Team], q: int, sizes: list[list[int]]
@@ -78,6 +83,7 @@ def test_replicas_with_other_models_are_refused(teams: dict[int, Team]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) -> None:
     """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
     model, and one that torch has cut over 2 × 3; training goes on the same way."""

@@ -198,7 +198,7 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
 def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Protects: parameters, moments, averages, scaler, scheduler, learning rate, batch and progress are the same on all
     ranks after any change, while checkpoints are written behind the training; hooks of the script's own stay."""
-    job = Job(tmp_path / "job", *options, script=Path(__file__).parent / "rich.py", epochs=200)
+    job = Job(tmp_path / "job", "--step-ms", "80", *options, script=Path(__file__).parent / "rich.py", epochs=60)
     try:
         job.start(0)
         job.wait(First)
@@ -222,7 +222,7 @@ def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None
                 first = states[0][name]
                 same = torch.equal(value, first) if isinstance(value, torch.Tensor) else value == first
                 assert same, f"{name}: {value} and {first}"
-        assert_exactly_once(job.directory, 200, 50)
+        assert_exactly_once(job.directory, job.epochs, 50)
         assert [p.name for p in (job.directory / "checkpoints").glob("step-*")]
     finally:
         job.kill()

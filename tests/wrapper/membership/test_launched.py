@@ -1,6 +1,6 @@
 """Blocks as users start them, each by an `ones-run` of its own: what dies comes back, and what has ended stays ended.
 
-The other tests of this folder fork node launchers; here imports and `ones-run` are part of it.
+The other tests of this folder fork node launchers; here `ones-run` is part of it, and of one test its imports.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from ones_wrapper.launch.job_directory import read_tries
 from ones_wrapper.launch.restart_policy import STOP_CODE
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
+from tests.marks import nightly
 from tests.wrapper.launch.test_blocks import SRUN
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.membership.forked import ForkedBlock
+from tests.wrapper.preloaded import Started, forkable
 from tests.wrapper.runs import TRAIN
 
 TOOL = '#!/bin/sh\necho "$(basename "$0") $@" >> "{folder}/asked"\n'
@@ -31,11 +33,16 @@ CANCELLED = f"scancel --state=PENDING {ARRAY}"
 class LaunchedBlock(ForkedBlock):
     """One block: `ones-run`, its node launcher and the ranks."""
 
-    def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
+    def __init__(self, arguments: list[str], env: dict[str, str], log: Path, forked: bool) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | env
         self._log, self._code = log, -1
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(command, env=clean | env, stdout=file, stderr=file)
+        self._process: Started | subprocess.Popen[bytes]
+        if forked and forkable(env):
+            self._process = Started(arguments, env, log)
+        else:
+            command = [sys.executable, "-m", "ones_wrapper.launch", *arguments]
+            with log.open("ab") as file:
+                self._process = subprocess.Popen(command, env=env, stdout=file, stderr=file)
         self.pid = self._process.pid
 
     def ended(self) -> bool:
@@ -68,6 +75,9 @@ def children(pid: int) -> list[int]:
 class LaunchedJob(Job):
     """A job whose blocks are Slurm's, but for Slurm."""
 
+    forked = True
+    """Whether `ones-run` is a fork of a process that has imported torch, where that makes no difference."""
+
     def __init__(self, directory: Path, *arguments: str) -> None:
         super().__init__(directory, "--step-ms", "80", *arguments, epochs=120)
         tools = directory / "bin"
@@ -95,9 +105,8 @@ class LaunchedJob(Job):
             "SLURM_RESTART_COUNT": str(restart),
             **self.more,
         }
-        options = ["--blocks", f"--gpus-per-node={ranks}"]
-        command = [sys.executable, "-m", "ones_wrapper.launch", *options, str(TRAIN), *self.arguments]
-        block = LaunchedBlock(command, env, self.directory / f"log-{len(self.blocks)}")
+        arguments = ["--blocks", f"--gpus-per-node={ranks}", str(TRAIN), *self.arguments]
+        block = LaunchedBlock(arguments, env, self.directory / f"log-{len(self.blocks)}", self.forked)
         self.blocks.append(block)
         return block
 
@@ -124,11 +133,12 @@ def two(job: LaunchedJob) -> tuple[LaunchedBlock, LaunchedBlock, Membership]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leader", [False, True], ids=["member", "leader"])
+@pytest.mark.parametrize("leader", [nightly(False), True], ids=["member", "leader"])
 def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool) -> None:
     """Protects the size that the companion gave: the block whose rank was killed joins again by itself, without a
     requeue, and only it counts the failure; the other goes on meanwhile, with the same `ones-run` and node launcher.
     At the end what waits is cancelled, once."""
+    job.forked = not leader
     first, second, whole = two(job)
     victim, other = (first, second) if leader else (second, first)
     launcher = other.launchers()
@@ -229,6 +239,7 @@ def test_a_node_that_is_gone_and_its_block_requeued(job: LaunchedJob) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_time_limits_one_after_the_other(job: LaunchedJob) -> None:
     """Protects a job that outlives the time limit of each of its blocks: the leader leaves, with code 0 and without a

@@ -18,6 +18,7 @@ import pytest
 from ones_wrapper.limits import MOST_GPUS
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, decode_spec, encode
 from tests.cluster.paths import REPOSITORY
+from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.launch.test_restart_policy import ranks_of
 from tests.wrapper.runs import Run, assert_exactly_once
@@ -27,7 +28,11 @@ from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 pytestmark = pytest.mark.slow
 
 ROWS = rows()
-every = pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb")
+"""The longest; by day `tests/wrapper/membership` has each lose ranks and change its size as blocks."""
+every = pytest.mark.parametrize(
+    "row", [(nightly if row.name in BY_NIGHT else pytest.param)(row, id=row.name) for row in ROWS]
+)
 STRATEGIES = [row for row in ROWS if row.make is not None]
 
 
