@@ -208,6 +208,7 @@ class Companion:
         acting = self._actor.acting and not self.settings.stop_file.exists()
         self._leftovers.cancel_waiting(waiting, acting=acting)
         if acting:
+            self._leftovers.put_back(idle)
             known = ((one, histories.get(one.job.job_id)) for one in idle)
             self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
         alive = {*seen.elastic, *seen.left, *waiting}

@@ -23,6 +23,7 @@ from ones_db.query import Database, connect
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
+    RESIZE_PREEMPTED,
     AlternativeRecord,
     BlockRecord,
     DecisionJobRecord,
@@ -52,6 +53,7 @@ __version__ = "0.2.0"
 __all__ = [
     "RESIZE_DONE",
     "RESIZE_OVERTAKEN",
+    "RESIZE_PREEMPTED",
     "SCHEMA_REVISION",
     "AccountingJob",
     "ActionRecord",

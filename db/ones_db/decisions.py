@@ -246,6 +246,14 @@ class DecisionStore(Transactions):
         stands."""
         return _note(connection, self._cluster, resize_id, let_go=tasks)
 
+    @writing
+    def note_preempted(
+        self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
+    ) -> ResizeRecord:
+        """Store which tasks of a job of blocks are put into the companion's hold after that resize, since Slurm had
+        preempted them, and which are still out of it; returns how it stands."""
+        return _note(connection, self._cluster, resize_id, preempted=tasks, let_go=let_go)
+
     @reading
     def open_resizes(self, connection: Connection) -> list[ResizeRecord]:
         """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll

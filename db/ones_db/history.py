@@ -13,7 +13,7 @@ from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 from threading import Lock
@@ -26,6 +26,7 @@ from ones_db.jobs import among, members_after, membership_record, newest, run_en
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
+    RESIZE_PREEMPTED,
     RESIZE_ROLLED_BACK,
     EpochPoint,
     JobHistory,
@@ -37,7 +38,7 @@ from ones_db.records import (
 )
 from ones_db.rows import record_of
 from ones_db.shape import PARKED, Shape
-from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
+from ones_db.tables import BATCHES, BLOCKS, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 SPEEDS = 5
 """Newest throughput samples kept of each shape and batch (ONES §3.2)."""
@@ -148,12 +149,15 @@ def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHist
     resizes = _resizes(connection, keys)
     cached = cache.of(keys)
     _read_on(connection, [(cached[key], run) for key in keys for run in runs[key]])
+    of_blocks = [key for key in keys if any(run.members for run in cached[key].runs.values())]
+    preempted = _preempted(connection, of_blocks) if of_blocks else {}
     found = []
     for row in jobs:
-        job, mine, ended = cached[row.id], runs[row.id], resizes[row.id]
-        state = [tuple(row), *map(tuple, mine), *map(tuple, ended)]
+        job, mine, ended, lost = cached[row.id], runs[row.id], resizes[row.id], preempted.get(row.id, ())
+        state = [tuple(row), *map(tuple, mine), *map(tuple, ended), *map(tuple, lost)]
         if job.history is None or job.state != state:
-            job.state, job.history = state, _history(row, mine, job.runs, ended)
+            history = _history(row, mine, job.runs, ended)
+            job.state, job.history = state, replace(history, preempted=tuple(block.end_time for block in lost))
         found.append(job.history)
     return found
 
@@ -250,6 +254,16 @@ def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]
     return _by_job(connection, query)
 
 
+def _preempted(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
+    """The blocks of each job that Slurm preempted, in the order in which they ended."""
+    query = (
+        select(BLOCKS.c.job_id, BLOCKS.c.end_time)
+        .where(among(BLOCKS.c.job_id, keys), BLOCKS.c.state == "PREEMPTED", BLOCKS.c.end_time.is_not(None))
+        .order_by(BLOCKS.c.end_time)
+    )
+    return _by_job(connection, query)
+
+
 _RESIZE = ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s", "mechanism", "outcome_code")
 
 
@@ -276,7 +290,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     noises = [point for run in runs for point in cached[run.id].noises]
     members = [member for run in runs for member in cached[run.id].members]
     changes = [new for old, new in pairwise(members) if size_of(old) != size_of(new)]
-    resizes = [resize for resize in resizes if not (resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN)]
+    resizes = [resize for resize in resizes if not _is_nobodys(resize)]
     resized = resizes[-1].ended if resizes else None
     changed = max([time for time in (resized, changes[-1].time if changes else None) if time is not None], default=None)
     ordered = [(old, new) for old, new in pairwise(members) if new.report.order is not None]
@@ -362,6 +376,12 @@ def _joined(old: MembershipRecord, new: MembershipRecord) -> bool:
 def _mean(pauses: Sequence[float]) -> float | None:
     """The mean of the last few."""
     return fmean(pauses[-PAUSES:]) if pauses else None
+
+
+def _is_nobodys(resize: Row) -> bool:
+    """Tell whether it came to nothing for what is no failure, and no reason to wait."""
+    overtaken = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
+    return overtaken or bool(resize.outcome_code == RESIZE_PREEMPTED)
 
 
 def _interrupts(resize: Row) -> bool:

@@ -202,6 +202,7 @@ SENTENCES: dict[str, str] = {
     "queued_too_long": "it waited longer than {seconds:.0f} s",
     "parked": "it is parked",
     "block_ended": "block {task} ended before it joined: it is {state}",
+    "block_preempted": "block {task} was preempted before it joined",
     "block_unknown": "Slurm no longer knows block {task}",
     "block_held": "block {task} was held by others",
     "blocks_held": "blocks {tasks} were held by others",

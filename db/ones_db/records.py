@@ -148,6 +148,8 @@ RESIZE_ROLLED_BACK = "rolled_back"
 RESIZE_OVERTAKEN = "started_before_reshape"
 """Code of the outcome if a job started before it had its new shape. Of one that waited it is no failure, and no
 reason to wait."""
+RESIZE_PREEMPTED = "block_preempted"
+"""Code of the outcome if Slurm preempted a block before it joined: no failure either."""
 
 
 class AlternativeRecord(NamedTuple):
@@ -250,6 +252,8 @@ class ResizeRecord:
     """Kind of GPU that it is to ask for."""
     let_go: tuple[int, ...] = ()
     """Of `blocks`: tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
+    preempted: tuple[int, ...] = ()
+    """Of `blocks`: tasks that were put into the companion's hold after it, since Slurm had preempted them."""
 
     @property
     def stage(self) -> str:
@@ -372,6 +376,8 @@ class JobHistory:
     """Ranks and GPUs of the newest run that said hello, if they differ; never of a job of blocks."""
     steps_since_change: int | None = None
     """Optimizer steps since its number of GPUs last changed; None if it never did, or has not said."""
+    preempted: tuple[float, ...] = ()
+    """When blocks of it were preempted, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
     """What its runs measured and where, oldest run first. Nothing of a job of blocks, whose nodes change within a
     run."""

@@ -411,6 +411,7 @@ RESIZES = table(
     text("old_kind", "kind of GPU asked for before; empty for any", server_default=""),
     text("new_kind", "kind of GPU asked for after; empty for any", server_default=""),
     text("let_go", "of blocks: tasks that were seen out of that hold since, separated by commas", server_default=""),
+    text("preempted", "of blocks: tasks put into a hold since they were preempted, by commas", server_default=""),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),

@@ -16,7 +16,7 @@ from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import State
 from slurm_ones.jobs.elastic import Elastic, Observation
-from slurm_ones.rules.blocks import task_of
+from slurm_ones.rules.blocks import has_left, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Task
 
@@ -160,6 +160,7 @@ class Leftovers:
             held |= {*one.held}
             if one.state == State.DONE.value:
                 held -= {task for task, _ in one.added}
+            held |= {*one.preempted}
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
@@ -169,13 +170,14 @@ class Leftovers:
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
-        """Tell whether its last blocks completed, and neither they nor anybody else ended the job."""
+        """Tell whether its last blocks left, and neither they nor anybody else ended the job."""
         members = self.store.membership(job_id)
         if members is None or job_id in self._gone_on:
             return False
+        ours = self.held.of(job_id)
         last = [job for job in tasks if task_of(job) in members.report.blocks]
-        ended = bool(last) and all(job.state is JobState.COMPLETED for job in last)
-        return ended and self._last_word(job_id) not in ENDS
+        left = bool(last) and all(has_left(job) or (job.pending and task_of(job) in ours) for job in last)
+        return left and self._last_word(job_id) not in ENDS
 
     def _last_word(self, job_id: int) -> str | None:
         """What its last run said of its end."""
@@ -188,6 +190,20 @@ class Leftovers:
         first = min((job for job in tasks if job.pending), key=task_of)
         log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
         self.client.release(first.key, start_now=True)
+
+    def put_back(self, jobs: Iterable[Elastic]) -> None:
+        """Have blocks that Slurm preempted wait in a hold of ours, so that it does not forget them. `jobs` are in no
+        resize; of one that has no block left another task goes on (`cancel_waiting`). Raises `Unreachable`."""
+        for one in jobs:
+            job_id = one.job.job_id
+            taken = [task_of(job) for job in one.blocks if job.state is JobState.PREEMPTED and not job.completing]
+            if not taken or one.refusal or not any(map(is_alive, one.blocks)) or not self.held.take(job_id, taken):
+                continue
+            for task in taken:
+                try:
+                    self.client.reuse(Task(job_id, task))
+                except Refused as error:
+                    log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
         """Order away the blocks that run and do not train with the others. `jobs` are in no resize."""

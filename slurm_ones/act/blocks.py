@@ -21,7 +21,7 @@ from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
-from slurm_ones.rules.blocks import held_by_others
+from slurm_ones.rules.blocks import has_left, held_by_others
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, JobState
 
@@ -155,7 +155,7 @@ def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
             return reason("block_unknown", task=task)
         if job.admin_held:
             return reason("block_held", task=task)
-        if not job.pending and job.state is not JobState.COMPLETED:
+        if not job.pending and not has_left(job):
             return reason("block_taken", task=task)
     return _elsewhere(resize, array)
 
@@ -242,6 +242,8 @@ def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
         if job.pending and job.held:
             jobs = _joining_jobs(resize, array)
             return held_by_others([one for one, its in jobs if its.held and not its.never_starts])
+        if job.state is JobState.PREEMPTED:
+            return reason("block_preempted", task=task)
         if job.ended or job.completing:
             return reason("block_ended", task=task, state=job.state.value)
         waiting, since = waiting or job.pending, max(since, job.start_time)
@@ -318,7 +320,7 @@ def _put_back(machine: Machine, array: Array, tasks: Collection[int]) -> list[in
     alone = all(job.pending and job.held for job in others)
     for task in tasks:
         job = array.tasks.get(task)
-        if job is None or (job.ended and job.state is not JobState.COMPLETED) or (job.pending and job.held):
+        if job is None or (job.ended and not has_left(job)) or (job.pending and job.held):
             continue
         if job.completing or not (job.pending or job.ended):
             left.append(task)

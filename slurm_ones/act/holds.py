@@ -73,6 +73,20 @@ class HeldTasks:
                 self.read_again(job_id)
                 raise
 
+    def take(self, job_id: int, tasks: Iterable[int]) -> bool:
+        """Note tasks that are to be put into a hold of ours outside of a resize, before they are; False for a job of
+        which no change by blocks was ever begun."""
+        if not (known := self._in_order(job_id)):
+            return False
+        newest, taken = known[-1], {*tasks}
+        put_back, let_go = sorted({*newest.preempted} | taken), sorted({*newest.let_go} - taken)
+        try:
+            self.note(self._store.note_preempted(newest.id, put_back, let_go))
+        except Exception:
+            self.read_again(job_id)
+            raise
+        return True
+
     def note(self, resize: ResizeRecord) -> None:
         """A resize was begun, or taken further."""
         if resize.mechanism == BLOCKS:

@@ -24,7 +24,7 @@ from slurm_ones.slurm.model import Job, JobState, Node
 REQUEUE, BLOCKS = "requeue", "blocks"
 """`ResizeRecord.mechanism` of a resize by a requeue, or of a job that waits, and by blocks that join and leave."""
 REUSED_WITHIN_S = 240.0
-"""A block that completed longer ago is not used again: Slurm forgets it after MinJobAge, 300 s by default."""
+"""A block that ended longer ago is not used again: Slurm forgets it after MinJobAge, 300 s by default."""
 
 
 class RunningBlock(NamedTuple):
@@ -63,6 +63,11 @@ def task_of(job: Job) -> int:
     return job.array_tasks[0]
 
 
+def has_left(job: Job) -> bool:
+    """Tell whether the block left, by itself or since Slurm preempted it: then its task can be used again."""
+    return job.state in (JobState.COMPLETED, JobState.PREEMPTED)
+
+
 def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock, ...]:
     """The blocks that run, the one that leads first, and then the oldest."""
     leader = next(iter(members_of(history)), -1)
@@ -87,7 +92,7 @@ def starting(elastic: Elastic, *, prepared: bool) -> int:
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
-    """Tasks that could join, the best first: those that wait, and those that completed a short while ago.
+    """Tasks that could join, the best first: those that wait, and those that left a short while ago.
 
     Of those that are held, ours alone: the others are held by their owner, or by an operator. Not `members`, the tasks
     that trained last: one of them that waits is started again by Slurm.
@@ -99,12 +104,12 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
         and not job.completing
         and (not job.admin_held and task_of(job) in ours if job.held else task_of(job) not in members)
     ]
-    completed = [
+    gone = [
         task_of(job)
         for job in elastic.blocks
-        if job.state is JobState.COMPLETED and job.ended and not job.completing and now - job.end_time < REUSED_WITHIN_S
+        if has_left(job) and job.ended and not job.completing and now - job.end_time < REUSED_WITHIN_S
     ]
-    return (*sorted(waiting), *sorted(completed))
+    return (*sorted(waiting), *sorted(gone))
 
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
@@ -148,7 +153,7 @@ def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
         if resize.mechanism == BLOCKS:
             ours |= {*resize.held, *resize.dropped}
             added = {task for task, _ in resize.added}
-            ours = ours - added if resize.state == RESIZE_DONE else ours | added
+            ours = (ours - added if resize.state == RESIZE_DONE else ours | added) | {*resize.preempted}
             ours -= _given_up(resize.outcome) | {*resize.let_go}
     return frozenset(ours)
 
@@ -158,7 +163,7 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
-            ours |= {*resize.held, *resize.dropped, *(task for task, _ in resize.added)}
+            ours |= {*resize.held, *resize.dropped, *resize.preempted, *(task for task, _ in resize.added)}
     return frozenset(ours)
 
 

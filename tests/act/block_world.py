@@ -176,6 +176,12 @@ class BlockWorld(Interrupted):
     def order(self) -> Order:
         return decode_order((self.training.files.directory / ORDERS).read_bytes())
 
+    def preempt(self, *tasks: int) -> None:
+        """Slurm takes these blocks, by cancelling them, and their processes end."""
+        for task in tasks:
+            self.cluster.preempt(Task(self.job_id, task), "cancel", grace_s=30)
+        self.simulated.pass_time(40)
+
     def finish(self) -> ResizeRecord:
         """Go on until the resize is closed, then a little further."""
         for _ in range(400):
@@ -193,6 +199,7 @@ class BlockWorld(Interrupted):
         for id_, one in seen.elastic.items():
             self.held.look(id_, one.blocks)
         self.leftovers.cancel_waiting(waiting_arrays(seen))
+        self.leftovers.put_back(() if self.store.open_resizes() else seen.elastic.values())
         known = self.store.histories(list(seen.elastic))
         self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])
 

@@ -108,6 +108,8 @@ ACTIONS: dict[str, Callable[[BlockWorld], None]] = {
     "release a newcomer": lambda world: world.cluster.release(Task(world.job_id, 2)),
     "release another": lambda world: world.cluster.release(Task(world.job_id, 5)),
     "preempt": lambda world: world.cluster.preempt(Task(world.job_id, 1)),
+    "preempt by cancelling": lambda world: world.cluster.preempt(Task(world.job_id, 1), "cancel"),
+    "preempt a newcomer": lambda world: world.cluster.preempt(Task(world.job_id, 2), "cancel"),
     "opt out": lambda world: world.cluster.set_comment(world.job_id, "ones: gpus=1 resize=off array=blocks"),
     "stop": lambda world: world.stop_file.touch(),
     "go": lambda world: world.stop_file.unlink(missing_ok=True),

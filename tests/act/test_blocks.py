@@ -525,6 +525,72 @@ def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
     assert world.training.members == (2,) and world.training.term > 0
 
 
+@pytest.mark.parametrize("taken", [(1,), (1, 2), (0,)], ids=str)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_blocks_that_slurm_preempts_are_put_back(make: Make, taken: tuple[int, ...], interrupted: bool) -> None:
+    """At the next tick, outside of a change too; a companion that dies before leaves none that is nobody's."""
+    world = make({1: ONE, 2: ONE})
+    world.begin({3: ONE})
+    world.finish()
+    world.preempt(*taken)
+    if interrupted:
+        world.interrupt = _stop_before("reuse")
+        with pytest.raises(_Stop):
+            world.tidy()
+        world.interrupt = lambda number, event: None
+        world.machine = world.companion()
+    world.tidy()
+    assert all(world.tasks[task].pending and world.tasks[task].held for task in taken)
+    world.tidy()
+    assert {*taken} <= world.machine_held() == world.held.of(world.job_id)
+    assert len(world.store.histories([world.job_id])[world.job_id].preempted) == len(taken)
+    world.begin(dict.fromkeys(taken, TWO))
+    world.finish()
+    world.check()
+    assert world.resize.state == State.DONE and not {*taken} & world.machine_held()
+
+
+def test_a_preempted_block_of_a_job_that_is_left_alone_stays_so(make: Make) -> None:
+    """Its owner opted out, or nothing was ever changed by us: there is no record of whose hold it would be."""
+    world = make({1: ONE})
+    world.preempt(1)
+    world.tidy()
+    assert world.tasks[1].state is JobState.PREEMPTED
+    world.begin({2: ONE})
+    world.finish()
+    world.cluster.set_comment(world.job_id, "ones: gpus=1-16 resize=off array=blocks")
+    world.tidy()
+    assert world.tasks[1].state is JobState.PREEMPTED
+
+
+@pytest.mark.parametrize("first", [(), (1,)], ids=["at once", "one after the other"])
+def test_a_job_all_of_whose_blocks_are_preempted_goes_on(make: Make, first: tuple[int, ...]) -> None:
+    """Nobody's job is lost: of the tasks that wait in our hold one takes it up."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    for taken in (first, tuple({0, 1} - {*first})):
+        world.preempt(*taken)
+        world.tidy()
+    world.simulated.pass_time(60)
+    world.tidy()
+    world.simulated.pass_time(60)
+    assert len(world.training.members) == 1 and world.training.term > 0
+
+
+def test_a_block_that_is_preempted_before_it_joined(make: Make) -> None:
+    """It is no failure of the job's, and the block can be used again."""
+    world = make()
+    world.begin({1: ONE})
+    world.until(State.JOINING)
+    world.simulated.pass_time(3)
+    world.preempt(1)
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, "block_preempted")
+    assert 1 in world.machine_held() and not world.store.histories([world.job_id])[world.job_id].failures
+
+
 def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None:
     """What we held once is not forgotten with the opt-in."""
     world = make()
@@ -689,3 +755,11 @@ def _reach(world: BlockWorld, state: State | Stage) -> None:
 
 class _Stop(Exception):
     pass
+
+
+def _stop_before(call: str) -> Callable[[int, str], None]:
+    def stop(number: int, event: str) -> None:
+        if event == f"before {call}":
+            raise _Stop
+
+    return stop

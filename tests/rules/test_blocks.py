@@ -344,7 +344,7 @@ def test_blocks_near_their_time_limit_are_replaced() -> None:
 
 
 def test_tasks_that_others_hold_are_not_used() -> None:
-    """Only those that stand in a hold of ours by our own record, and those that completed a short while ago."""
+    """Only those that stand in a hold of ours by our own record, and those that left a short while ago."""
     tasks = [
         task(1, Shape(1, 1)),
         task(2, Shape(1, 1)),
@@ -354,9 +354,10 @@ def test_tasks_that_others_hold_are_not_used() -> None:
         task(6, Shape(1, 1), "n1", state=JobState.CANCELLED, end_time=NOW - 10),
         task(7, Shape(1, 1), held=False, reason="Resources"),
         task(8, Shape(1, 1), held=False, reason="JobArrayTaskLimit"),
+        task(9, Shape(1, 1), "n1", state=JobState.PREEMPTED, end_time=NOW - 10),
     ]
     job = job_of_blocks(task(0, Shape(1, 1), "n1"), *tasks)
-    assert spare(job, {2, 3}, (0, 7), NOW) == (2, 8, 4)
+    assert spare(job, {2, 3}, (0, 7, 9), NOW) == (2, 8, 4, 9)
 
 
 def test_what_is_held_by_us() -> None:
@@ -370,6 +371,8 @@ def test_what_is_held_by_us() -> None:
     joined = replace(first, held=(), dropped=(), added=((2, Shape(1, 1)),), let_go=(3,))
     assert held_by_us([first, joined]) == {0, 1} and ever_held_by_us([first, joined]) == {0, 1, 2, 3}
     assert held_by_us([first, joined, replace(first, held=(), dropped=(2,))]) == {0, 1, 2}, "it trained, and left"
+    preempted = replace(joined, preempted=(2,))
+    assert held_by_us([first, preempted]) == {0, 1, 2} and held_by_us([first, preempted, joined]) == {0, 1}
 
 
 def test_a_rigid_job_gets_what_blocks_give_up() -> None:
