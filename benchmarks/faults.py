@@ -46,10 +46,23 @@ def one_with_strategies(seed: int) -> Result:
     return run(FaultPlan.with_strategies(seed))
 
 
-def replay(seed: int, *, verbose: bool, plain: bool, strategies: bool = False, page: Path | None = None) -> Result:
+def one_with_guests(seed: int) -> Result:
+    """The same with jobs of blocks that Slurm preempts, and jobs of others over the same nodes."""
+    return run(FaultPlan.with_guests(seed))
+
+
+EACH = {"blocks": one, "plain": one_requeued, "strategies": one_with_strategies, "guests": one_with_guests}
+PLANS = {
+    "blocks": FaultPlan.with_blocks,
+    "plain": FaultPlan.of,
+    "strategies": FaultPlan.with_strategies,
+    "guests": FaultPlan.with_guests,
+}
+
+
+def replay(seed: int, which: str, *, verbose: bool, page: Path | None = None) -> Result:
     """A seed's run, printed step by step, or written as a page."""
-    plan = FaultPlan.of(seed) if plain else FaultPlan.with_blocks(seed)
-    plan = FaultPlan.with_strategies(seed) if strategies else plan
+    plan = PLANS[which](seed)
     if page is not None:
         return write_replay(page, plan)
     if not verbose:
@@ -59,15 +72,14 @@ def replay(seed: int, *, verbose: bool, plain: bool, strategies: bool = False, p
     return run(plan, print)
 
 
-def many(first: int, seeds: int, processes: int, *, plain: bool, strategies: bool = False) -> dict[str, Any]:
+def many(first: int, seeds: int, processes: int, which: str) -> dict[str, Any]:
     """All seeds from `first` on, over all processes."""
     began = shown = time.monotonic()
     kinds: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
     resizes = changes = 0
-    each = one_with_strategies if strategies else one_requeued if plain else one
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done, result in enumerate(pool.imap_unordered(each, range(first, first + seeds), chunksize=4), 1):
+        for done, result in enumerate(pool.imap_unordered(EACH[which], range(first, first + seeds), chunksize=4), 1):
             kinds.update({kind.value: count for kind, count in result.kinds.items()})
             resizes += result.resizes
             changes += result.changes_of_blocks
@@ -97,21 +109,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--verbose", action="store_true", help="with --seed: every step of it")
     parser.add_argument("--page", type=Path, help="with --seed: write it as a page, to go through in a browser")
-    parser.add_argument("--plain", action="store_true", help="no jobs of blocks")
-    parser.add_argument("--strategies", action="store_true", help="jobs with training strategies, and none of blocks")
+    which = parser.add_mutually_exclusive_group()
+    for name, words in (
+        ("plain", "no jobs of blocks"),
+        ("strategies", "jobs with training strategies, and none of blocks"),
+        ("guests", "jobs of blocks that Slurm preempts, and jobs of others over the same nodes"),
+    ):
+        which.add_argument(f"--{name}", dest="which", action="store_const", const=name, default="blocks", help=words)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
     if options.page is not None and (options.seed is None or options.verbose):
         parser.error("--page shows one run: give --seed, and leave --verbose out")
     if options.seed is not None:
-        which = {"plain": options.plain, "strategies": options.strategies}
-        result = replay(options.seed, verbose=options.verbose, page=options.page, **which)
+        result = replay(options.seed, options.which, verbose=options.verbose, page=options.page)
         for kind, count in sorted(result.kinds.items(), key=lambda item: -item[1]):
             print(f"{count:6d} {kind.value}")
         print(f"{result.resizes} resizes, {result.seconds:.2f} s")
         sys.exit("\n".join(result.violations) or None)
-    results = many(options.first, options.seeds, options.processes, plain=options.plain, strategies=options.strategies)
+    results = many(options.first, options.seeds, options.processes, options.which)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     kinds = len(results["kinds"])

@@ -37,6 +37,8 @@ class ClusterSpec:
     network: Network | None = None
     """None for a network that jobs do not notice."""
     parts: tuple[Part, ...] = ()
+    cpus_per_gpu: int = 0
+    """CPUs of a node, and that its jobs ask for, a GPU; 0 if they are not counted."""
     any_shape: bool = True
     """Without a companion, a job's GPUs may be spread over nodes in any way."""
 
@@ -82,7 +84,8 @@ class ClusterSpec:
         for i, part in enumerate(self.all_parts):
             own = tuple(next(names) for _ in range(part.nodes))
             name = f"{PARTITION}{i}" if i else PARTITION
-            yield PartitionSpec(name, own, part.gpus_per_node, self.whole_nodes, default=not i)
+            cpus = self.cpus_per_gpu * part.gpus_per_node
+            yield PartitionSpec(name, own, part.gpus_per_node, self.whole_nodes, default=not i, cpus_per_node=cpus)
 
     @cached_property
     def view(self) -> ClusterView:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
-from slurm_ones.simulate.slurm.nodes import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
@@ -48,6 +48,7 @@ class World:
         beside: Sequence[PartitionSpec] = (),
         oracle: bool = False,
         faults: Faults | None = None,
+        conf: SlurmConf = SlurmConf(),
     ) -> None:
         """Jobs keep their files in `directory`. If their mechanism is `Hot`, elastic jobs are jobs of blocks.
 
@@ -60,7 +61,7 @@ class World:
         self.settings = settings
         self.timeline = timeline or Timeline()
         self.began = self.timeline.now
-        self.cluster = SimulatedCluster([*spec.partitions(), *beside], settings, self.timeline, faults)
+        self.cluster = SimulatedCluster([*spec.partitions(), *beside], settings, self.timeline, faults, conf)
         self.client = SimulatedClient(self.cluster, user=USER)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
@@ -161,6 +162,7 @@ class World:
             work_dir=str(self.directory),
             hold=self._oracle,
             priority=submission.priority,
+            cpus_per_gpu=self.spec.cpus_per_gpu,
             time_limit_s=submission.limit_s,
             user=USER,
             uid=os.geteuid(),

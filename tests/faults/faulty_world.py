@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode
+from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.spec import asked_shape
 from slurm_ones.simulate.training.application import Application, Requeue, Submission
@@ -17,9 +18,10 @@ from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import Job, JobKey, JobState, Task
 from tests.faults.files import FaultyFiles
 from tests.faults.injector import FaultInjector
-from tests.faults.kinds import TO_BLOCKS, FaultKind
-from tests.faults.plan import FaultPlan, JobPlan, applications
+from tests.faults.kinds import BY_PREEMPTION, TO_BLOCKS, FaultKind
+from tests.faults.plan import GUEST, LICENSE, OTHER, FaultPlan, JobPlan, applications
 from tests.faults.safety import opts_in
+from tests.simulate.harness import Sleep
 
 KILLED = 137
 HELD_S = (30.0, 1800.0)
@@ -37,6 +39,8 @@ class BlockFaults:
         """Whether a resize of the job is under way: a hold of one of its tasks then passes for the companion's own."""
         self.held: set[Task] = set()
         """Tasks that their owner holds."""
+        self.guests = False
+        """Blocks beyond what a job asked for are guests of Slurm, and no others are preempted."""
         self.held_in_change: set[Task] = set()
         """The same where a resize was under way: nobody can tell whose hold it is, and the owner gives it back too."""
 
@@ -88,6 +92,32 @@ class BlockFaults:
                 self._cluster.cancel(Task(job_id, task))
             case FaultKind.BLOCK_HELD | FaultKind.BLOCK_RELEASED:
                 return self._hold_or_release(kind, job_id)
+        return True
+
+    def preempt(self, kind: FaultKind, job_id: int, training: Training) -> bool:
+        """Whether blocks of that job could be preempted: guests if there are any, else all but one."""
+        rng, members = self._injector.random, training.members
+        may = sorted(training.blocks)
+        if self.guests:
+            may = [task for task in may if self._record(job_id, task).qos == GUEST]
+        elif len(may) < 2 + (kind is FaultKind.PREEMPTED_TWO):
+            return False
+        match kind:
+            case FaultKind.PREEMPTED_LEADER:
+                may = [task for task in may if members[:1] == (task,)]
+            case FaultKind.PREEMPTED_NEWCOMER:
+                may = [task for task in may if task not in members]
+            case FaultKind.PREEMPTED_LEAVING:
+                may = may if training.switching else []
+        count = 2 if kind is FaultKind.PREEMPTED_TWO else 1
+        if len(may) < count:
+            return False
+        mode = rng.choice(MODES)
+        for task in rng.sample(may, count):
+            self._allow(job_id, task, JobState.PREEMPTED)
+            self._cluster.preempt(Task(job_id, task), mode, killed=kind is FaultKind.PREEMPTED_KILLED)
+            if kind is FaultKind.PREEMPTED_AGAIN:
+                self._cluster.requeue_completing(Task(job_id, task))
         return True
 
     def _hold_or_release(self, kind: FaultKind, job_id: int) -> bool:
@@ -143,6 +173,8 @@ class BlockFaults:
         return self._cluster.get(Task(job_id, task))
 
 
+MODES: tuple[PreemptMode, ...] = ("cancel", "cancel", "requeue")
+"""What becomes of a preempted block."""
 _COMMENTS = {"off": "ones: gpus=1-8 resize=off", "bad": "ones: gpus=many", "rigid": ""}
 _BLOCKS = " array=blocks"
 SETTINGS = ClusterSettings(report_s=30.0, first_report_s=20.0, checkpoint_s=300.0)
@@ -173,11 +205,26 @@ class FaultyWorld(World):
         """Jobs whose comment named slurm-ones at some time."""
         self.begin_set: set[int] = set()
         """Jobs whose earliest start their owner set."""
+        self.others_jobs: set[int] = set()
+        """Jobs that are no trainings."""
         self.cancelled: set[int] = set()
         """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
         self.block_faults = BlockFaults(lambda: self.cluster, injector)
-        super().__init__(workload, plan.spec, directory, SETTINGS, mechanism=Requeue(plan.resize_s), seed=plan.seed)
+        self.block_faults.guests = plan.guests
+        names = plan.spec.names
+        per_node = plan.spec.cpus_per_gpu * plan.spec.gpus_per_node
+        other = PartitionSpec(OTHER, names, plan.spec.gpus_per_node, default=False, cpus_per_node=per_node)
+        super().__init__(
+            workload,
+            plan.spec,
+            directory,
+            SETTINGS,
+            mechanism=Requeue(plan.resize_s),
+            seed=plan.seed,
+            beside=[other] if plan.shared else [],
+            conf=plan.conf,
+        )
 
     # -- how jobs come in ----------------------------------------------------------------------------------------
 
@@ -238,6 +285,26 @@ class FaultyWorld(World):
         self._upcoming.append(self.seconds)
         self._submit(_submission(plan))
 
+    def submit_other(self) -> None:
+        """A rigid job of another partition over the same nodes, of CPUs alone, or one that wants a license."""
+        rng, spec = self._injector.random, self.spec
+        gpus, per_node = rng.randint(0, spec.gpus_per_node), spec.cpus_per_gpu * spec.gpus_per_node
+        request = Request(
+            nodes=rng.randint(1, spec.nodes),
+            gpus_per_node=gpus,
+            cpus_per_node=rng.randint(1, per_node) if not gpus else spec.cpus_per_gpu * gpus,
+            partition=rng.choice((OTHER, OTHER, "")),
+            licenses=((LICENSE, 1),) if rng.random() < 0.2 else (),
+            time_limit_s=rng.choice((0.0, 3600.0)),
+            user="somebody",
+        )
+        seconds = rng.uniform(20.0, 400.0)
+
+        def program(job_id: JobKey) -> Program:
+            return Sleep(lambda code: self.cluster.exited(job_id, code), self.timeline, seconds, 1.0)
+
+        self.others_jobs.add(self.cluster.submit(request, program))
+
     # -- what others do ------------------------------------------------------------------------------------------
 
     def interfere(self, job_id: int | None) -> None:
@@ -248,9 +315,11 @@ class FaultyWorld(World):
     def apply(self, kind: FaultKind, job_id: int | None = None) -> None:
         """It happens, to that job or to one at random; nothing where it cannot."""
         rng = self._injector.random
-        alive = [one for one in self.cluster.jobs.values() if not one.ended]
+        alive = [job for id_, job in self.cluster.jobs.items() if not (job.ended or id_ in self.others_jobs)]
         if kind is FaultKind.RIGID:
             self.submit_rigid()
+        elif kind is FaultKind.OTHER_JOB:
+            self.submit_other()
         elif kind is FaultKind.STOP_FILE:
             if self.stop_file.exists():
                 return
@@ -258,7 +327,7 @@ class FaultyWorld(World):
             self.timeline.after(rng.uniform(30.0, 600.0), lambda: self.stop_file.unlink(missing_ok=True))
         elif kind in (FaultKind.NODE_FAILED, FaultKind.NODE_DRAINED):
             self._node(kind, rng.choice(self.cluster.nodes.names()), rng.uniform(60.0, 1200.0))
-        elif kind in TO_BLOCKS:
+        elif kind in (*TO_BLOCKS, *BY_PREEMPTION):
             if not self._to_blocks(kind, job_id):
                 return
         elif alive:
@@ -276,7 +345,8 @@ class FaultyWorld(World):
             for id_, training in self.trainings.items()
             if training.hot is not None and not training.finished and job_id in (None, id_)
         ]
-        return bool(found) and self.block_faults.strike(kind, *self._injector.random.choice(found))
+        strike = self.block_faults.preempt if kind in BY_PREEMPTION else self.block_faults.strike
+        return bool(found) and strike(kind, *self._injector.random.choice(found))
 
     def _node(self, kind: FaultKind, name: str, seconds: float) -> None:
         if kind is FaultKind.NODE_DRAINED:

@@ -93,6 +93,18 @@ class FaultKind(str, Enum):
     REUSE_REFUSED = "reuse refused"
     CANCEL_REFUSED = "cancelling what waits refused"
 
+    # Blocks that Slurm takes back.
+    PREEMPTED_BLOCK = "block preempted"
+    PREEMPTED_KILLED = "block preempted, and killed in its step"
+    PREEMPTED_TWO = "two blocks preempted at once"
+    PREEMPTED_LEADER = "leader preempted"
+    PREEMPTED_NEWCOMER = "block preempted while it joins"
+    PREEMPTED_LEAVING = "block preempted in the switch"
+    PREEMPTED_ALONE = "block preempted, the companion being dead"
+    PREEMPTED_DOWN = "block preempted, and the controller killed in that second"
+    PREEMPTED_AGAIN = "block requeued while it completes"
+    OTHER_JOB = "job of another partition or need arrives"
+
 
 BY_OTHERS = (
     FaultKind.CANCELLED,
@@ -126,6 +138,9 @@ TO_BLOCKS = (
     FaultKind.BLOCK_RELEASED,
 )
 """What happens to blocks of a job, as what others do."""
+
+BY_PREEMPTION = tuple(kind for kind in FaultKind if kind.name.startswith("PREEMPTED_"))
+"""What preemption does to blocks."""
 
 AT_STEPS_OF_BLOCKS = (
     FaultKind.ORDERS_REORDERED,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from slurm_ones.simulate.slurm.nodes import Qos, SlurmConf
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, onebit, ring
@@ -16,6 +17,7 @@ from tests.faults.kinds import (
     AT_STEPS,
     AT_STEPS_OF_BLOCKS,
     BY_OTHERS,
+    BY_PREEMPTION,
     IN_REPORTS,
     OF_BLOCKS,
     OF_JOBS,
@@ -24,6 +26,10 @@ from tests.faults.kinds import (
     FaultKind,
 )
 
+GUEST, OTHER, LICENSE = "guest", "other", "matlab"
+"""Names of a QOS, of a partition over the nodes of the first, and of what a job may want besides."""
+GUESTS = False
+"""The companion releases blocks as guests."""
 INTERVAL_S = 60.0
 """Between two ticks."""
 POLICIES = ("ones", "fifo", "srsf", "tiresias", "optimus", "sia", "ees")
@@ -90,6 +96,33 @@ class FaultPlan:
     """What those do who interfere."""
     interval_s: float = INTERVAL_S
     """Between two ticks."""
+    shared: bool = False
+    """There is another partition over the same nodes."""
+    guests: bool = False
+    """Blocks beyond what a job asked for are guests."""
+    conf: SlurmConf = field(default_factory=SlurmConf)
+
+    @classmethod
+    def with_guests(cls, seed: int) -> FaultPlan:
+        """The plan of a seed with jobs of blocks, other jobs' needs over the same nodes, and preemption."""
+        plan = cls.with_blocks(seed)
+        rng = random.Random(f"guests {seed}")
+        guests = GUESTS and rng.random() < 0.6
+        grace_s, mode = rng.choice((0.0, 30.0)), rng.choice(("cancel", "cancel", "requeue"))
+        qos = (Qos("normal", 10, (GUEST,)), Qos(GUEST, 0, mode=mode, grace_s=grace_s))
+        kinds = tuple(rng.sample(BY_PREEMPTION, 4))
+        kinds_now = tuple(kind for kind in kinds if kind not in (FaultKind.PREEMPTED_ALONE, FaultKind.PREEMPTED_DOWN))
+        end = plan.ticks * plan.interval_s
+        events = [(rng.uniform(0.0, end), rng.choice((*kinds, FaultKind.OTHER_JOB))) for _ in range(rng.randint(4, 14))]
+        return replace(
+            plan,
+            spec=replace(plan.spec, cpus_per_gpu=4, whole_nodes=False),
+            shared=True,
+            guests=guests,
+            conf=SlurmConf(qos=qos if guests else (Qos("normal"),), licenses={LICENSE: 2}, kill_wait_s=5.0),
+            others=(*plan.others, *kinds_now, FaultKind.OTHER_JOB),
+            events=tuple(sorted((*plan.events, *events))),
+        )
 
     @classmethod
     def with_blocks(cls, seed: int) -> FaultPlan:

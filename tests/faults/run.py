@@ -28,13 +28,14 @@ from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.simulate.world import USER
 from tests.faults import invariants
-from tests.faults.client import Controller, FaultyClient
+from tests.faults.client import DOWN_S, Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles, faulty_access
+from tests.faults.harm import HarmWatch
 from tests.faults.hosts import Host, HostLeadership, HostStop
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import ON_HOST, FaultKind
-from tests.faults.plan import FaultPlan
+from tests.faults.plan import GUEST, FaultPlan
 from tests.faults.random_policy import QuietPolicy, RandomPolicy
 from tests.faults.safety import BlockSafety, FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
 from tests.faults.store import FaultyStore, empty_database, shared_statements
@@ -146,6 +147,7 @@ class FaultRun:
         self.checker.leader_problem = self._leader_problem
         self.hosts = [Host(f"host-{i}", self.world.timeline, self._run_companion) for i in range(plan.companions)]
         self._ages = ResizeAges(self.settings)
+        self._harm = HarmWatch(world.cluster, GUEST)
         self._daemons: dict[str, Daemon] = {}
         for at, kind in plan.events:
             self.world.timeline.at(EPOCH + at, lambda kind=kind: self._apply(kind))  # type: ignore[misc]
@@ -215,6 +217,10 @@ class FaultRun:
     def _apply(self, kind: FaultKind) -> None:
         if not self.injector.enabled:
             return
+        if kind is FaultKind.PREEMPTED_ALONE:
+            self._to_host(FaultKind.ABSENCE, self.injector.random.choice(self.hosts))
+        elif kind is FaultKind.PREEMPTED_DOWN:
+            self.controller.down_until = self.world.timeline.now + self.injector.random.uniform(*DOWN_S)
         if kind in (FaultKind.CRASH, FaultKind.ABSENCE, *ON_HOST):
             self._to_host(kind, self.injector.random.choice(self.hosts))
         else:
@@ -298,6 +304,8 @@ class FaultRun:
         self._age(0.0)
         self.world.pass_time(seconds)
         self._age(seconds if counts else 0.0)
+        for what in self._harm.look():
+            self.checker.report(what)
 
     def _age(self, seconds: float) -> None:
         opened = {resize.id: job_id for job_id, resize in self._open().items()}

@@ -86,6 +86,16 @@ def test_fresh_seeds_with_strategies(seed: int) -> None:
     assert not found, f"replay with: python benchmarks/faults.py --strategies --verbose --seed {min(found)}"
 
 
+def test_fresh_seeds_with_preemption(seed: int) -> None:
+    """The same, blocks being preempted, and jobs of others wanting the same nodes, CPUs and licenses."""
+    found = {
+        result.seed: result.violations
+        for result in (run(FaultPlan.with_guests(seed + i)) for i in range(FRESH))
+        if result.violations
+    }
+    assert not found, f"replay with: python benchmarks/faults.py --guests --verbose --seed {min(found)}"
+
+
 def test_a_companion_that_knows_no_strategies_is_found() -> None:
     """The invariant sees a job that runs at a size outside its limits, which its owner's range does not exclude."""
     with (

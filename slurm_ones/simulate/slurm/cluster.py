@@ -225,6 +225,12 @@ class SimulatedCluster:
             elif job.pending and hold and not job.held_by:
                 job.held_by, job.requeue_held = "user", True
 
+    def requeue_completing(self, job_id: JobKey) -> None:
+        """Let a run that has ended wait again while its last processes are still there."""
+        for job in self.records.named(job_id):
+            if job.ended and job.ending:
+                self._wait_again(job)
+
     def kill(self, job_id: JobKey, code: int) -> None:
         """A signal ends its steps, and so the job."""
         for job in self.records.named(job_id):
@@ -260,16 +266,23 @@ class SimulatedCluster:
 
     def reuse(self, task: Task) -> None:
         """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that
-        runs, that somebody cancelled, or whose last processes are not gone."""
+        runs, that somebody cancelled, that may not be requeued after a preemption, or whose last processes are not
+        gone."""
         job = self.get(task)
         if job.pending and not job.ending:
             return
         if not job.ended or job.ending or job.state is JobState.CANCELLED:
             shown = job.state.value + ("+COMPLETING" if job.ending else "")
             raise Refused(f"task {task} is {shown}: only one that has ended by itself waits again")
+        if not job.request.requeue:
+            raise Refused(f"task {task}: Requested operation is presently disabled")
+        job.held_by, job.requeue_held = "user", True
+        self._wait_again(job)
+
+    def _wait_again(self, job: SimulatedJob) -> None:
         if job.forgotten is not None:
             job.forgotten.cancel()
-        job.state, job.held_by, job.requeue_held = JobState.PENDING, "user", True
+        job.state = JobState.PENDING
         self._renew(job)
 
     def throttle(self, array_id: int, most: int) -> None:
@@ -409,7 +422,7 @@ class SimulatedCluster:
         if spec.whole_nodes or asked.exclusive:
             return spec.capacity
         gpus = job.gpus_per_node or math.ceil(asked.gpus_total / job.nodes)
-        cpus = asked.cpus_per_node if spec.cpus_per_node else 0
+        cpus = asked.cpus_on(gpus) if spec.cpus_per_node else 0
         return Resources(gpus, cpus, asked.memory_mb if spec.memory_mb else 0)
 
     def _entry(self, job: SimulatedJob, partition: str, most: int) -> QueuedJob:
@@ -444,7 +457,8 @@ class SimulatedCluster:
                 found.update(one.node_names)
         return frozenset(found)
 
-    def _queue(self) -> list[QueuedJob]:
+    def queue(self) -> list[QueuedJob]:
+        """What could start, were there room, in the order in which it would; a job once for each of its partitions."""
         jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
@@ -464,8 +478,9 @@ class SimulatedCluster:
             queue.sort(key=lambda entry: (-tiers[entry.partition], -worth[entry.of.qos]))
         return queue
 
-    def _pass(self) -> SchedulingPass:
-        running = [
+    def running(self) -> list[RunningJob]:
+        """What every job holds, until its last process is gone."""
+        return [
             RunningJob(
                 job.start_time + (job.limit_s or UNLIMITED_S),
                 job.holdings,
@@ -478,7 +493,9 @@ class SimulatedCluster:
             for job in self._known.values()
             if job.gpus
         ]
-        return SchedulingPass(self.nodes, self.conf, running, self.timeline.now)
+
+    def _pass(self) -> SchedulingPass:
+        return SchedulingPass(self.nodes, self.conf, self.running(), self.timeline.now)
 
     def _carry_out(self, made: SchedulingPass) -> None:
         for entry, nodes in made.chosen:
@@ -498,7 +515,7 @@ class SimulatedCluster:
         for job in self._known.values():
             if job.forbidden_shapes and job.startable and job.never_starts:
                 job.reason, job.held_by = "BadConstraints", "slurm"
-        queue = self._queue()
+        queue = self.queue()
         if not queue:
             return
         made = self._pass()
@@ -524,6 +541,6 @@ class SimulatedCluster:
         """Slurm's backfill. The next round comes when the main scheduling finds that jobs wait behind another."""
         self._backfill_due = False
         made = self._pass()
-        made.backfill(self._queue())
+        made.backfill(self.queue())
         self._carry_out(made)
         self._schedule_soon()

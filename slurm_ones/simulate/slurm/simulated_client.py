@@ -258,11 +258,15 @@ class SimulatedClient:
     def _update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
         key = job.key
         self._changeable(key)
-        if any(queue):
-            self._cluster.move(key, queue)
         if job.kind:  # its nodes have GPUs of no type
             raise NotResizable(f"job {key}: Requested node configuration is not available")
-        self._faults.reshape(job, shape, lambda alone: self._cluster.reshape(key, shape, nodes_alone=alone))
+
+        def make(nodes_alone: bool) -> None:
+            if any(queue) and not nodes_alone:
+                self._cluster.move(key, queue)
+            self._cluster.reshape(key, shape, nodes_alone=nodes_alone)
+
+        self._faults.reshape(job, shape, make)
 
     def _changeable(self, job_id: JobKey) -> SimulatedJob:
         job = self._cluster.get(job_id)

@@ -79,6 +79,7 @@ class Request:
     licenses: tuple[tuple[str, int], ...] = ()
     cpus_per_node: int = 1
     """Counted where Slurm counts them, and the same of the memory."""
+    cpus_per_gpu: int = 0
     memory_mb: int = 0
     """Of each node."""
     node_names: tuple[str, ...] = ()
@@ -88,6 +89,10 @@ class Request:
     exclusive: bool = False
     """Its nodes are its own."""
     reservation: str = ""
+
+    def cpus_on(self, gpus: int) -> int:
+        """CPUs that it asks for on a node, next to so many GPUs there."""
+        return max(self.cpus_per_node, self.cpus_per_gpu * gpus)
 
 
 @dataclass(frozen=True)
@@ -278,7 +283,7 @@ class SimulatedJob:
             exit_code=self.exit_code,
             eligible_time=self._eligible(),
             qos=self.qos,
-            cpus=request.cpus_per_node * nodes,
+            cpus=request.cpus_on(self.gpus_per_node) * nodes,
             memory_mb=request.memory_mb,
             licenses=self.licenses,
             requested_nodes=request.node_names,
