@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.cli.check import Weight, comment_findings, examine, read_script
 from slurm_ones.cli.template import templates
-from tests.test_cli import call
+from tests.commands import call
 
 GOOD = """#!/bin/bash
 #SBATCH --nodes=1 --gres=gpu:1

@@ -15,16 +15,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from ones_db import BlockRecord, Store
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.cli import app
 from tests.cluster import Cluster
+from tests.commands import call, printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.db.test_views import BEGAN, fill_blocks
 
@@ -50,11 +48,6 @@ def filled(empty_url: str) -> str:
     return url
 
 
-def call(*arguments: str, home: Path | None = None) -> Result:
-    environment = {"COLUMNS": "200", "HOME": str(home) if home else "/nonexistent"}
-    return CliRunner().invoke(app, list(arguments), env=environment)
-
-
 def at_terminal(width: int, *arguments: str) -> str:
     """What the command prints on a terminal of that width."""
     ours, theirs = pty.openpty()
@@ -70,12 +63,6 @@ def at_terminal(width: int, *arguments: str) -> str:
                 said += part
         assert process.wait(60) == 0
     return re.sub(r"\x1b\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
-
-
-def printed(*arguments: str) -> Any:
-    done = call(*arguments)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 class TestDatabase:

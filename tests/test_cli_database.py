@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store
 from ones_db.shape import PARKED, Shape
-from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
+from tests.commands import call, printed
 from tests.db.make import actions, hello, job, report, run, said, throughput
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"
@@ -31,16 +29,6 @@ for row in open({rows!r}):
         print(separator.join(fields))
 """
 SCONTROL = "#!/bin/sh\necho 'ClusterName             = here'\n"
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "HOME": "/nonexistent"})
-
-
-def printed(*arguments: str) -> Any:
-    done = call(*arguments)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 @pytest.fixture

@@ -34,9 +34,10 @@ from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.text import left_s
+from tests.commands import printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.slurm.make import job_of
-from tests.test_cli import HOSTILE, printed
+from tests.test_cli import HOSTILE
 
 NOW = 5000.0
 

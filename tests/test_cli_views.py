@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from ones_db import HealthRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
-from slurm_ones.cli import app
 from slurm_ones.cli.doctor import _database, _permission, _views
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job
+from tests.commands import call
 from tests.db.make import job, resize, resized_job
 from tests.slurm.make import job_of
 
@@ -60,7 +60,7 @@ def site(tmp_path: Path, empty_sqlite: Path, monkeypatch: pytest.MonkeyPatch) ->
 def as_user(monkeypatch: pytest.MonkeyPatch, uid: int, *arguments: str) -> Result:
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: uid)
-        return CliRunner().invoke(app, list(arguments))
+        return call(*arguments)
 
 
 def test_users_see_their_own_jobs_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,19 +13,18 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from ones_db import ActionRecord, Store
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_db.views import VIEWS
 from slurm_ones.act.actor import commands
-from slurm_ones.cli import app
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.show.charts import Bar, Panel, draw_gpus
 from slurm_ones.show.usage import JobUsage, SizeSpan, Usage, of_job, of_jobs, write_usage
+from tests.commands import call
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of
@@ -53,8 +52,8 @@ def url(empty_url: str) -> str:
     return found
 
 
-def call(*arguments: str) -> str:
-    done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "400", "HOME": "/nonexistent"})
+def output(*arguments: str) -> str:
+    done = call(*arguments, width=400)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -77,17 +76,17 @@ def test_commands(url: str, arguments: tuple[str, ...]) -> None:
 def test_a_script(tmp_path: Path) -> None:
     """As `check` repeats it."""
     (tmp_path / "job.sbatch").write_text(f"#SBATCH --comment='ones: {NAME}'\n{NAME}\n")
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "job.sbatch")])
+    done = call("check", str(tmp_path / "job.sbatch"))
     assert done.exit_code == 1 and harmless(done.output)
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_questions(url: str, view: str) -> None:
     """A table of every view is harmless; csv and json hold what is stored, for a file or a program."""
-    assert harmless(call("db", "query", view, "--database", url))
-    rows = list(csv.reader(io.StringIO(call("db", "query", view, "--format", "csv", "--database", url))))
+    assert harmless(output("db", "query", view, "--database", url))
+    rows = list(csv.reader(io.StringIO(output("db", "query", view, "--format", "csv", "--database", url))))
     assert len({len(row) for row in rows}) == 1
-    json.loads(call("db", "query", view, "--format", "json", "--database", url))
+    json.loads(output("db", "query", view, "--format", "json", "--database", url))
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])
@@ -113,7 +112,7 @@ def test_errors(url: str, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('"\\u001b[2J" = 1\n')
     for arguments in (["db", "query", NAME], ["db", "query", "--sql", NAME], ["jobs", "--config", str(config)]):
-        done = CliRunner().invoke(app, [*arguments, "--database", url], env={"HOME": "/nonexistent"})
+        done = call(*arguments, "--database", url)
         assert done.exit_code == 2
         assert harmless(done.output + done.stderr)
 

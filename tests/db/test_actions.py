@@ -24,8 +24,8 @@ def test_actions(store: Store) -> None:
 def test_nodes_are_stored_when_they_change(store: Store) -> None:
     """Protects each change of a node, and the database from a row a tick."""
     other = NodeRecord("n2", "UP", True, 8, "gpu,long")
-    store.record_nodes(1.0, [UP, other])
-    store.record_nodes(2.0, [UP, other])
+    for now in (1.0, 1.0, 2.0):
+        store.record_nodes(now, [UP, other])
     store.record_nodes(3.0, [DOWN, other])
     store.record_nodes(4.0, [UP])
     store.record_nodes(5.0, [UP])
@@ -34,13 +34,6 @@ def test_nodes_are_stored_when_they_change(store: Store) -> None:
     assert node_changes(store, "n2") == [(1.0, other), (4.0, gone)]
     store.record_nodes(6.0, [UP, other])
     assert len(node_changes(store)) == 6
-
-
-def test_the_same_nodes_again(store: Store) -> None:
-    """Protects from a second row when a call is made again."""
-    for _ in range(3):
-        store.record_nodes(1.0, [UP])
-    assert node_changes(store) == [(1.0, UP)]
 
 
 def test_alternatives_of_a_decision(store: Store) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,35 +149,6 @@ def test_counts_are_whole_numbers(store: Store) -> None:
     report(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
     (summary,) = store.job_summaries()
     assert (type(summary.nonfinite), type(summary.attempts), type(summary.pause_s)) == (int, int, float)
-
-
-def test_fifty_readers_at_once(postgresql_url: str) -> None:
-    """Protects a tick from a class of students: all are in the middle of a transaction, and the writer writes."""
-    with Store.open(postgresql_url, "gres") as store:
-        store.record_jobs([job(1)])
-        reading, done = threading.Barrier(51), threading.Event()
-        counts: list[int] = []
-
-        def read() -> None:
-            with Store.open(postgresql_url, "gres", read_only=True) as reader, reader._read() as connection:
-                counts.append(int(connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() or 0))
-                reading.wait(60)
-                done.wait(60)
-                counts.append(int(connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() or 0))
-
-        threads = [threading.Thread(target=read) for _ in range(50)]
-        for thread in threads:
-            thread.start()
-        reading.wait(60)
-        began = time.monotonic()
-        store.record_jobs([job(2)])
-        report(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
-        took = time.monotonic() - began
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert counts == [1] * 100
-    assert took < 30.0  # those who read wait for twice as long
 
 
 def test_a_role_that_may_only_read(server: Server, postgresql_url: str) -> None:

@@ -5,32 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from ones_db import SCHEMA_REVISION, Store
-from slurm_ones.cli import app
 from slurm_ones.config import ConfigError, load
+from tests.commands import call
 from tests.db.make import resized_job
 from tests.db.server import Server
-
-
-def call(*arguments: str) -> tuple[int, str]:
-    """The exit code of a command, and all it said."""
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.output
 
 
 def test_a_site_is_moved_by_a_command(sqlite_url: str, server: Server) -> None:
     """Protects the way to a server: each migration and each table is shown, and what is there now is said."""
     name = server.fresh()
-    code, said = call("db", "upgrade", "--database", server.url(name))
-    assert code == 0 and f"{SCHEMA_REVISION}  The first schema" in said and f"none → {SCHEMA_REVISION}" in said
+    done = call("db", "upgrade", "--database", server.url(name))
+    said = done.output
+    assert done.exit_code == 0, said
+    assert (
+        done.exit_code == 0 and f"{SCHEMA_REVISION}  The first schema" in said and f"none → {SCHEMA_REVISION}" in said
+    )
     with Store.open(sqlite_url, "gres") as store:
         resized_job(store)
     for copied in ("21", "0"):
-        code, said = call("db", "copy", sqlite_url, server.url(name))
-        assert code == 0, said
-        (line,) = (line for line in said.splitlines() if line.startswith("throughput "))
+        done = call("db", "copy", sqlite_url, server.url(name))
+        assert done.exit_code == 0, done.output
+        (line,) = (line for line in done.output.splitlines() if line.startswith("throughput "))
         assert line.split()[1:3] == ["21", copied]
     with Store.open(server.url(name), "gres", read_only=True) as store:
         assert store.histories([7])[7].samples == 3000
@@ -41,8 +38,8 @@ def test_no_password_on_a_command_line(sqlite_url: str) -> None:
     """Protects a password from lists of processes and shells' histories."""
     secret = "postgresql://me:s3same@host/ones"
     for command in (("upgrade", "--database", secret), ("copy", sqlite_url, secret), ("copy", secret, sqlite_url)):
-        code, said = call("db", *command)
-        assert code == 2 and "a password on the command line" in said and "s3same" not in said
+        done = call("db", *command)
+        assert done.exit_code == 2 and "a password on the command line" in done.output and "s3same" not in done.output
 
 
 def test_a_password_in_settings_that_others_may_read(tmp_path: Path) -> None:

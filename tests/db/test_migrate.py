@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import Any
@@ -22,9 +23,16 @@ from ones_db import (
     migrate,
 )
 from ones_db.engine import backend_of
+from ones_db.query import Reader
 from ones_db.tables import METADATA
 from tests.db.make import ask, change, opened, resized_job
 from tests.db.server import Server
+
+OPENERS: tuple[Callable[[str], object], ...] = (
+    lambda url: Store.open(url, "gres"),
+    lambda url: Store.open(url, "gres", read_only=True),
+    Reader,
+)
 
 
 def file_of(url: str) -> Path:
@@ -64,14 +72,19 @@ def test_upgrade_creates_and_then_changes_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "new 100%").glob("*.bak")) == []
 
 
+def unmade(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A place of that kind without tables."""
+    if kind == "sqlite":
+        return f"sqlite:///{tmp_path}/ones.sqlite"
+    server: Server = request.getfixturevalue("server")
+    return server.url(server.fresh())
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_several_first_starts_make_one_database(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Protects those who start two companions, or a command beside one, where there is no database yet: each waits
     for its turn, and finds it made."""
-    url = f"sqlite:///{tmp_path}/ones.sqlite"
-    if kind == "postgresql":
-        server: Server = request.getfixturevalue("server")
-        url = server.url(server.fresh())
+    url = unmade(kind, tmp_path, request)
     code = "import sys; from ones_db import Store, migrate; migrate.head(); print(flush=True); input(); "
     code += "migrate.upgrade(sys.argv[1]); Store.open(sys.argv[1], 'here')"
     starts = [
@@ -93,8 +106,9 @@ def test_several_first_starts_make_one_database(kind: str, tmp_path: Path, reque
 def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects an older database from a companion that would look for columns that are not there."""
     monkeypatch.setattr("ones_db.engine.SCHEMA_REVISION", "9999")
-    with pytest.raises(SchemaError, match=r"older than 9999; run `slurm-ones db upgrade`"):
-        Store.open(url, "gres")
+    for open_ in OPENERS:
+        with pytest.raises(SchemaError, match=r"older than 9999; run `slurm-ones db upgrade`"):
+            open_(url)
 
 
 @pytest.fixture
@@ -172,9 +186,9 @@ def test_absent_and_empty_databases_say_what_to_run(tmp_path: Path) -> None:
     missing, empty = tmp_path / "missing.sqlite", tmp_path / "empty.sqlite"
     empty.touch()
     for path in (missing, empty):
-        for read_only in (False, True):
+        for open_ in OPENERS:
             with pytest.raises(SchemaError, match="run `slurm-ones db upgrade`"):
-                Store.open(f"sqlite:///{path}", "gres", read_only=read_only)
+                open_(f"sqlite:///{path}")
     assert not missing.exists()
 
 
@@ -183,23 +197,14 @@ def fails(revision: str, what: str) -> None:
     raise StoreError("the disk is full, say")
 
 
-def test_a_failed_upgrade_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_failed_upgrade_leaves_nothing(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Protects from half a schema: an upgrade is one transaction, tables included."""
-    url = f"sqlite:///{tmp_path}/ones.sqlite"
+    url = unmade(kind, tmp_path, request)
     with pytest.raises(StoreError, match="full"):
         migrate.upgrade(url, fails)
-    assert ask(url, "SELECT count(*) FROM sqlite_master") == [(0,)]
+    assert migrate.current(url) is None
     assert migrate.upgrade(url) == (None, SCHEMA_REVISION)
-
-
-def test_a_failed_upgrade_of_a_server_leaves_nothing(server: Server) -> None:
-    """Protects the same on PostgreSQL."""
-    name = server.fresh()
-    with pytest.raises(StoreError, match="full"):
-        migrate.upgrade(server.url(name), fails)
-    assert migrate.current(server.url(name)) is None
-    assert migrate.upgrade(server.url(name)) == (None, SCHEMA_REVISION)
-    server.drop(name)
 
 
 def test_other_programs_files_are_left_alone(tmp_path: Path) -> None:

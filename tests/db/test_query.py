@@ -16,13 +16,12 @@ from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
-from typer.testing import CliRunner
 
-from ones_db import SchemaError, Store, StoreError
+from ones_db import Store, StoreError
 from ones_db.query import QueryError, Reader, one_query
 from ones_db.views import VIEWS
-from slurm_ones.cli import app
-from tests.db.make import ask, job, opened, resized_job
+from tests import commands
+from tests.db.make import ask, job, resized_job
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
@@ -146,20 +145,8 @@ def test_mistakes_are_explained(url: str, sql: str) -> None:
         answer(url, sql)
 
 
-def test_absent_and_old_databases_say_what_to_run(tmp_path: Path, sqlite_url: str) -> None:
-    """Protects from making files by asking, and from views of another schema."""
-    with pytest.raises(SchemaError, match="slurm-ones db upgrade"):
-        Reader(f"sqlite:///{tmp_path}/none.sqlite")
-    assert not (tmp_path / "none.sqlite").exists()
-    with opened(sqlite_url, write=True) as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0004'")
-    with pytest.raises(SchemaError, match="slurm-ones db upgrade"):
-        Reader(sqlite_url)
-
-
-def call(url: str, *arguments: str) -> Result:
-    environment = {"COLUMNS": "300", "HOME": "/nonexistent"}
-    return CliRunner().invoke(app, ["db", "query", *arguments, "--database", url], env=environment)
+def call(url: str, *arguments: str, width: int = 300) -> Result:
+    return commands.call("db", "query", *arguments, "--database", url, width=width)
 
 
 @pytest.fixture
@@ -215,8 +202,8 @@ class TestCommand:
     def test_control_characters_are_harmless_in_tables(self, filled: str) -> None:
         """A job's name cannot act on the terminal; as data it stays what it is."""
         for asked in (("job_summary",), ("--sql", f'SELECT name, user_name AS "{HOSTILE}" FROM jobs')):
-            for width in ("300", "40"):
-                shown = CliRunner().invoke(app, ["db", "query", *asked, "--database", filled], env={"COLUMNS": width})
+            for width in (300, 40):
+                shown = call(filled, *asked, width=width)
                 assert shown.exit_code == 0, shown.output
                 assert "\x1b]" not in shown.output and "\x07" not in shown.output and "\x1b[2J" not in shown.output
                 assert "evil?" in shown.output

@@ -14,14 +14,13 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import make_url
-from typer.testing import CliRunner
 
 from ones_db import Store, StoreError, connect
 from ones_db.query import Reader
 from ones_db.tables import METADATA
 from ones_db.user_files import KEEP_S, MOST_DECISIONS, MOST_RESIZES, ViewSource, export_user, export_users
 from ones_db.views import VIEWS
-from slurm_ones.cli import app
+from tests.commands import call
 from tests.db.make import ask, change, decision, job, resize, resized_job, said
 from tests.db.owned import JOBS, OPEN, OWNED, fill
 from tests.db.server import Server
@@ -153,14 +152,14 @@ def test_the_command_that_exports(sqlite_url: str, tmp_path: Path) -> None:
     start = ["db", "export", "--database", sqlite_url]
     file, folder = tmp_path / "mine.sqlite", tmp_path / "all"
     folder.mkdir()
-    done = CliRunner().invoke(app, [*start, "--user", "alice", str(file)])
+    done = call(*start, "--user", "alice", str(file))
     assert done.exit_code == 0 and "1 jobs of alice, nobody else's" in done.output, done.output
     query = ["db", "query", "job_summary", "--columns", "job_id", "--format", "csv", "--database"]
-    assert CliRunner().invoke(app, [*query, f"sqlite:///{file}"]).output.split() == ["job_id", "7"]
-    assert CliRunner().invoke(app, [*start, "--to", str(folder)]).exit_code == 0
+    assert call(*query, f"sqlite:///{file}").output.split() == ["job_id", "7"]
+    assert call(*start, "--to", str(folder)).exit_code == 0
     assert sorted(file.name for file in folder.iterdir()) == ["alice.sqlite", "bob.sqlite"]
     for wrong in ([], ["--user", "alice"], [str(file)], ["--user", "alice", str(file), "--to", str(folder)]):
-        done = CliRunner().invoke(app, [*start, *wrong])
+        done = call(*start, *wrong)
         assert done.exit_code == 2 and "--user NAME FILE" in done.output
 
 

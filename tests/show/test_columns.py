@@ -9,8 +9,8 @@ import pytest
 from slurm_ones.show import columns
 from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, ShownJob
 from slurm_ones.show.table import as_json, fitting, measured, rows
+from tests.commands import printed
 from tests.db.make import job, resized_job
-from tests.test_cli import printed
 from tests.test_cli_top import live_of
 
 TABLES = [columns.JOBS, columns.TOP, columns.RUNNING, columns.WAITING, columns.ENDED, columns.RESIZES, columns.DECIDED]

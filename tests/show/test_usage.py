@@ -27,9 +27,10 @@ from slurm_ones.show.usage import (
     of_jobs,
 )
 from tests.cluster import paths
+from tests.commands import call, printed
 from tests.db.make import job
 from tests.db.test_views import fill, fill_blocks
-from tests.test_cli import HOSTILE, call, printed
+from tests.test_cli import HOSTILE
 
 PLAIN = JobUsage(
     7, "net", "alice", "lab", "gpu", "COMPLETED", 0.0, 8, 10.0, 1010.0, 1010.0, 10.0, 1000.0, 1, 8, 8, 2.2, 0, 0.0, 0.9

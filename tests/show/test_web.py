@@ -26,9 +26,9 @@ from slurm_ones.show import live
 from slurm_ones.show.app import Access, address
 from slurm_ones.show.feed import TickFeed
 from slurm_ones.show.pages import MOST_SHAPES, colour, gpus_over_time
+from tests.commands import call
 from tests.db.make import job
 from tests.show.conftest import TOKEN, Page
-from tests.test_cli import call
 
 Serve = Callable[..., Page]
 OURS = {

@@ -17,8 +17,8 @@ from slurm_ones.cli.template import SITES, Wishes, batch_script
 from slurm_ones.jobs.elastic import arrays, block_job, elastic_job
 from slurm_ones.simulate import BadInput
 from tests.cluster import Cluster, paths, sites
+from tests.commands import call
 from tests.slurm.sites import Site
-from tests.test_cli import call
 
 each = pytest.mark.parametrize("name", SITES)
 FILLED = Wishes(account=sites.ACCOUNT)
