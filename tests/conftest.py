@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ones_db import migrate
+from ones_db import Store, migrate
 from tests import workers
 from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
@@ -143,6 +143,12 @@ def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty_url(tmp_path: Path, empty_sqlite: Path) -> str:
     """A database without rows, of this test alone: to copy one takes a hundredth of what its migrations take."""
     return f"sqlite:///{shutil.copy(empty_sqlite, tmp_path / 'ones.sqlite')}"
+
+
+@pytest.fixture
+def store(empty_url: str) -> Iterator[Store]:
+    with Store.open(empty_url, "here") as opened:
+        yield opened
 
 
 def served(in_memory: bool = False) -> Iterator[Server]:

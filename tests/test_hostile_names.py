@@ -67,7 +67,7 @@ def output(*arguments: str) -> str:
 )  # fmt: skip
 def test_commands(url: str, arguments: tuple[str, ...]) -> None:
     """For people and for programs."""
-    text = call(*arguments, "--database", url)
+    text = output(*arguments, "--database", url)
     assert harmless(text)
     if "--json" in arguments:
         assert json.loads(text)

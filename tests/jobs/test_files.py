@@ -15,9 +15,8 @@ from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.jobs.reports import TICKS, JobDirectories
 from slurm_ones.slurm.model import JobState
+from tests.jobs.make import HELLO
 from tests.slurm.make import job_of
-
-HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 
 
 @pytest.fixture

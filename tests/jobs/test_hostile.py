@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from ones_wrapper.protocol import (
     SPEC,
     Checkpoint,
     Epoch,
-    Hello,
     Order,
     Spec,
     Throughput,
@@ -54,8 +53,8 @@ from slurm_ones.jobs.reports import (
     lines_per_job,
     read_reports,
 )
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
-from tests.slurm.make import PENDING
+from slurm_ones.slurm.model import Job
+from tests.jobs import make
 
 ROOT = os.geteuid() == 0
 OWNER = 12345 if ROOT else os.geteuid()
@@ -65,7 +64,6 @@ SECRET = b'{"n":1,"t":900,"kind":"epoch","epoch":1,"step":1,"samples":31337}\n'
 """What the victim has would pass for a report: believing it would show."""
 NOW = 1000.0
 REPORTS = reports_name(0)
-HELLO = encode_report(1, 900.0, Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, ""))
 root_only = pytest.mark.skipif(not ROOT, reason="giving files to somebody else takes root")
 
 
@@ -73,28 +71,9 @@ def line(number: int) -> bytes:
     return encode_report(number, 900.0, Epoch(number, number, 1000, 0.5))
 
 
-def job(job_id: int, place: Path | str, **changes: object) -> Job:
+def job(job_id: int, place: Path | str, uid: int = OWNER) -> Job:
     """A running elastic job whose wrapper keeps its files in `place`."""
-    base = replace(
-        PENDING, job_id=job_id, uid=OWNER, state=JobState.RUNNING, reason="None", held=False, restart=0, max_nodes=0,
-        gpus_total=1, node_list=("n1",), submit_time=100.0, start_time=110.0, work_dir=str(place),
-        comment="ones: gpus=1-4",
-    )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-class Queue:
-    """What an observer asks of a client."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[int, Job] = {}
-
-    def snapshot(self) -> Snapshot:
-        nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
-        return Snapshot(NOW, dict(self.jobs), nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
-
-    def details(self, ids: Sequence[int]) -> dict[int, Job]:
-        return {id_: self.jobs[id_] for id_ in ids}
+    return make.job(job_id, uid=uid, work_dir=str(place))
 
 
 class Site:
@@ -104,7 +83,7 @@ class Site:
         self.place = place
         self.url = f"sqlite:///{shutil.copy(empty, place / 'ones.sqlite')}"
         self.store = Store.open(self.url, "here")
-        self.queue = Queue()
+        self.queue = make.Queue()
         self.observer = Observer(self.queue, self.store, Settings())  # type: ignore[arg-type]
         self.folder = self._directory(7)
         self._directory(8)
@@ -315,7 +294,7 @@ def test_huge_files(site: Site, name: str, size: int) -> None:
 
 def test_a_million_lines_of_nothing(site: Site) -> None:
     """A look takes so many and leaves the others."""
-    (site.folder / REPORTS).write_bytes(b"\n" * 1_000_000 + HELLO + line(2))
+    (site.folder / REPORTS).write_bytes(b"\n" * 1_000_000 + encode_report(1, 900.0, make.HELLO) + line(2))
     site.look()
     assert f"{MAX_LINES} unreadable lines" in site.note()
     piece, _ = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
@@ -434,17 +413,15 @@ def test_a_directory_that_is_swapped_while_it_is_read(site: Site) -> None:
     site.give(site.folder)
     own = site.folder.rename(site.place / "own")
     stop = threading.Event()
-    ways: list[Callable[[Path], object]] = [
-        lambda new: new.symlink_to(other),
-        lambda new: new.symlink_to(own),
-        lambda new: new.write_bytes(b""),
-    ]
     work = site.place / "swapped"
     work.symlink_to(site.place / "work7")
     for n, path in enumerate((own, other)):
         (site.place / f"w{n}").mkdir()
         path.rename(site.place / f"w{n}/ones-7")
-    ways = [lambda new: new.symlink_to(site.place / "w0"), lambda new: new.symlink_to(site.place / "w1")]
+    ways: list[Callable[[Path], object]] = [
+        lambda new: new.symlink_to(site.place / "w0"),
+        lambda new: new.symlink_to(site.place / "w1"),
+    ]
     thread = threading.Thread(target=_swap, args=(work, ways, stop))
     thread.start()
     seen = []

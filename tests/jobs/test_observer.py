@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from ones_wrapper.protocol import (
     Checkpoint,
     Epoch,
     First,
-    Hello,
     Report,
     Spec,
     Throughput,
@@ -28,56 +26,12 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.config import Settings
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from slurm_ones.slurm.model import Job, JobState
 from tests.db.make import actions, node_changes
-from tests.slurm.make import PENDING
+from tests.jobs.make import HELLO, Queue, job
 
 ME = os.geteuid()
 SPEC = Spec(32, 256, 64, 1000, 5)
-HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
-
-
-def job(job_id: int = 1, **changes: object) -> Job:
-    """A running elastic job of ours on one GPU."""
-    plain = replace(
-        PENDING,
-        job_id=job_id,
-        user="me",
-        uid=ME,
-        state=JobState.RUNNING,
-        reason="None",
-        held=False,
-        restart=0,
-        max_nodes=0,
-        gpus_total=1,
-        node_list=("n1",),
-        submit_time=100.0,
-        start_time=110.0,
-        work_dir="/nowhere",
-        comment="ones: gpus=1-4",
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-class Queue:
-    """A client of which a tick asks one thing."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[int, Job] = {}
-        self.now = 1000.0
-        self.nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
-
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        return {job_id: job for job_id, job in self.jobs.items() if job_id in job_ids}
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.now, dict(self.jobs), self.nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
-
-
-@pytest.fixture
-def store(tmp_path: Path, empty_sqlite: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{shutil.copy(empty_sqlite, tmp_path / 'ones.sqlite')}", "here") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Hello, Order, directory_name, encode, spool_order_name
 from slurm_ones.jobs.other_companion import YIELD_S, OtherCompanion
 from slurm_ones.slurm.model import Job
+from tests.jobs.make import HELLO
 from tests.slurm.make import job_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of other users are made by root alone")
 OWNER, SITE, NOW = 12345, 23456, 2_000_000_000.0
-HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 
 
 def job(tmp_path: Path, uid: int) -> Job:

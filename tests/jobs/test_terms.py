@@ -12,19 +12,17 @@ import pytest
 
 from ones_db import Store
 from ones_db.shape import Shape
-from ones_wrapper.protocol import Bye, Hello, Membership, Report, Spec, Throughput, encode, encode_report
+from ones_wrapper.protocol import Bye, Membership, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.jobs import terms
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.jobs.reports import BURST, MAX_LINES
 from slurm_ones.jobs.terms import AT_ONCE, next_term
 from slurm_ones.slurm.model import Job, JobState
+from tests.jobs.make import HELLO, Queue
 from tests.jobs.test_elastic import ended, task
-from tests.jobs.test_observer import Queue
-from tests.jobs.test_observer import store as store  # a fixture
 
 ME = os.geteuid()
-HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 
 
 class Arrays(Queue):

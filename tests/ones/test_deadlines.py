@@ -109,11 +109,6 @@ def test_what_a_job_holds_beyond_its_deadline_is_not_promised() -> None:
     assert decide([replace(late, progress=Progress(2.0, 10.0, most=10.0)), asked], nodes=1).promises[2].given
 
 
-def test_a_probability_above_1_is_refused() -> None:
-    with pytest.raises(ValueError, match="sure"):
-        make_policy("ones", sure=1.5)
-
-
 def test_nothing_is_promised_of_an_unknown_speed() -> None:
     """Not refused either: it is asked about again once its speed is known."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 from hypothesis import assume, given
@@ -15,25 +16,18 @@ from slurm_ones.learn.histories import NoiseEfficiency
 from slurm_ones.ones import Ones, OnesOptions
 from slurm_ones.ones.search import WEIGHED
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Progress, Schedule
-from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
+from tests import decided
+from tests.decided import gpus
 
 SWITCHES = [field.name for field in fields(OnesOptions) if isinstance(field.default, bool)]
 NUMBERS = ["generations", "mutation", "caution", "tenure", "fair_bound"]
+decide = partial(decided.decide, now=100.0)
 
 
 def ones(**options: object) -> Ones:
     return Ones(OnesOptions(**options))  # type: ignore[arg-type]
-
-
-def decide(policy: Ones, view: ClusterView, jobs: Sequence[JobView], now: float = 100.0) -> Schedule:
-    schedule = policy.decide(view, jobs, now, seeded())
-    check(view, jobs, schedule)
-    return schedule
-
-
-def gpus(schedule: Schedule) -> dict[int, int]:
-    return {job_id: allocation.shape.gpus for job_id, allocation in schedule.allocations.items()}
 
 
 def carried_out(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> list[JobView]:
@@ -168,7 +162,7 @@ def test_each_part_can_be_switched_off(option: str) -> None:
     policy = ones(**{option: not default if isinstance(default, bool) else 0})
     queue = [job(1, {"n1": 4, "n2": 4}, epochs=3), job(2, {"n3": 2}, epochs=1, fixed=HELD), job(3), job(4, requested=8)]
     for now in (100.0, 200.0):
-        decide(policy, cluster(4), queue, now)
+        decide(policy, cluster(4), queue, now=now)
 
 
 @pytest.mark.parametrize("requested", [1, 2, 3, 8, 64])

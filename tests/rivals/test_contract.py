@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -70,9 +71,22 @@ def test_wrong_names_are_told_the_right_ones() -> None:
         make_policy("one")
     with pytest.raises(ValueError, match=r"no option 'generation'; it has population, generations"):
         make_policy("ones", generation=3)
-    for option, value in (("population", 1), ("mutation", 1.5), ("resize_cost_s", -1), ("generations", "9")):
-        with pytest.raises(ValueError, match=option):
-            make_policy("ones", **{option: value})
+
+
+WRONG: dict[str, list[tuple[str, object]]] = {
+    "ones": [("population", 1), ("mutation", 1.5), ("resize_cost_s", -1), ("generations", "9"), ("sure", 1.5)],
+    "pollux": [("population", 1), ("generations", -1), ("power", 0.0), ("power", math.nan)],
+    "sia": [("power", 0.5), ("power", math.nan), ("left_out", -1.0), ("time_limit_s", math.inf)],
+    "ees": [("interval_s", -1.0)],
+    "optimus": [("interval_s", -1.0), ("interval_s", math.nan), ("converged", 0.0)],
+    "tiresias": [("thresholds", (0.0,)), ("thresholds", (5.0, 5.0)), ("thresholds", (math.nan,))],
+}
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [(name, *wrong) for name in WRONG for wrong in WRONG[name]])
+def test_a_wrong_value_is_refused_by_its_options_name(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=option):
+        make_policy(name, **{option: value})
 
 
 class TestDoors:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Limits
 from slurm_ones.policy.tables import build_tables
 from slurm_ones.rivals.ees import Ees, EesOptions, allot, scaling_factors
@@ -88,9 +87,3 @@ def test_between_rescalings_only_waiting_jobs_change() -> None:
     assert early.allocations[1].shape.gpus == 1
     assert early.allocations[2].shape.gpus >= 1
     assert policy.decide(view, jobs, 600.0, seeded()).allocations[1].shape.gpus > 1
-
-
-def test_wrong_settings_are_refused() -> None:
-    """It names the setting."""
-    with pytest.raises(ValueError, match="interval_s"):
-        make_policy("ees", interval_s=-1.0)

@@ -11,23 +11,13 @@ from ones_db.shape import Shape
 from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.rivals.ones_sc21 import OnesSc21, OnesSc21Options, SizeBounds, build
-from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import HELD, cluster, job
+from tests.decided import decide, gpus
 
 
 def quick(**options: object) -> OnesSc21:
     """ONES with few generations."""
     return OnesSc21(OnesSc21Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]
-
-
-def decide(policy: OnesSc21, view: ClusterView, jobs: list[JobView], seed: int = 0) -> Schedule:
-    schedule = policy.decide(view, jobs, 0.0, seeded(seed))
-    check(view, jobs, schedule)
-    return schedule
-
-
-def sizes(schedule: Schedule) -> dict[int, int]:
-    return {job_id: a.shape.gpus for job_id, a in schedule.allocations.items()}
 
 
 def trained(j: JobView, schedule: Schedule, epochs: int) -> JobView:
@@ -64,13 +54,13 @@ def test_a_lone_job_grows_with_its_epochs() -> None:
 def test_the_request_caps_the_size() -> None:
     """A job that asked for one GPU never gets more than four times that."""
     policy, alone = quick(), job(1, {"n1": 4}, epochs=9, to_come=500.0, requested=1)
-    assert sizes(decide(policy, cluster(4), [alone])) == {1: 4}
+    assert gpus(decide(policy, cluster(4), [alone])) == {1: 4}
 
 
 def test_growth_skips_sizes_that_do_not_exist() -> None:
     """Doubling 1 gives 2, which a job of sizes 1 and 4 cannot take: it goes to 4."""
     alone = job(1, {"n1": 1}, epochs=2, to_come=500.0, gpus=(1, 4))
-    assert sizes(decide(quick(), cluster(2), [alone])) == {1: 4}
+    assert gpus(decide(quick(), cluster(2), [alone])) == {1: 4}
 
 
 def test_the_largest_is_scaled_down() -> None:
@@ -79,7 +69,7 @@ def test_the_largest_is_scaled_down() -> None:
     long = job(1, {"n1": 4}, epochs=10, to_come=200.0)
     jobs = [long, job(2, {"n2": 1}, epochs=1), job(3), job(4)]
     for seed in range(5):
-        found = sizes(decide(quick(), view, jobs, seed))
+        found = gpus(decide(quick(), view, jobs, seed=seed))
         assert found[3] == found[4] == 1
         assert found.get(1, 0) <= 2, "int(2 · 4 / (100 / 55 + 1)) GPUs at the most"
 
@@ -89,7 +79,7 @@ def test_running_jobs_may_be_taken_to_zero() -> None:
     view = cluster(1, 2)
     long = job(1, {"n1": 2}, epochs=3, to_come=1000.0, running_s=0.0)
     schedule = decide(OnesSc21(), view, [long, job(2), job(3)])
-    assert sizes(schedule) == {2: 1, 3: 1}
+    assert gpus(schedule) == {2: 1, 3: 1}
     assert schedule.parked == {1}
     assert schedule.reasons[1].code == "stopped"
 
@@ -98,26 +88,26 @@ def test_newcomers_start_first_come_first_served() -> None:
     """Idle GPUs go to waiting jobs in the order of submission, each at its smallest size."""
     jobs = [job(7, submitted=1.0), job(3, submitted=2.0), job(5, submitted=0.0)]
     schedule = decide(quick(), cluster(1, 2), jobs)
-    assert sizes(schedule) == {5: 1, 7: 1}
+    assert gpus(schedule) == {5: 1, 7: 1}
     assert schedule.reasons[3] == reason("in_queue", gpus=1, place=1, waiting=1)
 
 
 def test_running_jobs_do_not_grow_past_waiting_ones() -> None:
     """A GPU that a newcomer could start on is not used to grow a running job."""
     jobs = [job(1, {"n1": 1}, epochs=5, to_come=900.0), job(2)]
-    assert sizes(decide(quick(), cluster(1, 2), jobs)) == {1: 1, 2: 1}
+    assert gpus(decide(quick(), cluster(1, 2), jobs)) == {1: 1, 2: 1}
 
 
 def test_a_resize_costs_nothing_in_its_eyes() -> None:
     """As published, a job grows seconds before its end, whatever a resize costs here."""
     ending = job(1, {"n1": 1}, epochs=9, to_come=2.0, resize_s=250.0)  # 20 s left on one GPU
-    assert sizes(decide(quick(), cluster(1), [ending])) == {1: 2}
+    assert gpus(decide(quick(), cluster(1), [ending])) == {1: 2}
 
 
 def test_samples_count_whatever_they_are_worth() -> None:
     """Efficiency is not in the score: a batch at which samples are worth nothing is as good."""
     poor = replace(job(1, {"n1": 1}, epochs=9, to_come=500.0), efficiency=Worthless())
-    assert sizes(decide(quick(), cluster(1), [poor])) == {1: 2}
+    assert gpus(decide(quick(), cluster(1), [poor])) == {1: 2}
 
 
 class Worthless:
@@ -134,11 +124,11 @@ def test_deployed_when_every_changing_job_is_settled() -> None:
     settled = job(2, {"n2": 1}, epochs=4, to_come=5.0)
     jobs = [fresh, settled, job(3)]
     schedule = decide(quick(mutation=0.0), cluster(2), jobs)
-    assert sizes(schedule) == {1: 4, 2: 1, 3: 1}
+    assert gpus(schedule) == {1: 4, 2: 1, 3: 1}
     assert schedule.reasons[1].code == "changed_lately"
     deployed = decide(quick(mutation=0.0), cluster(2), [replace(fresh, epochs_since_change=1), settled, job(3)])
-    assert sizes(deployed)[1] < 4
-    assert sizes(deployed)[2] > 1
+    assert gpus(deployed)[1] < 4
+    assert gpus(deployed)[2] > 1
 
 
 def test_fixed_jobs_are_left_alone() -> None:
@@ -173,7 +163,7 @@ def test_impossible_jobs_wait_and_are_told() -> None:
     too_large = job(1, gpus=(32,))
     no_batch = job(2, limits=Limits((1, 2), 4096, 4096, 16))
     schedule = decide(quick(), cluster(1), [too_large, no_batch, job(3)])
-    assert sizes(schedule) == {3: 1}
+    assert gpus(schedule) == {3: 1}
     assert schedule.reasons[1] == reason("fits_nowhere", counts="32")
     assert schedule.reasons[2] == reason("fits_nowhere", counts="1, 2")
 
@@ -232,7 +222,7 @@ def test_any_count_where_shapes_need_not_be_uniform() -> None:
     """On the assumptions of the published studies a job may have three GPUs, or six on two nodes."""
     view = cluster(2, uniform=False)
     jobs = [job(1, {"n1": 3}, epochs=9, to_come=500.0, gpus=tuple(range(1, 9)))]
-    assert sizes(decide(quick(), view, jobs)) == {1: 6}
+    assert gpus(decide(quick(), view, jobs)) == {1: 6}
 
 
 def test_the_published_search_is_there() -> None:

@@ -10,19 +10,14 @@ import pytest
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, Schedule
 from slurm_ones.rivals.optimus import LossCurve, fit
-from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import Power, cluster, job
+from tests import decided
+from tests.decided import gpus
 
 
 def decide(view: ClusterView, jobs: list[JobView], **options: object) -> Schedule:
-    """The schedule of a fresh policy, checked."""
-    schedule = make_policy("optimus", **options).decide(view, jobs, 0.0, seeded())
-    check(view, jobs, schedule)
-    return schedule
-
-
-def running(schedule: Schedule) -> dict[int, int]:
-    return {i: got.shape.gpus for i, got in schedule.allocations.items()}
+    return decided.decide(make_policy("optimus", **options), view, jobs)
 
 
 def reported(curve: LossCurve, epochs: int, scale: float = 1.0) -> tuple[tuple[float, float], ...]:
@@ -71,13 +66,13 @@ def test_a_loss_that_does_not_fall_has_converged() -> None:
 def test_everybody_has_one_gpu_before_anybody_has_two() -> None:
     """Fewer GPUs than jobs go one each to those that came first."""
     jobs = [job(i, to_come=10.0**i) for i in range(1, 7)]
-    assert running(decide(cluster(1), jobs)) == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert gpus(decide(cluster(1), jobs)) == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
 def test_gpus_go_where_they_save_most() -> None:
     """The greedy result is the best of all divisions when gains diminish."""
     jobs = [job(1, to_come=100.0, model=Power(exponent=0.7)), job(2, to_come=30.0, model=Power(exponent=0.9))]
-    found = running(decide(cluster(2), jobs))
+    found = gpus(decide(cluster(2), jobs))
 
     def total(a: int, b: int) -> float:
         return 100.0 / math.pow(a, 0.7) + 30.0 / math.pow(b, 0.9)
@@ -89,7 +84,7 @@ def test_gpus_go_where_they_save_most() -> None:
 def test_no_gpu_is_given_that_shortens_nothing() -> None:
     """A job that two GPUs make slower keeps one, and the others stay idle."""
     slower = Power(table={1: 100.0, 2: 90.0, 4: 80.0, 8: 70.0, 16: 60.0})
-    assert running(decide(cluster(2), [job(1, model=slower)])) == {1: 1}
+    assert gpus(decide(cluster(2), [job(1, model=slower)])) == {1: 1}
 
 
 def test_the_batch_stays_as_asked() -> None:
@@ -108,7 +103,7 @@ def test_losses_outweigh_what_the_progress_model_says() -> None:
         for i, curve in ((1, flat), (2, steep))
     ]
     view = cluster(2, 2, uniform=False)
-    assert running(decide(view, jobs)) == {1: 1, 2: 3}
+    assert gpus(decide(view, jobs)) == {1: 1, 2: 3}
 
 
 def test_sizes_change_every_ten_minutes_only() -> None:
@@ -117,10 +112,8 @@ def test_sizes_change_every_ten_minutes_only() -> None:
     first = policy.decide(view, [job(1)], 0.0, seeded())
     assert first.allocations[1].shape.gpus == 8
     jobs = [job(1, {"n1": 2}), job(2)]
-    between = policy.decide(view, jobs, 60.0, seeded())
-    check(view, jobs, between)
-    assert running(between) == {1: 2, 2: 1}
-    assert sum(running(policy.decide(view, jobs, 600.0, seeded())).values()) == 8
+    assert gpus(decided.decide(policy, view, jobs, 60.0)) == {1: 2, 2: 1}
+    assert sum(gpus(policy.decide(view, jobs, 600.0, seeded())).values()) == 8
 
 
 def test_told_it_believes_the_oracle() -> None:
@@ -130,12 +123,5 @@ def test_told_it_believes_the_oracle() -> None:
         job(1, to_come=1.0, true_remaining_s=1e6, gpus=sizes),
         job(2, to_come=1e5, true_remaining_s=1.0, gpus=sizes),
     ]
-    assert running(decide(view, jobs, told=True)) == {1: 7, 2: 1}
-    assert running(decide(view, jobs)) == {1: 1, 2: 7}
-
-
-def test_wrong_options_are_named() -> None:
-    """A misspelt option is an error and not another policy."""
-    for option, value in (("interval_s", -1.0), ("interval_s", math.nan), ("converged", 0.0)):
-        with pytest.raises(ValueError, match=option):
-            make_policy("optimus", **{option: value})
+    assert gpus(decide(view, jobs, told=True)) == {1: 7, 2: 1}
+    assert gpus(decide(view, jobs)) == {1: 1, 2: 7}

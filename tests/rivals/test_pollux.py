@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.policies import make_policy
 from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import Ints
 from slurm_ones.policy.figures import History, restart_factor
@@ -240,10 +239,3 @@ def test_jobs_and_nodes_come_and_go() -> None:
         schedule = policy.decide(view, now, 0.0, seeded())
         check(view, now, schedule)
         assert len(schedule.allocations) == len(now)
-
-
-def test_wrong_settings_are_refused() -> None:
-    """Each names the setting."""
-    for name, value in (("population", 1), ("generations", -1), ("power", 0.0), ("power", float("nan"))):
-        with pytest.raises(ValueError, match=name):
-            make_policy("pollux", **{name: value})

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
-from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Floats, Ints, Limits
 from slurm_ones.policy.tables import Tables, build_tables
 from slurm_ones.rivals.sia import BEST, LARGEST_COST, RoomOfKind, Sia, SiaOptions, _costs, _limited, solve
@@ -108,10 +107,3 @@ def test_a_solver_that_finds_nothing_says_so() -> None:
     found = solve(tables, costs, [RoomOfKind(777, 150, 4)], SiaOptions(time_limit_s=0.0, gap=0.0))
     assert found.reason.code == "no_solution"
     assert found.column.tolist() == tables.current.tolist()
-
-
-def test_wrong_settings_are_refused() -> None:
-    """Each names the setting."""
-    for name, value in (("power", 0.5), ("power", math.nan), ("left_out", -1.0), ("time_limit_s", math.inf)):
-        with pytest.raises(ValueError, match=name):
-            make_policy("sia", **{name: value})

@@ -23,7 +23,7 @@ from slurm_ones.rules.job_rules import (
 from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.rounds import job as view
 from tests.act.make import history
-from tests.jobs.test_observer import job
+from tests.jobs.make import job
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.leadership import NoElection
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Snapshot
-from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
+from tests.act.fake import FakeJob, FakeSlurm, Passing
 
 
 class Moody:
@@ -32,12 +32,6 @@ class Moody:
         if self.moods:
             raise self.moods.pop(0)
         return Snapshot(0.0, {}, {}, {})
-
-
-@pytest.fixture
-def store(empty_url: str) -> Iterator[Store]:
-    with Store.open(empty_url, "here") as opened:
-        yield opened
 
 
 def test_it_goes_on_after_an_outage_and_after_a_failed_tick(store: Store) -> None:
@@ -75,67 +69,37 @@ def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None
         Companion(Settings(policy_options={"generation": 3}), Moody(), store)  # type: ignore[arg-type]
 
 
-def cluster(tmp_path: Path) -> FakeSlurm:
-    return FakeSlurm(Clock())
-
-
-def test_time_may_be_virtual(store: Store, tmp_path: Path) -> None:
+def test_time_may_be_virtual(slurm: FakeSlurm, store: Store) -> None:
     """Hours of ticks pass in no time, by the clock that was given and through the stop alone."""
-    slurm = cluster(tmp_path)
     stop, ticks = Passing(slurm, 7_200.0), []
     companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append)
     assert len(ticks) == 120 and set(stop.waits) == {60.0}
 
 
-def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: Path) -> None:
+def draining(slurm: FakeSlurm, store: Store, directory: Path) -> Companion:
+    """A companion over a job that runs and is to be drained: nobody reports, so the drain is called off in 20 s."""
+    slurm.add(FakeJob(1, directory, Shape(1, 1)))
+    now = slurm.clock()
+    store.record_jobs([JobRecord(1, "train", "me", slurm.job(1).submit_time, Shape(1, 1), elastic=True)])
+    drain = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "draining", now)
+    store.begin_resize(replace(drain, order_number=round(now * 1000), deadline=now + 20))
+    settings = Settings(tick_s=60, mode="act", stop_file=directory / "stop", resize={"advance_s": 2.5})
+    return Companion(settings, slurm, store, clock=slurm.clock)
+
+
+def test_resizes_under_way_are_looked_at_between_ticks(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
     """Every advance_s, in virtual time too, until none is left; the next tick comes when it is due."""
-    slurm = cluster(tmp_path)
-    slurm.add(FakeJob(1, tmp_path, Shape(1, 1), drain_s=7.0))
-    job = slurm.job(1)
-    store.record_jobs([JobRecord(1, "train", "me", job.submit_time, Shape(1, 1), elastic=True)])
-    number = round(slurm.clock() * 1000)
-    store.begin_resize(
-        ResizeRecord(
-            1,
-            0,
-            Shape(1, 1),
-            32,
-            Shape(1, 2),
-            64,
-            "draining",
-            slurm.clock(),
-            order_number=number,
-            deadline=slurm.clock() + 20,
-        )
-    )
+    companion = draining(slurm, store, tmp_path)
     stop = Passing(slurm, 130.0)
-    settings = Settings(tick_s=60, mode="act", stop_file=tmp_path / "stop", resize={"advance_s": 2.5})
-    companion = Companion(settings, slurm, store, clock=slurm.clock)
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     (resize,) = store.resizes(1)
-    # Nobody reports here, so the drain is called off at its deadline.
     assert str(resize.outcome) == "no checkpoint in time"
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
 
 
-def draining(slurm: FakeSlurm, store: Store, tmp_path: Path, **job: float) -> Companion:
-    """A companion over a job that runs and is to be drained: nobody reports, so the drain is called off in 20 s."""
-    slurm.add(FakeJob(1, tmp_path, Shape(1, 1)))
-    seen, now = slurm.job(1), slurm.clock()
-    store.record_jobs([JobRecord(1, "train", "me", seen.submit_time, Shape(1, 1), elastic=True)])
-    store.begin_resize(
-        ResizeRecord(
-            1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "draining", now, order_number=round(now * 1000), deadline=now + 20
-        )
-    )
-    settings = Settings(tick_s=60, mode="act", stop_file=tmp_path / "stop", resize={"advance_s": 2.5})
-    return Companion(settings, slurm, store, clock=slurm.clock)
-
-
-def test_some_ticks_leave_no_job_that_waits_for_a_companion(store: Store, tmp_path: Path) -> None:
+def test_some_ticks_leave_no_job_that_waits_for_a_companion(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
     """Under cron: a job that was drained waits a minute for its requeue, and the next run comes in five."""
-    slurm = cluster(tmp_path)
     companion = draining(slurm, store, tmp_path)
     stop, ticks = Passing(slurm, 1000.0), []
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append, ticks=1)
@@ -144,9 +108,8 @@ def test_some_ticks_leave_no_job_that_waits_for_a_companion(store: Store, tmp_pa
     assert sum(stop.waits) == pytest.approx(20, abs=3)
 
 
-def test_some_ticks_leave_a_job_to_the_queue(store: Store, tmp_path: Path) -> None:
+def test_some_ticks_leave_a_job_to_the_queue(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
     """One that waits for GPUs or trains needs nobody: the next run looks at it."""
-    slurm = cluster(tmp_path)
     for state in (State.WAITING, State.STARTING, State.JOINING):
         assert state not in NEEDS_COMPANION
     companion = draining(slurm, store, tmp_path)
@@ -176,7 +139,7 @@ def test_some_ticks_end_though_each_fails_or_another_leads(store: Store) -> None
     assert ticks == [] and len(client.moods) == 1
 
 
-def test_a_policy_of_the_callers_own(store: Store, tmp_path: Path) -> None:
+def test_a_policy_of_the_callers_own(store: Store) -> None:
     """The settings' policy is then neither made nor looked for."""
     made: list[Policy] = []
 
@@ -189,9 +152,8 @@ def test_a_policy_of_the_callers_own(store: Store, tmp_path: Path) -> None:
     assert companion._policy("other") is made[-1] is not companion._policy("gpu")
 
 
-def test_a_companion_that_is_stopped_lets_jobs_start(store: Store, tmp_path: Path) -> None:
+def test_a_companion_that_is_stopped_lets_jobs_start(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
     """What it kept from starting need not wait for its lease to end; an owner's own begin stays."""
-    slurm = cluster(tmp_path)
     for job_id in (1, 2):
         slurm.add(FakeJob(job_id, tmp_path / str(job_id), Shape(1, 1)), running=False)
         store.record_jobs([JobRecord(job_id, "train", "me", 1.0, Shape(1, 1), elastic=True)])

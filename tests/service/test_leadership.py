@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,6 @@ class Seasons:
 
     def leave(self) -> None:
         self.left += 1
-
-
-@pytest.fixture
-def url(empty_url: str) -> str:
-    return empty_url
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with Store.open(url, "here") as opened:
-        yield opened
-
-
-@pytest.fixture
-def slurm() -> FakeSlurm:
-    return FakeSlurm(Clock())
 
 
 def maker(slurm: FakeSlurm, url: str, **settings: Any) -> tuple[Callable[[], Companion], list[Companion]]:

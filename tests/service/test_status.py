@@ -30,11 +30,6 @@ from slurm_ones.slurm.model import Snapshot
 CLI = CliRunner()
 
 
-@pytest.fixture
-def url(empty_url: str) -> str:
-    return empty_url
-
-
 def problems(url: str, now: float) -> str:
     return " | ".join(examine(Settings(database=url), ask_slurm=False, clock=lambda: now).problems)
 

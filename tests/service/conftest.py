@@ -1,0 +1,17 @@
+"""What tests of the service begin with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.act.fake import Clock, FakeSlurm
+
+
+@pytest.fixture
+def url(empty_url: str) -> str:
+    return empty_url
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm(Clock())
