@@ -5,7 +5,7 @@
 Each seed is a generated workload like Philly's, of which a share never opted in. Rigid jobs come with a higher priority
 than the elastic ones, or with the same (`--same-priority`). The same workload runs
 
-- with elastic jobs that yield (`limits.yield_to_rigid`) and that do not, under the default policy,
+- with elastic jobs, which give back what they grew by, under the default policy,
 - as everybody asked, without elastic jobs,
 - and with the elastic jobs as rigid ones of one GPU, their minimum: what rigid jobs could at best have beside them.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,16 +34,14 @@ class Case:
     """One way in which a workload runs."""
 
     name: str
-    settings: Mapping[str, Any]
     elastic: bool = True
     smallest: bool = False
 
 
 CASES = (
-    Case("elastic, yielding", {"limits.yield_to_rigid": True}),
-    Case("elastic, not yielding", {"limits.yield_to_rigid": False}),
-    Case("all as they asked", {}, elastic=False),
-    Case("elastic ones at their minimum", {}, elastic=False, smallest=True),
+    Case("elastic"),
+    Case("all as they asked", elastic=False),
+    Case("elastic ones at their minimum", elastic=False, smallest=True),
 )
 
 
@@ -93,7 +90,7 @@ def main() -> None:
     seeds = range(given.first, given.first + given.seeds)
     for seed, case in track([(s, c) for s in seeds for c in CASES], console=Console(stderr=True)):
         workload = generate("philly", jobs=given.jobs, seed=seed, load=given.load, gpus=cluster.gpus, rigid=given.rigid)
-        settings = {"resize.dwell_s": given.dwell_s, **case.settings}
+        settings = {"resize.dwell_s": given.dwell_s}
         outcome = run("ones", {}, variant(workload, case, priority), cluster, seed=seed, settings=settings)
         rows.append({"case": case.name, "seed": seed, **figures(workload, outcome), "notes": outcome.notes})
         if given.json:

@@ -235,7 +235,7 @@ class Companion:
     def _decide(self, round_: Round, rules: PartitionRules, models: Mapping[int, JobModel]) -> PartitionSchedule:
         cluster = cluster_view(round_, rules)
         jobs = job_views(round_, rules, cluster, models)
-        within = bounds_of(round_, rules)
+        within = bounds_of(rules)
         started = time.monotonic()
         schedule = decide_within(self._policy(rules.name), cluster, jobs, within, round_.now, self._rng)
         views = {job.job_id: job for job in jobs}

@@ -99,9 +99,6 @@ class LimitSettings(_Section):
     """Limits that protect people from each other's elastic jobs. They bound only what the companion does: Slurm decides
     on what a user asked it for."""
 
-    yield_to_rigid: bool = True
-    """running elastic jobs shrink where a rigid job could then start: to what they asked for, and to their minimum
-    for one of higher priority"""
     share: float = Field(1.0, gt=0, le=1)
     """share of a partition's GPUs up to which its elastic jobs may grow together"""
     gpus_per_user: Count | None = None

@@ -103,7 +103,7 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
         ("[retention]\nforget_after_days = 1e9", "retention.forget_after_days: "),
         ('[resize]\nstart_now = "no"', "resize.start_now: Input should be a valid boolean, not 'no'"),
         ('[resize]\nmax_open = "3"', "resize.max_open: Input should be a valid integer, not '3'"),
-        ("[limits]\nyield_to_rigid = 1", "limits.yield_to_rigid: "),
+        ("[resize]\nshrink = 1", "resize.shrink: "),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_accepted(text: str, words: str) -> None:

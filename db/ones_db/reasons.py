@@ -99,11 +99,9 @@ SENTENCES: dict[str, str] = {
     "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
     "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
     "no_room_under_cap": "it has no room since a cap keeps others where they are",
-    # Room for jobs that cannot be resized (rules/reclaim.py)
-    "makes_room": "shrinks from {before} to {gpus:GPU|GPUs}: job {job}, which cannot be resized, waits for {shape} "
-    "GPUs, and this job asked for {requested} (limits.yield_to_rigid)",
-    "makes_room_for_priority": "shrinks from {before} to {gpus:GPU|GPUs}: job {job}, which cannot be resized and has "
-    "the higher priority, waits for {shape} GPUs (limits.yield_to_rigid)",
+    # What goes back to jobs that wait (rules/growth.py)
+    "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
+    "growth_stops": "it does not grow: job {job} waits for what it would take",
     # What owners ask for by hand (rules/asked.py)
     "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
     "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",

@@ -42,7 +42,6 @@ from slurm_ones.rules.job_rules import (
     switch_dwell_s,
     too_soon,
 )
-from slurm_ones.rules.rigid import rigid_jobs
 from slurm_ones.slurm.model import Partition, partition_gpus
 
 
@@ -76,6 +75,34 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
         moves = Moves(resize.added, dropped) if resize.mechanism == BLOCKS else None
         found[resize.job_id] = UnderWay(target_of(resize), kind_of_target(resize), moves)
     return found
+
+
+class GivenBack(NamedTuple):
+    """What a job is to have once growth of it has gone back."""
+
+    shape: Shape
+    nodes: Mapping[str, int]
+    """GPUs on each node."""
+    tasks: tuple[int, ...]
+    """Of a job of blocks those that stay."""
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What `rules.growth` says of a round."""
+
+    back: Mapping[int, GivenBack] = field(default_factory=dict)
+    """By job."""
+    contested: Mapping[str, int] = field(default_factory=dict)
+    """Nodes on which nobody grows, and the job that waits for room there."""
+    limited: Mapping[int, int] = field(default_factory=dict)
+    """Jobs that do not grow, and the job that waits for a limit that they share."""
+
+    def stopped_for(self, elastic: Elastic) -> int | None:
+        """The waiting job for whose sake this one does not grow; None if there is none."""
+        limited = self.limited.get(elastic.job.job_id)
+        return limited or next((self.contested[name] for name in elastic.holdings if name in self.contested), None)
 
 
 class WaitingStart(NamedTuple):
@@ -113,6 +140,8 @@ class JobRules:
     """Of its blocks those that stay at each size that it gets by blocks that leave alone."""
     settled: bool = False
     """It may move to fewer nodes, although it keeps its number of GPUs."""
+    given_back: GivenBack | None = None
+    """What it is to have now: growth of it goes back."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -169,8 +198,8 @@ class PartitionRules:
     """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
     """Nodes that take no more jobs."""
-    rigid_wait: bool = False
-    """Rigid jobs wait for room here."""
+    contested: frozenset[str] = frozenset()
+    """Nodes on which nobody grows: others wait for room there."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +222,8 @@ class Round:
     """See `Kinds.given`."""
     switches: Mapping[int, float] = field(default_factory=dict)
     """Of jobs of blocks the seconds for which a change is expected to interrupt them."""
+    growth: Growth = field(default_factory=Growth)
+    """What goes back to jobs that wait, and where nobody grows."""
 
     def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
         """The same once these resizes are under way as well, for the rules of the partitions that follow."""
@@ -216,10 +247,10 @@ class Round:
             gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
             capped = CappedJob(one.job.user, one.job.account, gpus)
             if one.partition == name:
-                here[job_id], jobs[job_id] = capped, self._job_rules(one)
+                here[job_id], jobs[job_id] = capped, self.job_rules(one)
             else:
                 there.append(capped)
-        caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name))
+        caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name)) + self._growth_caps(jobs)
         by_blocks = sum(one.moves is not None for one in self.under_way.values())
         free, later = self._free(name)
         return PartitionRules(
@@ -235,8 +266,16 @@ class Round:
             self.kinds(name),
             later,
             frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
-            bool(rigid_jobs(self.seen.snapshot, name, self.seen.elastic)),
+            frozenset(self.growth.contested.keys() & free.keys()),
         )
+
+    def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
+        """Caps under which no job grows as long as another waits for what it would take."""
+        stopped: dict[int, list[int]] = {}
+        for job_id, job in jobs.items():
+            if (waiting := self.growth.stopped_for(job.elastic)) is not None:
+                stopped.setdefault(waiting, []).append(job_id)
+        return tuple(Cap(0, frozenset(ids), reason("growth_stops", job=job)) for job, ids in stopped.items())
 
     def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
         """See `PartitionRules.free` and `later`."""
@@ -290,15 +329,22 @@ class Round:
         nodes = [self.seen.snapshot.nodes[node] for node in partition.node_names if node in self.seen.snapshot.nodes]
         return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
 
-    def _job_rules(self, elastic: Elastic) -> JobRules:
+    def job_rules(self, elastic: Elastic, *, at_once: bool = False) -> JobRules:
+        """What the rules say of one job; `at_once` without a dwell time, but that after failures."""
         job_id = elastic.job.job_id
         history, under_way = self.histories.get(job_id), self.under_way.get(job_id)
-        untouchable, resting = _untouchable(elastic, under_way), self._resting(elastic, history)
-        rules = JobRules(elastic, history, under_way, untouchable, resting)
+        untouchable, resting = _untouchable(elastic, under_way), self._resting(elastic, history, at_once)
+        back = self.growth.back.get(job_id)
+        if back is not None:
+            resting = None
+        rules = JobRules(elastic, history, under_way, untouchable, resting, given_back=back)
         if not elastic.blocks:
             return rules
         blocks = training(elastic, history)
-        leaving = going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now)
+        leaving = going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now) if back is None else ()
+        staying = {back.shape.gpus: back.tasks} if back is not None else None
+        if staying is None:
+            staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving) if hot(elastic) else {}
         return replace(
             rules,
             prepared=job_id in self.held,
@@ -306,7 +352,7 @@ class Round:
             spare=spare(elastic, self.held.get(job_id, ()), members_of(history), self.now),
             to_hold=to_hold(elastic, members_of(history)),
             going=leaving,
-            staying=staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving) if hot(elastic) else {},
+            staying=staying,
             settled=hot(elastic) and self.now >= self._settled_at(elastic, history),
         )
 
@@ -320,15 +366,16 @@ class Round:
         dwell_s = pack_dwell_s(self._dwell_s(elastic, history))
         return rested_at(elastic.job, history, dwell_s, by_blocks=True)
 
-    def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
+    def _resting(self, elastic: Elastic, history: JobHistory | None, at_once: bool) -> Reason | None:
         """Of a job that is not untouchable."""
         job = elastic.job
         dwell_s = self._dwell_s(elastic, history)
         rested = rested_at(job, history, dwell_s, by_blocks=hot(elastic))
+        failed = history is not None and history.failures > 0
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
-        if self.now < rested and not by_hand:
-            if history is not None and history.failures and rested > job.start_time + dwell_s:
+        if self.now < rested and not by_hand and not (at_once and not failed):
+            if history is not None and failed and rested > job.start_time + dwell_s:
                 return reason("dwell_failures", seconds=rested - self.now, times=history.failures)
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
         if job.running and (history is None or history.spec is None):

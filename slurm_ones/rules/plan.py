@@ -18,6 +18,7 @@ from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import FreeGpus, Moves, hot, members_of, moves
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
+from slurm_ones.rules.growth import with_growth
 from slurm_ones.rules.job_rules import breaks, parts_groups
 from slurm_ones.text import resized
 
@@ -242,10 +243,10 @@ class _Planner:
         size.
 
         Each GPU that gets free then starts one of them, and blocks that join later can leave again: a job that starts
-        in one large block cannot shrink while no GPU is free. Where rigid jobs wait, what gets free is theirs.
+        in one large block cannot shrink while no GPU is free. If others wait for room, what gets free is theirs.
         """
         rules = self._rules
-        for id_, job in rules.jobs.items() if not rules.rigid_wait else ():
+        for id_, job in rules.jobs.items() if not rules.contested else ():
             elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
             waits = elastic.job.pending and bool(elastic.blocks) and job.under_way is None and job.fixed is None
             if given or not waits or job.asked is not None or self._too_many(by_blocks=False):
@@ -400,6 +401,7 @@ def plans(
     """What may begin in each partition: decided and planned one after the other, each by rules that are built once. If
     it `begins`, it counts in the partitions that follow."""
     found = []
+    round_ = with_growth(round_)
     for partition in round_.partitions:
         rules = round_.partition(partition)
         decided = decide(round_, rules)

@@ -20,10 +20,8 @@ from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, CapUse, capped, entitled, narrowed, sizes_of
-from slurm_ones.rules.gate import JobRules, PartitionRules, Round
+from slurm_ones.rules.gate import GivenBack, JobRules, PartitionRules, Round
 from slurm_ones.rules.job_rules import ANY_BATCH, near_end, parts, requeue_near_end_s, size_rules, switch_near_end_s
-from slurm_ones.rules.reclaim import annotate, make_room
-from slurm_ones.rules.rigid import RigidDemand, rigid_demand
 from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 
@@ -35,7 +33,6 @@ SAME_S = 1.0
 class Bounds:
     """What a policy must decide within, besides the limits of the jobs themselves."""
 
-    demand: RigidDemand = field(default_factory=RigidDemand)
     caps: Sequence[Cap] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
     """GPUs that owners ask for by hand, by job."""
@@ -49,14 +46,12 @@ def decide_within(
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """The policy's schedule for what is left once rigid jobs have room, with caps kept; its own where nothing binds.
+    """The policy's schedule with caps kept; its own where nothing binds.
 
     Pure like the policy. `Schedule.refused` says which jobs a limit kept from something.
     """
-    reclaimed = make_room(cluster, jobs, bounds.demand)
-    views = with_sizes(reclaimed.cluster, narrowed(reclaimed.jobs, bounds.caps), bounds.sizes, bounds.caps)
-    schedule = annotate(policy.decide(reclaimed.cluster, views, now, rng), reclaimed)
-    schedule = capped(reclaimed.cluster, views, schedule, bounds.caps)
+    views = with_sizes(cluster, narrowed(jobs, bounds.caps), bounds.sizes, bounds.caps)
+    schedule = capped(cluster, views, policy.decide(cluster, views, now, rng), bounds.caps)
     if len(jobs) == 1:
         schedule = replace(schedule, reasons={job_id: alone(why) for job_id, why in schedule.reasons.items()})
     limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
@@ -66,8 +61,9 @@ def decide_within(
 def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     """The nodes of a partition with the GPUs that its elastic jobs hold or may take.
 
-    A node that is drained or down keeps what elastic jobs hold on it and offers no more; while rigid jobs wait, so
-    does every node. What resizes under way are about to need is offered to nobody.
+    A node that is drained or down keeps what elastic jobs hold on it and offers no more; neither does one on which
+    others wait for room, and what growth gives back there is theirs. What resizes under way are about to need is
+    offered to nobody.
     """
     snapshot, elastic = round_.seen.snapshot, round_.seen.elastic
     part = snapshot.partitions.get(rules.name)
@@ -75,19 +71,20 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
         return ClusterView(())
     full, whole = round_.full_node(part)
     held: Counter[str] = Counter()
-    for one in elastic.values():
+    for job_id, one in elastic.items():
         if one.weighed:
-            held.update(one.holdings)
+            back = round_.growth.back.get(job_id)
+            held.update(one.holdings if back is None else back.nodes)
     known, kinds = snapshot.nodes, rules.kinds.of
     nodes = tuple(
         NodeView(
             name,
-            (0 if rules.rigid_wait else gpus) + held[name],
+            (0 if name in rules.contested else rules.free[name]) + held[name],
             kind=kinds.get(name, ""),
             leaf=known[name].leaf if name in known else "",
         )
-        for name, gpus in rules.free.items()
-        if not kinds or name in kinds
+        for name in part.node_names
+        if name in rules.free and (not kinds or name in kinds)
     )
     each: dict[str, int] = {}
     for name, kind in kinds.items():
@@ -97,19 +94,9 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     )
 
 
-def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
-    """What a policy must decide within in this partition: the needs of rigid jobs, the site's caps, and what
-    owners ask for by hand."""
-    part = round_.seen.snapshot.partitions.get(rules.name)
-    sizes = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
-    if part is None or not (round_.settings.limits.yield_to_rigid and round_.settings.resize.shrink):
-        return Bounds(caps=rules.caps, sizes=sizes)
-    full, whole = round_.full_node(part)
-    seen = round_.seen
-    targets = {job_id: one.target for job_id, one in round_.under_way.items()}
-    moves = {job_id: one.moves for job_id, one in round_.under_way.items() if one.moves is not None}
-    demand = rigid_demand(seen.snapshot, part, seen.elastic, targets, rules.free, full, whole, moves=moves)
-    return Bounds(demand, rules.caps, sizes)
+def bounds_of(rules: PartitionRules) -> Bounds:
+    """What a policy must decide within in this partition: caps, and what owners ask for by hand."""
+    return Bounds(rules.caps, {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None})
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
@@ -140,6 +127,9 @@ def job_views(
         limits = limits_of(job.elastic, cluster, known.spec, job.history.batch if job.history is not None else None)
         fixed = job.fixed or _nowhere(limits)
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))
+        if job.given_back is not None:
+            views.append(_dated(_smaller_for_others(view, job.given_back), job, round_))
+            continue
         if hot(job.elastic):
             joins = rules.split_nodes and not rules.whole_nodes and bool(job.spare) and not limits.rules
             view = replace(view, smaller=_smaller(job, limits), joins=joins)
@@ -151,6 +141,14 @@ def job_views(
             view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
         views.append(view)
     return views
+
+
+def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
+    """The job at what it is to have once growth of it has gone back, with its batch if that takes it."""
+    least, most = least_and_most(view.limits, back.shape.gpus)
+    quantum = 1 if view.limits.batch_fixed else math.lcm(view.limits.quantum, view.limits.at(back.shape.gpus).quantum)
+    batch = max(least, min(view.batch, most) // quantum * quantum)
+    return replace(view, shape=back.shape, nodes=back.nodes, batch=batch, fixed=back.reason)
 
 
 def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:

@@ -1,4 +1,4 @@
-"""Limits that protect people, on a real Slurm: rigid jobs get room, reserved and drained nodes are nobody's."""
+"""Limits that protect people, on a real Slurm: growth goes back, reserved and drained nodes are nobody's."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import time
 
 import pytest
 
-from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
 
-EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--comment=ones: gpus=1-16 batch=16-64")
-
 
 def root(harness: Harness, *command: str) -> None:
     harness.cluster.run(list(command), user="root")
-
-
-def first_in_line(harness: Harness, *options: str) -> int:
-    """A job that knows nothing of us, with the highest priority of all."""
-    job_id = harness.rigid(*options)
-    root(harness, "scontrol", "update", f"JobId={job_id}", "Priority=1000000")
-    return job_id
 
 
 def gpus(job: Job) -> int:
@@ -36,27 +26,30 @@ def said(harness: Harness, settings: str, job_id: int) -> str:
     return "; ".join(f"{d['reason']} ({d['outcome']})" for d in harness.why(settings, job_id)["decisions"])
 
 
-def test_an_elastic_job_shrinks_for_a_rigid_one_of_higher_priority(harness: Harness) -> None:
-    """It held all GPUs, as it asked for; the rigid one starts, the elastic one goes on beside it and is told why."""
-    elastic = harness.light(*EVERYTHING)
+def test_growth_goes_back_by_a_requeue(harness: Harness) -> None:
+    """A job that asked for a GPU has grown to a node; one that wants the others of that node starts next to it. One
+    that Slurm would not start anyway gets nothing."""
+    elastic = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-4 batch=16-64")
     harness.trains(elastic)
-    rigid = first_in_line(harness, "--nodes=1", "--gres=gpu:4")
-    settings = harness.settings(policy='"ones"')
+    settings = harness.settings()
     with harness.running(settings, "--act", "--own"):
+        grown = harness.wait(elastic, lambda job: job.running and gpus(job) == 4, "grown to a node")
+        harness.trains(elastic, restart=grown.restart)
+        its = ("--nodes=1", "--gres=gpu:3", f"--nodelist={grown.node_list[0]}")
+        later = harness.rigid(*its, "--begin=now+1hour")
+        harness.ticks(settings, 4)
+        assert harness.job(elastic).restart == grown.restart and harness.job(later).pending
+        rigid = harness.rigid(*its)
         harness.wait(rigid, lambda job: job.running, "running")
-        job = harness.wait(elastic, lambda job: job.running and job.restart > 0, "running beside it")
+        job = harness.wait(elastic, lambda job: job.running and job.restart > grown.restart, "running next to it")
         harness.trains(elastic, restart=job.restart)
-        harness.resize_ended(settings, elastic)
-    assert gpus(job) == 12 and not set(job.node_list) & set(harness.job(rigid).node_list)
-    with harness.store(settings) as store:
-        (resize,) = store.resizes(elastic)
-        assert resize.state == State.DONE
-    words = f"shrinks from 16 to 12 GPUs: job {rigid}, which cannot be resized and has the higher priority, waits for"
-    assert words in said(harness, settings, elastic)
+        words = said(harness, settings, elastic)
+    assert f"gives back what it grew by, from 4 to 1 GPU: job {rigid} waits for 1x3 GPUs" in words
 
 
-def test_blocks_leave_for_a_rigid_job(harness: Harness) -> None:
-    """They held all GPUs. Nothing is requeued or starts anew: the others train on, and the rigid job waits seconds."""
+def test_blocks_that_are_growth_leave_for_one_that_waits(harness: Harness) -> None:
+    """They hold all CPUs of a node; a job in another partition over the same nodes, which wants CPUs alone, waits
+    seconds. Nothing is requeued or starts again: the others train on."""
     site = Site(harness, owner=True)
     elastic = site.submit("--gres=gpu:4")
     # This policy leaves a job what it has, though it learns that it trains no faster.
@@ -66,36 +59,23 @@ def test_blocks_leave_for_a_rigid_job(harness: Harness) -> None:
         harness.ticks(settings, 2)
         before = harness.memberships(elastic)[-1]
         assert before.world == 16
+        root(harness, "scontrol", "create", "PartitionName=other", "Nodes=n[1-4]", "MaxTime=60")
         submitted = time.monotonic()
-        rigid = first_in_line(harness, "--nodes=1", "--gres=gpu:4")
+        rigid = harness.rigid("--partition=other", "--nodes=1", "--ntasks=1", "--cpus-per-task=16")
         harness.wait(rigid, lambda job: job.running, "running")
         waited = time.monotonic() - submitted
         left = harness.membership(elastic, lambda m: m.world <= 12, "membership of those that stay")
         harness.resize_ended(settings, elastic)
-    print(f"a rigid job waited {waited:.1f} s for GPUs of blocks")
+    print(f"a job waited {waited:.1f} s for CPUs of blocks")
     assert waited < 30, waited
     assert (left.world, left.why, left.generation) == (12, "order", before.generation + 1) and not any(left.restarts)
     tasks = harness.tasks(elastic)
     assert {n for n, task in tasks.items() if task.state == "RUNNING"} == {*left.blocks}
     assert {tasks[n].node_list for n in left.blocks}.isdisjoint(harness.job(rigid).node_list)
-    words = f"shrinks from 16 to 12 GPUs: job {rigid}, which cannot be resized and has the higher priority, waits for"
+    root(harness, "scancel", str(rigid))
+    root(harness, "scontrol", "delete", "PartitionName=other")
+    words = f"gives back what it grew by, from 16 to 12 GPUs: job {rigid} waits for CPUs or memory"
     assert words in said(harness, settings, elastic)
-
-
-def test_switched_off_rigid_jobs_wait(harness: Harness) -> None:
-    """Then nothing shrinks for them; and for one that Slurm would not start anyway nothing shrinks at all."""
-    elastic = harness.light(*EVERYTHING)
-    harness.trains(elastic)
-    rigid = first_in_line(harness, "--nodes=1", "--gres=gpu:4")
-    off = harness.settings(policy='"ones"', limits="yield_to_rigid = false")
-    with harness.running(off, "--act", "--own"):
-        harness.ticks(off, 6)
-    assert harness.job(rigid).pending and harness.job(elastic).restart == 0
-    root(harness, "scontrol", "update", f"JobId={rigid}", "StartTime=now+1hour")
-    on = harness.settings(policy='"ones"')
-    with harness.running(on, "--act", "--own"):
-        harness.ticks(on, 6)
-    assert harness.job(rigid).pending and harness.job(elastic).restart == 0
 
 
 def test_reserved_and_drained_nodes_are_left_alone(harness: Harness) -> None:
@@ -141,17 +121,16 @@ def test_a_cap_is_kept_and_explained(harness: Harness) -> None:
 
 
 def test_a_job_is_resized_no_more_than_it_may(harness: Harness) -> None:
-    """Once, here; the second rigid job waits, and the elastic one's owner reads why."""
-    elastic = harness.light(*EVERYTHING)
+    """Once, here, to grow: one that waits for that waits on, and the elastic job's owner reads why."""
+    elastic = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-4 batch=16-64")
     harness.trains(elastic)
-    settings = harness.settings(policy='"ones"', limits="resizes_per_hour = 1")
+    settings = harness.settings(limits="resizes_per_hour = 1")
     with harness.running(settings, "--act", "--own"):
-        first = first_in_line(harness, "--nodes=1", "--gres=gpu:4")
-        harness.wait(first, lambda job: job.running, "running")
+        grown = harness.wait(elastic, lambda job: job.running and gpus(job) == 4, "grown to a node")
         harness.resize_ended(settings, elastic)
-        second = first_in_line(harness, "--nodes=1", "--gres=gpu:4")
+        rigid = harness.rigid("--nodes=1", "--gres=gpu:3", f"--nodelist={grown.node_list[0]}")
         harness.ticks(settings, 8)
-    assert harness.job(second).pending and gpus(harness.job(elastic)) == 12
+    assert harness.job(rigid).pending and gpus(harness.job(elastic)) == 4
     assert "it was resized 1 time within an hour (limits.resizes_per_hour)" in said(harness, settings, elastic)
 
 

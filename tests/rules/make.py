@@ -10,8 +10,8 @@ from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Observation
 from slurm_ones.policy.contract import ClusterView
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
-from slurm_ones.rules.rigid import RigidDemand
-from slurm_ones.rules.views import bounds_of, cluster_view
+from slurm_ones.rules.growth import with_growth
+from slurm_ones.rules.views import cluster_view
 
 
 def round_of(
@@ -32,11 +32,5 @@ def rules_of(seen: Observation, *resizes: ResizeRecord, **settings: Any) -> Part
 
 def shown(seen: Observation, *resizes: ResizeRecord, partition: str = "gpu", **settings: Any) -> ClusterView:
     """The partition as its policy sees it."""
-    round_ = round_of(seen, *resizes, **settings)
+    round_ = with_growth(round_of(seen, *resizes, **settings))
     return cluster_view(round_, round_.partition(partition))
-
-
-def demand_of(seen: Observation, *resizes: ResizeRecord, **settings: Any) -> RigidDemand:
-    """What rigid jobs need in partition `gpu`."""
-    round_ = round_of(seen, *resizes, **settings)
-    return bounds_of(round_, round_.partition("gpu")).demand

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobHistory, JobRecord, MembershipRecord, ResizeRecord
+from ones_db import JobHistory, MembershipRecord, ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Membership, Spec
@@ -21,10 +21,10 @@ from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.blocks import BLOCKS, Moves, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
+from slurm_ones.rules.growth import with_growth
 from slurm_ones.rules.job_rules import PACK_S, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.plan import ResizePlan, plan
-from slurm_ones.rules.reclaim import annotate, make_room
-from slurm_ones.rules.views import bounds_of, cluster_view, job_models, job_views
+from slurm_ones.rules.views import cluster_view, job_models, job_views
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view
 from tests.act.make import FULL, NOW, elastic, history
@@ -84,7 +84,7 @@ def rules_for(
     whole = Settings.model_validate({"resize": settings, "limits": site or {}})
     known = histories or {id_: told(id_) for id_ in by_id}
     held = {id_: frozenset(ours) for id_ in by_id}
-    round_ = Round(seen, known, whole, under_way(resizes), NOW, held=held or {}, split_nodes=split_nodes)
+    round_ = with_growth(Round(seen, known, whole, under_way(resizes), NOW, held=held, split_nodes=split_nodes))
     rules = round_.partition("gpu")
     return round_, replace(rules, caps=(*rules.caps, *caps))
 
@@ -375,28 +375,6 @@ def test_what_is_held_by_us() -> None:
     assert held_by_us([first, preempted]) == {0, 1, 2} and held_by_us([first, preempted, joined]) == {0, 1}
 
 
-def test_a_rigid_job_gets_what_blocks_give_up() -> None:
-    """By a hot shrink, of the blocks that are in the way, and nobody is asked twice."""
-    job = job_of_blocks(task(0, Shape(1, 4), "n1"), task(1, Shape(1, 4), "n2"), task(2, Shape(1, 1)))
-    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", submit_time=1.0, comment="")
-    round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[rigid])
-    cluster = cluster_view(round_, rules)
-    bounds = bounds_of(round_, rules)
-    assert [one.job_id for one in bounds.demand.pending] == [50]
-    dropping = change_of(1, Shape(2, 4), Shape(1, 4), "joining", dropped=(1,))
-    round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[rigid], resizes=[dropping])
-    assert bounds_of(round_, rules).demand.free["n2"] == 4
-    assert cluster.gpus == 8
-
-
-def test_a_waiting_block_is_no_rigid_job() -> None:
-    """A block that was released waits for GPUs, as part of an elastic job."""
-    waits = task(1, Shape(1, 4), held=False, reason="Resources")
-    job = job_of_blocks(task(0, Shape(1, 4), "n1"), waits)
-    round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[waits])
-    assert bounds_of(round_, rules).demand.pending == ()
-
-
 def test_a_policy_is_shown_what_a_job_keeps() -> None:
     """At each size that blocks that leave make."""
     view = shown(TWO, {"n1": 1})
@@ -442,28 +420,3 @@ def test_the_commands_of_a_change_by_hand() -> None:
     (shrink,) = planned({1: Shape(1, 1)}, [TWO], {"n1": 1}).begin
     lines = commands(shrink, 8, None, 900.0)
     assert '"blocks": [0]' in lines[0] and lines[-1] == "scontrol requeuehold 1_1"
-
-
-def test_blocks_give_up_what_a_rigid_job_needs() -> None:
-    """The size that leaves the node in question free; one that no blocks make is not asked for."""
-    blocks = [task(0, Shape(1, 4), "n1"), task(1, Shape(1, 4), "n2"), task(2, Shape(1, 1))]
-    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", submit_time=1.0, comment="")
-    asked = told(job=JobRecord(1, "job", "alice", 1.0, Shape(1, 4)))
-    for need, kept in ((4, {"n1": 4}), (2, {"n1": 4})):
-        waits = replace(rigid, gpus_per_node=need)
-        round_, rules = rules_for([job_of_blocks(*blocks)], {"n1": 0, "n2": 0}, {1: asked}, others=[waits])
-        cluster = cluster_view(round_, rules)
-        views = job_views(round_, rules, cluster, job_models(round_, Learner(seed=0)))
-        made = make_room(cluster, views, bounds_of(round_, rules).demand)
-        (view,) = made.jobs
-        assert made.served == (50,) and view.nodes == kept and view.shape == Shape(1, 4)
-        schedule = annotate(Schedule({1: Allocation(Shape(2, 4), 32)}), made)
-        (change,) = plan(schedule, rules).begin
-        assert change.moves == Moves((), (1,))
-    one = job_of_blocks(task(0, Shape(1, 4), "n1"), task(1, Shape(1, 1)))
-    small = told(job=JobRecord(1, "job", "alice", 1.0, Shape(1, 1)))
-    round_, rules = rules_for([one], {"n1": 0}, {1: small}, others=[replace(rigid, gpus_per_node=2)])
-    cluster = cluster_view(round_, rules)
-    views = job_views(round_, rules, cluster, job_models(round_, Learner(seed=0)))
-    made = make_room(cluster, views, bounds_of(round_, rules).demand)
-    assert made.served == () and not made.reasons

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.policies import POLICIES, make_policy
@@ -17,6 +18,8 @@ from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, cluster, job, rounds
 from tests.rivals.test_contract import short
+from tests.rules.make import rules_of
+from tests.rules.test_views import running, seen
 
 WHY = reason("least_total_time")
 
@@ -135,3 +138,24 @@ def test_policies_do_not_plan_with_what_would_be_refused() -> None:
     assert seen == [(1, 2, 4), (2, 4)]
     assert [one.limits.gpus for one in narrowed(jobs, [Cap(0, frozenset({1, 2}), ALICE)])] == [(1, 2), (2,)]
     assert narrowed(jobs, []) is jobs
+
+
+def test_caps_of_users_accounts_and_partitions() -> None:
+    """A name's own comes before the general one, and what it has in other partitions counts."""
+    jobs = [
+        running(1, Shape(1, 4), "n1", user="alice", account="a"),
+        running(2, Shape(1, 2), "n2", user="bob", account="a"),
+        running(3, Shape(1, 3), "n3", user="alice", account="b", partitions=("other",)),
+    ]
+    look = seen(*jobs, used={"n1": 4, "n2": 2, "n3": 3})
+    site = {"gpus_per_user": 8, "gpus_of_user": {"bob": 3}, "gpus_of_account": {"a": 6}, "share": 0.5}
+    found = {str(cap.reason).split(" grow ")[0]: (cap.gpus, cap.jobs) for cap in rules_of(look, limits=site).caps}
+    assert found == {
+        "elastic jobs": (8, frozenset({1, 2})),
+        "elastic jobs of user alice": (5, frozenset({1})),
+        "elastic jobs of user bob": (3, frozenset({2})),
+        "elastic jobs of account a": (6, frozenset({1, 2})),
+    }
+    growing = ResizeRecord(3, 0, Shape(1, 3), None, Shape(2, 4), None, "draining", 0.0, id=1)
+    assert {cap.gpus for cap in rules_of(look, growing, limits=site).caps if "alice" in str(cap.reason)} == {0}
+    assert rules_of(look).caps == ()

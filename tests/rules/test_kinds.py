@@ -19,8 +19,6 @@ from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules, UnderWay
 from slurm_ones.rules.job_rules import Kinds
 from slurm_ones.rules.plan import PlannedChange, plan
-from slurm_ones.rules.reclaim import make_room
-from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import cluster_view
 from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view_of
@@ -229,16 +227,6 @@ def test_a_cap_cuts_to_a_size_of_the_kind_that_was_decided() -> None:
     )
     assert made.allocations[1].shape == Shape(1, 4) and 2 not in made.allocations
     assert made.refused[2].code == "no_room_under_cap"
-
-
-@pytest.mark.parametrize(("kind", "kept"), [("", [3, 1]), ("slow", [1, 2]), ("fast", [3, 1]), ("h100", [3, 2])])
-def test_room_for_a_rigid_job_is_made_on_nodes_of_its_type(kind: str, kept: list[int]) -> None:
-    """By those who lose least there; by nobody where no node has it."""
-    view = ClusterView((NodeView("n1", 3, "slow"), NodeView("n2", 2, "fast")), node_gpus=4)
-    jobs = [view_of(1, {"n1": 3}, requested=1), view_of(2, {"n2": 2}, requested=1)]
-    ask = PendingJob(50, 1, 3, (-9, 50), kind=kind)
-    made = make_room(view, jobs, RigidDemand([ask], {"n1": 1, "n2": 2}, {1: (-1, 1), 2: (-1, 2)}))
-    assert [one.shape.gpus for one in made.jobs if one.shape] == kept
 
 
 def test_the_kind_of_a_run_of_blocks() -> None:

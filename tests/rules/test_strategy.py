@@ -22,7 +22,6 @@ from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.job_rules import breaks, parts, size_rules
 from slurm_ones.rules.plan import plan
-from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_models, job_views, limits_of
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, job, rounds
@@ -185,17 +184,12 @@ def test_the_nodes_say_which_ranks_share_one() -> None:
 
 @given(rounds(max_jobs=6, uniform=True), st.data())
 def test_rules_keep_strategies_too(drawn: Round, data: st.DataObject) -> None:
-    """Room for rigid jobs, sizes asked for by hand and caps: none of them gives a job what its strategy cannot use."""
+    """Sizes asked for by hand and caps: none of them gives a job what its strategy cannot use."""
     view, jobs = drawn
     ids = [one.job_id for one in jobs]
-    demand = RigidDemand()
-    if jobs and view.gpus_per_node:
-        pending = PendingJob(99, data.draw(st.integers(1, 2)), data.draw(st.integers(1, view.gpus_per_node)), (0, 99))
-        free = {node.name: node.gpus - sum(one.nodes.get(node.name, 0) for one in jobs) for node in view.nodes}
-        demand = RigidDemand((pending,), free=free, ranks={id_: (1, id_) for id_ in ids})
     asked = {id_: data.draw(st.integers(1, 8)) for id_ in ids if data.draw(st.booleans())}
     caps = (Cap(data.draw(st.integers(0, 16)), frozenset(ids), reason("user_cap", user="a", gpus=4, setting="x")),)
-    found = decide_within(make_policy("ees"), view, jobs, Bounds(demand, caps, asked), 0.0, seeded())
+    found = decide_within(make_policy("ees"), view, jobs, Bounds(caps, asked), 0.0, seeded())
     for one in jobs:
         got = found.allocations.get(one.job_id)
         if got is None or not one.limits.rules or (got.shape, got.batch) == (one.shape, one.batch):

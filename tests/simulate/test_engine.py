@@ -299,14 +299,15 @@ AT = 400.0
 """When the rigid job comes."""
 
 
-def outcomes(asked: int, priority: int, **limits: Any) -> tuple[JobOutcome, JobOutcome]:
+def outcomes(asked: int, *, share: float = 1.0, **settings: Any) -> tuple[JobOutcome, JobOutcome]:
     """An elastic job of so many GPUs, alone on 4 of them, and a rigid one of 2 that comes later."""
     jobs = (
         Submission("elastic", 0.0, "long", asked, LONG.base_batch),
-        Submission("rigid", AT, "brief", 2, BRIEF.base_batch, elastic=False, priority=priority),
+        Submission("rigid", AT, "brief", 2, BRIEF.base_batch, elastic=False),
     )
     work = Workload("two", jobs, {"long": LONG, "brief": BRIEF})
-    elastic, rigid = run("ones", {}, work, ClusterSpec(1, 4), settings={**AT_ONCE, "limits": limits}).jobs
+    settings = {**AT_ONCE, "limits.share": share} | settings
+    elastic, rigid = run("ones", {}, work, ClusterSpec(1, 4), settings=settings).jobs
     return elastic, rigid
 
 
@@ -315,31 +316,29 @@ def waited(rigid: JobOutcome) -> float:
     return rigid.started - rigid.submitted
 
 
-@pytest.mark.parametrize(("asked", "priority"), [(4, 2), (1, 1)])
-def test_a_rigid_job_starts_soon(asked: int, priority: int) -> None:
-    """One of higher priority, and one that only wants what the elastic job has grown into: after a tick, a drain and a
-    look of the scheduler. Without that it waits for the elastic job's end."""
-    elastic, rigid = outcomes(asked, priority)
+def test_a_rigid_job_starts_soon() -> None:
+    """One that wants what the elastic job has grown into: after a tick, a drain and a look of the scheduler. Without
+    that it waits for the elastic job's end."""
+    elastic, rigid = outcomes(1)
     assert waited(rigid) < 60 + 60
     assert elastic.ended is not None and elastic.resizes >= 1
-    alone, late = outcomes(asked, priority, yield_to_rigid=False)
+    alone, late = outcomes(1, **{"resize.shrink": False})
     assert alone.ended is not None and waited(late) >= alone.ended - AT > 240
 
 
-def test_what_a_job_asked_for_is_not_given_to_one_behind_it() -> None:
-    """Of equal priority, the first come is first served."""
-    elastic, rigid = outcomes(4, 1)
+def test_what_a_job_asked_for_is_not_given_to_others() -> None:
+    elastic, rigid = outcomes(4)
     assert elastic.ended is not None and elastic.resizes == 0
     assert waited(rigid) >= elastic.ended - AT
 
 
 def test_a_job_grows_within_its_share() -> None:
     """Alone on four GPUs, of which elastic jobs may grow into half."""
-    elastic, _ = outcomes(1, 1, share=0.5, yield_to_rigid=False)
+    elastic, _ = outcomes(1, share=0.5)
     assert elastic.gpu_s <= 2 * elastic.running_s
 
 
 def test_resizes_of_a_job_are_counted() -> None:
     """It is interrupted so often in its life and no more, though it would grow, shrink, and grow again."""
-    assert outcomes(1, 1)[0].resizes > 1
-    assert outcomes(1, 1, resizes_per_job=1)[0].resizes == 1
+    assert outcomes(1)[0].resizes > 1
+    assert outcomes(1, **{"limits.resizes_per_job": 1})[0].resizes == 1

@@ -1,0 +1,398 @@
+"""Growth goes back to jobs that wait: what a job holds beyond the GPUs that its user asked for is borrowed.
+
+While a job waits that Slurm could start but for what growth holds (GPUs, CPUs, memory, a node by name or all of it, a
+licence, the limit of its account or QOS), in any partition over these nodes, nobody grows where it could start; and
+growth goes back, the youngest first, until it has room: blocks leave, a plain job returns to what was asked for by one
+requeue. If free resources and all growth together are not enough for it, nothing goes back in vain. What Slurm makes of
+it shows at the next tick, when all of this is asked again.
+
+Elastic jobs that wait do not count: what they get is their policy's decision. Of a limit nobody knows what it has left,
+so growth of its account or QOS goes back until it makes up for what the job wants, or all has gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from ones_db.reasons import reason
+from ones_db.shape import PARKED, Shape
+from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.policy.contract import ClusterView, Limits, NodeView
+from slurm_ones.policy.ledger import Resources
+from slurm_ones.policy.shapes import shape_of, takes
+from slurm_ones.rules.blocks import hot, task_of
+from slurm_ones.rules.gate import GivenBack, Growth, JobRules, Round, UnderWay
+from slurm_ones.rules.job_rules import parts
+from slurm_ones.rules.views import limits_of
+from slurm_ones.slurm.model import Job, Node, Partition
+
+MOST = 50
+"""Waiting jobs that growth goes back to at once, the first in Slurm's order."""
+LOOK_S = 60.0
+"""Slurm has looked at its queue again so long after a resize."""
+_ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
+"""Slurm's reasons of jobs that wait for room. Others name what no growth holds: a hold, a dependency, a begin time, a
+limit of the user's own, what no node has."""
+_LIMITS = {"AssocGrp": "account", "QOSGrp": "qos", "Licenses": "licenses"}
+"""First words of Slurm's reasons of jobs that wait for what others share, and the field of those that share it."""
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """What a job waits for: room, or a limit that it shares."""
+
+    job: Job
+    on: Sequence[Mapping[str, Resources]] = ()
+    """What it takes of each node on which it could start, for each of its partitions."""
+    shared: str = ""
+    """Field of the jobs that share the limit."""
+
+    @property
+    def what(self) -> str:
+        """What it waits for, in words."""
+        if self.shared:
+            return "licences" if self.shared == "licenses" else f"the limit of its {self.shared}"
+        gpus = _gpus_of_each(self.job)
+        return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
+
+    def shares(self, job: Job) -> bool:
+        """Tell whether the job may hold something of the limit."""
+        if self.shared == "licenses":
+            return not dict(self.job.licenses).keys().isdisjoint(dict(job.licenses))
+        return bool(self.shared) and getattr(self.job, self.shared) == getattr(job, self.shared)
+
+    def amount(self, job: Job, gpus: int) -> Counter[str]:
+        """What the job has of the limit with so many GPUs."""
+        if self.shared == "licenses":
+            return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
+        by_gpus = _gpus_of_each(self.job) > 0
+        name = f"{'GPUs' if by_gpus else 'CPUs'} of {self.shared} {getattr(self.job, self.shared)}"
+        return Counter({name: gpus if by_gpus else max(job.cpus, 1)})
+
+
+class Piece(NamedTuple):
+    """Growth that goes back at once: a block, or all that a plain job has."""
+
+    job_id: int
+    part: Job
+    held: Mapping[str, Resources]
+    keeps: Shape
+    """What remains of it."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
+
+    def kept(self, wanted: Mapping[str, int]) -> list[str]:
+        """Nodes on which something remains: those that are wanted least."""
+        return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
+
+    def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
+        """What goes back on each node. CPUs and memory go with the GPUs."""
+        kept = self.kept(wanted)
+        for name, held in self.held.items():
+            left = self.keeps.gpus_per_node if name in kept else 0
+            yield name, Resources(*(have - -(-have * left // max(held.gpus, 1)) for have in held))
+
+
+class Grown(NamedTuple):
+    """A job that holds more than its user asked for."""
+
+    rules: JobRules
+    limits: Limits
+    pieces: tuple[Piece, ...]
+    """Of its growth, the youngest first."""
+
+    def may_keep(self, gone: Collection[Piece]) -> bool:
+        """Tell whether it may train on once these have gone."""
+        if not hot(self.rules.elastic):
+            return True
+        tasks = {task_of(piece.part) for piece in gone}
+        stay = [block.shape for block in self.rules.blocks if block.task not in tasks]
+        gpus = sum(shape.gpus for shape in stay)
+        if not takes(self.limits, gpus) or not self.rules.elastic.allows(gpus):
+            return False
+        return not self.limits.rules or (gpus in self.limits.gpus and not parts(self.limits.at(gpus), stay))
+
+
+def with_growth(round_: Round) -> Round:
+    """The round with what growth gives back in it, and where none goes on."""
+    waiting = _waiting(round_)
+    if not waiting:
+        return round_
+    returns = _Returns(round_)
+    contested: dict[str, int] = {}
+    limited: dict[int, int] = {}
+    for one in waiting:
+        returns.serve(one)
+    for one in {one.job.job_id: one for one in waiting}.values():
+        for nodes in one.on:
+            contested = dict.fromkeys(nodes, one.job.job_id) | contested
+        sharing = (id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job))
+        limited = dict.fromkeys(sharing, one.job.job_id) | limited
+    return replace(round_, growth=Growth(returns.given_back(), contested, limited))
+
+
+class _Returns:
+    """What is free, and which growth has gone back, as waiting jobs are served one after the other."""
+
+    def __init__(self, round_: Round) -> None:
+        self._free = _free(round_)
+        self._limits = Counter(round_.seen.snapshot.licenses)
+        """What limits have left, as far as that is known."""
+        self._grown = _grown(round_) if round_.settings.resize.shrink else {}
+        pieces = (piece for one in self._grown.values() for piece in one.pieces)
+        self._pieces = sorted(pieces, key=lambda piece: (-piece.part.start_time, -piece.part.job_id))
+        """Those that remain, the youngest first."""
+        self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
+        """Of each job those that have gone, with the nodes on which something remains."""
+        self._first: dict[int, WaitingJob] = {}
+        ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
+        self._settled = not round_.under_way and round_.now - ended > LOOK_S
+
+    def serve(self, one: WaitingJob) -> None:
+        """Let growth go back until the job has what it waits for; nothing if that cannot be."""
+        if one.shared:
+            self._serve_limit(one)
+        else:
+            any(self._serve_room(one, nodes) for nodes in one.on)
+
+    def _serve_limit(self, one: WaitingJob) -> None:
+        wants = one.amount(one.job, one.job.nodes * _gpus_of_each(one.job))
+        short, going = wants - self._limits, list[Piece]()
+        for piece in self._pieces:
+            if short and one.shares(piece.part):
+                short -= one.amount(piece.part, piece.gpus)
+                going.append(piece)
+        if short and one.shared == "licenses":
+            return
+        for piece in going:
+            self._limits += one.amount(piece.part, piece.gpus)
+            self._go(one, piece, {})
+        self._limits -= wants
+
+    def _serve_room(self, one: WaitingJob, nodes: Mapping[str, Resources]) -> bool:
+        free = dict(self._free)
+        fits = {name for name, need in nodes.items() if free[name].cover(need)}
+        named = {*one.job.requested_nodes}
+        wanted = {name: 1 + (name in named) for name in nodes if name not in fits}
+        going: list[Piece] = []
+
+        def change(piece: Piece, by: Callable[[Resources, Resources], Resources]) -> None:
+            for name, given in piece.gives(wanted):
+                if name in nodes:
+                    free[name] = by(free[name], given)
+                    (fits.add if free[name].cover(nodes[name]) else fits.discard)(name)
+
+        def enough() -> bool:
+            return len(fits) >= one.job.nodes and named <= fits
+
+        if enough() and one.job.reason == "Resources" and self._settled:
+            # Slurm says that it does not fit, for something that is not known here.
+            going = [piece for piece in self._pieces if not nodes.keys().isdisjoint(piece.held)][:1]
+        for piece in self._pieces:
+            if enough():
+                break
+            if not wanted.keys().isdisjoint(piece.held):
+                going.append(piece)
+                change(piece, Resources.plus)
+        if not enough():
+            return False
+        for piece in reversed(going.copy()) if wanted else ():  # what is not needed stays, the oldest first
+            change(piece, Resources.without)
+            if enough():
+                going.remove(piece)
+            else:
+                change(piece, Resources.plus)
+        for piece in going:
+            self._go(one, piece, wanted)
+        for name in sorted(fits, key=lambda name: (name not in named, free[name], name))[: one.job.nodes]:
+            self._free[name] = self._free[name].without(nodes[name])
+        return True
+
+    def _go(self, one: WaitingJob, piece: Piece, wanted: Mapping[str, int]) -> None:
+        self._pieces.remove(piece)
+        self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
+        self._first.setdefault(piece.job_id, one)
+        for name, given in piece.gives(wanted):
+            if name in self._free:
+                self._free[name] = self._free[name].plus(given)
+
+    def given_back(self) -> dict[int, GivenBack]:
+        """What becomes of each job that gives something back: more goes if it could not train on otherwise."""
+        found = {}
+        for job_id, grown in self._grown.items():
+            gone = [piece for piece, _ in self._gone.get(job_id, ())]
+            rest = [piece for piece in grown.pieces if piece not in gone] if gone else []
+            while rest and not grown.may_keep(gone):
+                gone.append(rest.pop(0))
+            if gone and grown.may_keep(gone):
+                found[job_id] = self._given_back(grown, gone)
+        return found
+
+    def _given_back(self, grown: Grown, gone: Sequence[Piece]) -> GivenBack:
+        job_id, before = grown.rules.elastic.job.job_id, grown.rules.elastic.shape.gpus
+        tasks = {task_of(piece.part) for piece in gone if piece.part.array_tasks}
+        blocks = [block for block in grown.rules.blocks if block.task not in tasks]
+        kept = Counter[str]()
+        for block in blocks:
+            kept.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
+        for piece, nodes in self._gone[job_id]:
+            kept.update(dict.fromkeys(nodes, piece.keeps.gpus_per_node))
+        each = {*kept.values()}
+        shape = Shape(len(kept), each.pop()) if len(each) == 1 else Shape(1, kept.total())
+        first = self._first[job_id]
+        why = reason("growth_returns", before=before, gpus=shape.gpus, job=first.job.job_id, what=first.what)
+        return GivenBack(shape, dict(kept), tuple(block.task for block in blocks), why)
+
+
+# -- who waits --------------------------------------------------------------------------------------------------------
+
+
+def _waiting(round_: Round) -> list[WaitingJob]:
+    """The jobs that wait for what growth may hold, in Slurm's order."""
+    jobs = [job for job in round_.seen.snapshot.jobs.values() if job.pending and _counts(job, round_)]
+    found: list[WaitingJob] = []
+    for job in sorted(jobs, key=lambda job: (-job.priority, job.job_id)):
+        one = _wants(job, round_)
+        if one is not None:
+            tasks = min(len(job.array_tasks) or 1, job.throttle or MOST)
+            found += [one] * min(tasks, MOST - len(found))
+        if len(found) == MOST:
+            break
+    return found
+
+
+def _counts(job: Job, round_: Round) -> bool:
+    if job.held or job.completing or job.eligible_time > round_.seen.snapshot.time:
+        return False
+    if not (_ROOM.match(job.reason) or job.reason.startswith(tuple(_LIMITS))):
+        return False
+    elastic = round_.seen.elastic
+    one = elastic.get(job.array_id)
+    one = one if one is not None and one.blocks else elastic.get(job.job_id)
+    # One that is trained within another waits for that job.
+    return one is None or (one.refusal is not None and one.refusal.code != "fused")
+
+
+def _wants(job: Job, round_: Round) -> WaitingJob | None:
+    """What the job waits for; None for one that could never start."""
+    shared = next((field for word, field in _LIMITS.items() if job.reason.startswith(word)), "")
+    if shared:
+        return WaitingJob(job, shared=shared)
+    known = (round_.seen.snapshot.partitions.get(name) for name in job.partitions)
+    places = [_places(job, part, round_) for part in known if part is not None and part.up]
+    places = [nodes for nodes in places if len(nodes) >= job.nodes > 0 and nodes.keys() >= {*job.requested_nodes}]
+    return WaitingJob(job, places) if places else None
+
+
+def _places(job: Job, partition: Partition, round_: Round) -> dict[str, Resources]:
+    """What the job takes of each node of the partition on which it could start if nothing ran there."""
+    if 0 < partition.max_time_s < job.time_limit_s or 0 < partition.max_nodes < job.nodes:
+        return {}
+    snapshot = round_.seen.snapshot
+    whole = job.exclusive or partition.whole_nodes or partition.name in round_.settings.whole_node_gpus
+    reserved = {name for one in snapshot.reservations if one.name == job.reservation for name in one.node_names}
+    each = Resources(_gpus_of_each(job), -(-job.cpus // max(job.nodes, 1)), job.memory_mb)
+    found = {}
+    for node in (snapshot.nodes[name] for name in partition.node_names if name in snapshot.nodes):
+        if node.name in job.excluded_nodes or not (node.name in reserved if job.reservation else node.usable):
+            continue
+        if job.kind and job.of_one_kind and node.kind not in ("", job.kind):
+            continue
+        has = _capacity(node, round_)
+        need = Resources(each.gpus, each.cpus if has.cpus else 0, each.memory_mb if has.memory_mb else 0)
+        if has.cover(need):
+            found[node.name] = has if whole else need
+    return found
+
+
+def _gpus_of_each(job: Job) -> int:
+    return job.gpus_per_node or -(-job.gpus_total // max(job.nodes, 1))
+
+
+# -- who holds what ---------------------------------------------------------------------------------------------------
+
+
+def _capacity(node: Node, round_: Round) -> Resources:
+    """What the node has; no CPUs or memory if Slurm does not say."""
+    given = round_.settings.whole_node_gpus
+    gpus = node.gpus or max((given[name] for name in node.partitions if name in given), default=0)
+    return Resources(gpus, node.cpus, node.memory_mb)
+
+
+def _free(round_: Round) -> dict[str, Resources]:
+    """What is free on each node, or is about to be: jobs under way count as having given back."""
+    free = {}
+    for name, node in round_.seen.snapshot.nodes.items():
+        has = _capacity(node, round_)
+        used = Resources(
+            node.gpus_used if node.gpus else has.gpus * (not node.idle), node.cpus_used, node.memory_used_mb
+        )
+        free[name] = has.without(used.at_most(has))
+    for job_id, move in round_.under_way.items():
+        one = round_.seen.elastic.get(job_id)
+        for piece in _leaving(one, move) if one is not None and one.job.running else ():
+            for name, given in piece.gives({}):
+                if name in free:
+                    free[name] = free[name].plus(given)
+    return free
+
+
+def _leaving(one: Elastic, move: UnderWay) -> list[Piece]:
+    """What a resize under way gives back."""
+    if move.moves is not None:
+        return [_piece(one, job) for job in one.running_blocks if task_of(job) in move.moves.dropped]
+    return [_piece(one, one.job, move.target)] if move.target.gpus < one.shape.gpus else []
+
+
+def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
+    each = Resources(one.shape_of(part).gpus_per_node, part.cpus // max(len(part.node_list), 1), part.memory_mb)
+    return Piece(one.job.job_id, part, dict.fromkeys(part.node_list, each), keeps)
+
+
+def _grown(round_: Round) -> dict[int, Grown]:
+    """The jobs that hold more than their users asked for, and may give that back now."""
+    found, sites = {}, dict[str, ClusterView]()
+    for job_id, one in round_.seen.elastic.items():
+        history = round_.histories.get(job_id)
+        asked = history.job.requested_shape.gpus if history is not None else 0
+        if history is None or not (one.job.running and one.weighed and one.shape.gpus > asked):
+            continue
+        rules = round_.job_rules(one, at_once=True)
+        if rules.fixed is not None:
+            continue
+        if one.partition not in sites:
+            sites[one.partition] = _site(round_, one.partition)
+        limits = limits_of(one, sites[one.partition], rules.spec, history.batch)
+        found[job_id] = Grown(rules, limits, _pieces(rules, limits, asked, sites[one.partition]))
+    return found
+
+
+def _site(round_: Round, name: str) -> ClusterView:
+    partition = round_.seen.snapshot.partitions.get(name)
+    if partition is None:
+        return ClusterView(())
+    full, whole = round_.full_node(partition)
+    return ClusterView(tuple(NodeView(node, full) for node in partition.node_names), whole, full)
+
+
+def _pieces(rules: JobRules, limits: Limits, asked: int, site: ClusterView) -> tuple[Piece, ...]:
+    """Its growth, the youngest first. Of blocks the one that leads and the oldest others are what was asked for."""
+    one = rules.elastic
+    if hot(one):
+        jobs, base = {task_of(job): job for job in one.running_blocks}, accumulate(b.shape.gpus for b in rules.blocks)
+        growth = [
+            block.task for block, gpus in zip(rules.blocks, base, strict=True) if gpus - block.shape.gpus >= asked
+        ]
+        return tuple(_piece(one, jobs[task]) for task in reversed(growth))
+    sizes = (gpus for gpus in limits.gpus if asked <= gpus < one.shape.gpus and takes(limits, gpus))
+    keeps = next((shape for gpus in sizes if (shape := shape_of(site, gpus)) is not None), None)
+    if keeps is None or keeps.nodes > len(one.job.node_list) or keeps.gpus_per_node > one.shape.gpus_per_node:
+        return ()
+    return (_piece(one, one.job, keeps),)

@@ -1,0 +1,443 @@
+"""What goes back to jobs that wait, by whom, and where nobody grows meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ones_db import JobRecord
+from ones_db.reasons import reason
+from ones_db.shape import Shape
+from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.optin import OptIn
+from slurm_ones.learn.learner import Learner
+from slurm_ones.policies import make_policy
+from slurm_ones.rules.blocks import Moves
+from slurm_ones.rules.gate import Growth, Round, UnderWay
+from slurm_ones.rules.growth import MOST, with_growth
+from slurm_ones.rules.plan import PartitionSchedule, plans
+from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
+from slurm_ones.testing.policies import seeded
+from tests.act.make import NOW, elastic
+from tests.rules.test_blocks import job_of_blocks, task, told
+
+NAMES = ("n1", "n2", "n3", "n4")
+OVER = {"gpu": {}, "other": {}, "whole": {"whole_nodes": True}, "short": {"max_time_s": 60.0}, "down": {"up": False}}
+"""Partitions over the same nodes."""
+
+
+def block(number: int, gpus: int, node: str, **changes: Any) -> Job:
+    """A block with a CPU for each GPU, or as many as `changes` say."""
+    known = {"cpus": gpus, "start_time": NOW - 500 + number, "account": "a", "qos": "normal"}
+    return task(number, Shape(1, gpus), node, **(known | changes))
+
+
+def guests(**changes: Any) -> Elastic:
+    """A job that asked for 1 GPU and has grown to all 16: a block of 1 and one of 3 on n1, one of 4 on each other."""
+    cpus = {"cpus": 4} | changes
+    return job_of_blocks(
+        block(0, 1, "n1", **changes),
+        block(1, 3, "n1", **(changes | {"cpus": changes.get("cpus", 3)})),
+        *(block(number, 4, f"n{number}", **cpus) for number in (2, 3, 4)),
+    )
+
+
+def waits(job_id: int = 50, shape: Shape = Shape(1, 1), **changes: Any) -> Job:
+    """A job that knows nothing of us."""
+    known = {"reason": "Resources", "comment": "", "submit_time": 1.0, "time_limit_s": 600.0, "partitions": ("gpu",)}
+    return replace(elastic(job_id, shape).job, **(known | changes))
+
+
+def asked(shape: Shape = Shape(1, 1), job_id: int = 1) -> JobRecord:
+    return JobRecord(job_id, "job", "alice", 1.0, shape)
+
+
+def round_with(
+    jobs: Sequence[Elastic],
+    *waiting: Job,
+    cpus: int = 4,
+    memory_mb: int = 0,
+    reservations: Sequence[Reservation] = (),
+    licenses: Mapping[str, int] | None = None,
+    unusable: Sequence[str] = (),
+    under_way: Mapping[int, UnderWay] | None = None,
+    shapes: Mapping[int, Shape] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Round:
+    """Four nodes of 4 GPUs, the jobs that run on them, and those that wait."""
+    parts = [part for one in jobs for part in one.parts if part.running] + [job for job in waiting if job.running]
+    nodes = {}
+    for name in NAMES:
+        here = [part for part in parts if name in part.node_list]
+        gpus, used = (sum(getattr(part, field) for part in here) for field in ("gpus_per_node", "memory_mb"))
+        busy = sum(part.cpus // len(part.node_list) for part in here)
+        state = Node(name, "", name not in unusable, 4, gpus, tuple(OVER), not here, cpus=cpus, cpus_used=busy)
+        kind = "slow" if name in ("n1", "n2") else "fast"
+        nodes[name] = replace(state, memory_mb=memory_mb, memory_used_mb=used, kind=kind)
+    partitions = {
+        name: Partition(
+            name,
+            **({"up": True, "node_names": NAMES, "max_time_s": 0.0, "max_nodes": 0, "whole_nodes": False} | changes),
+        )
+        for name, changes in OVER.items()
+    }  # type: ignore[arg-type]
+    by_id = {one.job.job_id: one for one in jobs}
+    queue = {id_: one.job for id_, one in by_id.items()} | {job.job_id: job for job in waiting}
+    snapshot = Snapshot(NOW, queue, nodes, partitions, tuple(reservations), licenses or {})
+    known = {id_: told(id_, job=asked((shapes or {}).get(id_, Shape(1, 1)), id_)) for id_ in by_id}
+    held = {id_: frozenset(range(1, 8)) for id_ in by_id}
+    checked = Settings.model_validate(settings or {})
+    return with_growth(Round(Observation(snapshot, by_id), known, checked, under_way or {}, NOW, held=held))
+
+
+def left(found: Round, job_id: int = 1) -> set[int]:
+    """Blocks that leave."""
+    one = found.seen.elastic[job_id]
+    back = found.growth.back.get(job_id)
+    return {job.array_tasks[0] for job in one.running_blocks} - {*back.tasks} if back is not None else set()
+
+
+FOUR = Shape(1, 4)
+LICENSED = {"licenses": (("matlab", 1),)}
+ROWS: dict[str, tuple[Job, dict[str, Any], set[int]]] = {
+    "a1, another partition": (waits(partitions=("other",)), {}, {4}),
+    "a2, several partitions": (waits(partitions=("down", "other")), {}, {4}),
+    "b, the same partition": (waits(), {}, {4}),
+    "b2, three nodes": (waits(shape=Shape(3, 4)), {}, {2, 3, 4}),
+    "b4, GPUs of a type": (waits(kind="slow"), {}, {2}),
+    "b5, of one that no node has": (waits(kind="h100"), {}, set()),
+    "b6, of several": (waits(kind="h100,slow"), {}, {4}),
+    "b3, GPUs in all": (waits(shape=Shape(2, 0), gpus_total=6), {}, {3, 4}),
+    "c1, CPUs of a node": (waits(shape=Shape(1, 0), cpus=4), {}, {4}),
+    "c2, CPUs alone": (waits(shape=Shape(1, 0), cpus=2), {}, {4}),
+    "d, a node by name": (waits(requested_nodes=("n3",)), {}, {3}),
+    "d2, next to the first block": (waits(shape=Shape(1, 3), requested_nodes=("n1",)), {}, {1}),
+    "d3, not on the others": (waits(excluded_nodes=("n3", "n4")), {}, {2}),
+    "e, memory": (waits(shape=Shape(1, 0), memory_mb=3000), {"memory_mb": 4000}, {4}),
+    "f, licences": (waits(reason="Licenses", **LICENSED), {}, {4}),
+    "f2, one of them is free": (
+        waits(reason="Licenses", licenses=(("matlab", 3),)),
+        {"licenses": {"matlab": 1}},
+        {3, 4},
+    ),
+    "f3, more than there are": (
+        waits(reason="Licenses", licenses=(("matlab", 6),)),
+        {"licenses": {"matlab": 1}},
+        set(),
+    ),
+    "g0, the limit of its account": (waits(shape=Shape(1, 3), reason="AssocGrpGRES", account="a"), {}, {4}),
+    "g1, more of it": (waits(shape=Shape(1, 5), reason="AssocGrpGRES", account="a"), {}, {3, 4}),
+    "g2, CPUs of it": (waits(shape=Shape(1, 0), cpus=5, reason="AssocGrpCpuLimit", account="a"), {}, {3, 4}),
+    "g3, another account": (waits(reason="AssocGrpGRES", account="b"), {}, set()),
+    "h, the limit of its QOS": (waits(reason="QOSGrpGRES", qos="normal"), {}, {4}),
+    "h2, of another QOS": (waits(reason="QOSGrpGRES", qos="high"), {}, set()),
+    "i2, a reservation": (
+        waits(reason="Reservation", reservation="r"),
+        {"reservations": [Reservation("r", ("n2",), 0.0, NOW + 99)], "unusable": ("n2",)},
+        {2},
+    ),
+    "j1, whole nodes": (waits(partitions=("whole",)), {}, {4}),
+    "j2, three whole nodes": (waits(shape=Shape(3, 0), partitions=("whole",)), {}, {2, 3, 4}),
+    "k, --exclusive": (waits(shape=Shape(1, 0), exclusive=True), {}, {4}),
+    "l, the same user": (waits(user="alice"), {}, {4}),
+    "n, more than all growth": (waits(shape=Shape(4, 4)), {}, set()),
+    "one that does not wait for long": (waits(reason="None"), {}, {4}),
+    "nodes that were down a moment ago": (waits(reason="Nodes required for job are DOWN, DRAINED or"), {}, {4}),
+    "a node that may not be had": (waits(reason="ReqNodeNotAvail, May be reserved for other job"), {}, {4}),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_who_is_served_by_what(row: str) -> None:
+    """All GPUs are held, 1 of them asked for: the youngest blocks that help leave, and no others."""
+    job, site, expected = ROWS[row]
+    held = {"memory_mb": 3500, "cpus": 0} if "memory_mb" in site else LICENSED if job.licenses else {}
+    found = round_with([guests(**held)], job, **site)
+    assert left(found) == expected
+    for id_, back in found.growth.back.items():
+        assert (id_, back.reason.code, dict(back.reason.arguments)["job"]) == (1, "growth_returns", 50)
+        assert back.shape.gpus == 16 - sum((1, 3, 4, 4, 4)[number] for number in expected)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"held": True},
+        {"reason": "Dependency"},
+        {"reason": "BeginTime"},
+        {"eligible_time": NOW + 60},
+        {"reason": "JobHeldUser"},
+        {"reason": "BadConstraints"},
+        {"reason": "PartitionConfig"},
+        {"reason": "PartitionTimeLimit"},
+        {"reason": "QOSMaxGRESPerUser"},
+        {"reason": "AssocMaxJobsLimit"},
+        {"reason": "MaxGRESPerAccount"},
+        {"reason": "JobArrayTaskLimit"},
+        {"reason": "ReqNodeNotAvail, Reserved for maintenance"},
+        {"requested_nodes": ("n9",)},
+        {"partitions": ("gone",)},
+        {"partitions": ("down",)},
+        {"partitions": ("short",)},
+        {"reservation": "none"},
+        {"nodes": 5},
+        {"gpus_per_node": 5},
+        {"cpus": 5},
+        {"comment": "ones: gpus=1-4"},
+    ],
+    ids=str,
+)
+def test_a_job_that_could_not_start_counts_for_nothing(harmless: dict[str, Any]) -> None:
+    """Held, waiting for something else or for what nobody has, elastic itself: growth stays, and goes on."""
+    job = waits(**harmless)
+    others = [replace(elastic(50, Shape(1, 1)), job=job)] if job.comment else []
+    found = round_with([guests(), *others], job)
+    assert found.growth == Growth()
+
+
+def test_an_elastic_job_that_is_refused_counts() -> None:
+    """It waits for room like any other; one that is trained within another does not."""
+    job = waits(comment="ones: gpus=1-4")
+    refused = replace(elastic(50, Shape(1, 1)), job=job, refusal=reason("interactive"))
+    assert left(round_with([guests(), refused], job)) == {4}
+    fused = replace(refused, refusal=reason("fused", carrier=1, name="a"))
+    assert round_with([guests(), fused], job).growth == Growth()
+
+
+def test_a_block_that_waits_is_part_of_its_job() -> None:
+    one = guests()
+    one = replace(one, blocks=(*one.blocks, waiting := task(5, FOUR, held=False, reason="Resources")))
+    assert round_with([one], waiting).growth == Growth()
+
+
+PLAIN = [
+    ("one GPU", waits(), Shape(1, 1)),
+    ("two nodes", waits(shape=Shape(2, 4)), Shape(1, 1)),
+    ("a node by name", waits(shape=Shape(1, 4), requested_nodes=("n1",)), Shape(1, 1)),
+    ("more", waits(shape=Shape(4, 4)), None),
+    ("CPUs", waits(shape=Shape(1, 0), cpus=3), Shape(1, 1)),
+]
+
+
+@pytest.mark.parametrize(("job", "shape"), [row[1:] for row in PLAIN], ids=[row[0] for row in PLAIN])
+def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: Job, shape: Shape | None) -> None:
+    """One requeue; out of the way of a node that is asked for by name."""
+    plain = replace(elastic(1, Shape(4, 4), *NAMES), gpus_per_node=4)
+    plain = replace(plain, job=replace(plain.job, cpus=16))
+    found = round_with([plain], job)
+    back = found.growth.back.get(1)
+    assert (back.shape if back is not None else None) == shape
+    if back is not None and job.requested_nodes:
+        assert "n1" not in back.nodes
+
+
+def test_what_was_asked_for_stays() -> None:
+    """Of blocks the one that leads and the oldest, until they make up for what was asked."""
+    for shape, expected in (
+        (Shape(1, 1), {2, 3, 4}),
+        (Shape(1, 4), {2, 3, 4}),
+        (Shape(2, 4), {3, 4}),
+        (Shape(4, 4), set()),
+    ):
+        found = round_with([guests()], waits(shape=Shape(2, 4)), waits(51), shapes={1: shape})
+        assert left(found) == (expected if len(expected) != 2 else {3, 4}), shape
+
+
+def test_those_in_front_are_served_first_and_share_nothing() -> None:
+    """In Slurm's order: by priority, then by number; what one takes is not there for the next."""
+    first, second = waits(51, FOUR, priority=9), waits(50, FOUR)
+    found = round_with([guests()], second, first)
+    assert left(found) == {3, 4} and "job 51" in str(found.growth.back[1].reason)
+    assert left(round_with([guests()], waits(49, Shape(4, 4)), second)) == {4}, "one that fits behind one that does not"
+    tasks = replace(waits(50, FOUR), array=True, array_id=50, array_tasks=tuple(range(9)))
+    assert left(round_with([guests()], tasks)) == {2, 3, 4}, "each task counts"
+    assert left(round_with([guests()], replace(tasks, throttle=1))) == {4}
+    assert left(round_with([guests()], *(waits(50 + n, requested_nodes=("n4",)) for n in range(MOST)), second)) == {4}
+
+
+def test_what_a_limit_has_left_over_is_for_the_next() -> None:
+    """Two jobs of an account fit into what one block gives back; one of another account has nothing of it."""
+    first, second = (waits(n, Shape(1, 2), reason="AssocGrpGRES", account="a") for n in (50, 51))
+    other = waits(52, Shape(1, 1), reason="QOSGrpGRES", qos="normal")
+    assert left(round_with([guests()], first, second)) == {4}
+    assert left(round_with([guests()], first, other)) == {3, 4}
+
+
+def test_the_youngest_goes() -> None:
+    """Of several jobs too; of the blocks that help no more than are needed."""
+    old = job_of_blocks(block(0, 1, "n1"), block(1, 3, "n1"), block(2, 4, "n2"))
+    young = job_of_blocks(block(0, 1, "n3", array=2), block(1, 3, "n3", array=2, start_time=NOW - 9), array=2)
+    found = round_with([old, young], waits(), unusable=("n4",))
+    assert (left(found), left(found, 2)) == (set(), {1})
+    assert left(round_with([old, young], waits(shape=FOUR), unusable=("n4",))) == {2}
+
+
+def test_sizes_that_the_owner_allows() -> None:
+    """More goes back if what remains is no size of the job's; nothing if no size is."""
+    one = replace(guests(), optin=OptIn((1, 16), None, None, step=15, blocks=True))
+    assert left(round_with([one], waits())) == {1, 2, 3, 4}
+    none = replace(guests(), optin=OptIn((16, 16), None, None, blocks=True))
+    assert round_with([none], waits()).growth.back == {}
+
+
+def test_who_may_not_change_keeps_what_it_has() -> None:
+    """A resize under way, a hold, too many resizes; a dwell time and near ends do not protect growth."""
+    busy = {1: UnderWay(Shape(4, 4))}
+    assert round_with([guests()], waits(), under_way=busy).growth.back == {}
+    assert round_with([guests()], waits(), settings={"resize": {"shrink": False}}).growth.back == {}
+    plain = elastic(1, Shape(1, 4), "n1", start_time=NOW - 1)
+    others = [elastic(n, Shape(1, 4), f"n{n}", start_time=NOW - 1) for n in (2, 3, 4)]
+    shapes = dict.fromkeys((2, 3, 4), FOUR)
+    found = round_with([plain, *others], waits(), cpus=0, shapes=shapes, settings={"resize": {"dwell_s": 600}})
+    assert found.growth.back.keys() == {1} and found.partition("gpu").jobs[1].fixed is None
+    assert found.partition("gpu").jobs[2].fixed is not None
+    often = {"limits": {"resizes_per_job": 0}}
+    assert round_with([plain, *others], waits(), cpus=0, shapes=shapes, settings=often).growth.back == {}
+
+
+def test_what_is_being_given_back_is_not_asked_for_twice() -> None:
+    """A job under way counts as having given back already."""
+    young = job_of_blocks(block(0, 1, "n3", array=2), block(1, 3, "n3", array=2), array=2)
+    old = job_of_blocks(block(0, 1, "n1"), block(1, 3, "n1"), block(2, 4, "n2"))
+    for leaves, expected in ((2, set()), (1, {1})):
+        moves = {1: UnderWay(Shape(1, 4), moves=Moves((), (leaves,)))}
+        found = round_with([old, young], waits(excluded_nodes=("n1", "n4")), under_way=moves)
+        assert (left(found), left(found, 2)) == (set(), expected)
+    plain = elastic(1, Shape(2, 4), "n1", "n2")
+    for target, expected in ((Shape(1, 4), set()), (Shape(3, 4), {1})):
+        found = round_with([plain, young], waits(excluded_nodes=("n4",)), under_way={1: UnderWay(target)})
+        assert left(found, 2) == expected
+
+
+def test_where_nobody_grows_and_who() -> None:
+    """On nodes on which one that waits could start; those of an account whose limit is used up, wherever they are."""
+    found = round_with([guests()], waits(requested_nodes=("n3",), shape=FOUR), waits(51, requested_nodes=("n2",)))
+    assert found.growth.contested == dict.fromkeys(NAMES, 50)
+    pinned = waits(requested_nodes=("n3",))
+    quiet = job_of_blocks(block(0, 1, "n1"), block(1, 1, "n1"), array=1)
+    found = round_with([quiet], replace(pinned, excluded_nodes=("n1",)))
+    rules = found.partition("gpu")
+    assert rules.contested == {"n2", "n3", "n4"} and rules.caps == ()
+    assert {node.name: node.gpus for node in cluster_view(found, rules).nodes} == {"n1": 4, "n2": 0, "n3": 0, "n4": 0}
+    (cap,) = round_with([quiet], waits()).partition("gpu").caps
+    assert (cap.gpus, cap.jobs, cap.reason.code) == (0, {1}, "growth_stops")
+    limited = round_with([quiet], waits(reason="AssocGrpGRES", account="a", shape=FOUR))
+    rules = limited.partition("gpu")
+    assert (
+        limited.growth.limited == {1: 50}
+        and rules.contested == frozenset()
+        and [cap.jobs for cap in rules.caps] == [{1}]
+    )
+    assert cluster_view(limited, rules).gpus == 15
+
+
+@pytest.mark.parametrize("policy", ["ones", "ees", "fifo"])
+def test_policies_decide_without_it_and_plans_give_it_back(policy: str) -> None:
+    """Whatever the policy: the blocks that were chosen leave, and nobody takes their place."""
+    made = make_policy(policy)
+    found = round_with([guests()], waits(requested_nodes=("n3",)))
+
+    def decide(round_: Round, rules: Any) -> PartitionSchedule:
+        cluster = cluster_view(round_, rules)
+        assert cluster.gpus == 12
+        jobs = job_views(round_, rules, cluster, job_models(round_, Learner(seed=0)))
+        schedule = decide_within(made, cluster, jobs, bounds_of(rules), NOW, seeded())
+        assert schedule.reasons[1].code == "growth_returns" and schedule.allocations[1].shape == Shape(3, 4)
+        return PartitionSchedule(rules.name, schedule, 0.0)
+
+    (one,) = plans(found, decide)
+    (change,) = one.plan.begin
+    assert change.moves is not None and (change.moves.added, change.moves.dropped) == ((), (3,))
+
+
+SIZES = st.sampled_from([1, 2, 4])
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[list[Elastic], list[Job], dict[int, Shape]]:
+    """Jobs of blocks on the nodes, some of them grown, and jobs that wait."""
+    free, jobs, shapes = dict.fromkeys(NAMES, 4), [], {}
+    for number in range(1, draw(st.integers(1, 3)) + 1):
+        blocks = []
+        for at in range(draw(st.integers(1, 4))):
+            gpus, name = draw(SIZES), draw(st.sampled_from(NAMES))
+            if gpus <= free[name]:
+                free[name] -= gpus
+                start = NOW - draw(st.integers(1, 99))
+                blocks.append(block(at, gpus, name, array=number, start_time=float(start)))
+        if blocks:
+            jobs.append(job_of_blocks(*blocks, array=number))
+            shapes[number] = Shape(1, draw(st.integers(1, 4)))
+    waiting = []
+    for number in range(draw(st.integers(1, 4))):
+        shape = Shape(draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 2, 4])))
+        named = draw(st.sampled_from([(), (), ("n1",), ("n3",)]))
+        where = draw(st.sampled_from(["gpu", "other", "whole"]))
+        more = {"requested_nodes": named, "partitions": (where,), "cpus": shape.nodes * draw(st.integers(0, 4))}
+        waiting.append(waits(50 + number, shape, priority=draw(st.integers(1, 3)), **more))
+    return jobs, waiting, shapes
+
+
+def without(one: Elastic, gone: set[int]) -> Elastic:
+    return job_of_blocks(*(b for b in one.blocks if b.array_tasks[0] not in gone), array=one.job.job_id)
+
+
+@given(rounds())
+def test_nobody_waits_for_growth_that_would_serve_it(drawn: tuple[list[Elastic], list[Job], dict[int, Shape]]) -> None:
+    """Growth goes back and Slurm starts whom it can, in turns: in the end nobody waits who would have room if all
+    growth went, and what was asked for is still held."""
+    jobs, queue, shapes = drawn
+    before = {one.job.job_id: one.shape.gpus for one in jobs}
+    for _ in range(20):
+        found = round_with(jobs, *queue, shapes=shapes)
+        jobs = [without(one, left(found, one.job.job_id)) for one in jobs]
+        started = start_first(jobs, queue, shapes)
+        if not found.growth.back and started == queue:
+            break
+        queue = started
+    else:
+        raise AssertionError("it goes on for ever")
+    for one in jobs:
+        id_ = one.job.job_id
+        assert one.shape.gpus == before[id_] or one.shape.gpus >= shapes[id_].gpus
+    base = [without(one, growth_of(one, shapes[one.job.job_id].gpus)) for one in jobs]
+    assert start_first(base, queue, shapes) == queue
+
+
+def start_first(jobs: Sequence[Elastic], queue: Sequence[Job], shapes: Mapping[int, Shape]) -> list[Job]:
+    """The queue once Slurm has started the first of it that has room; the same if none has."""
+    for job in sorted(queue, key=lambda job: (-job.priority, job.job_id)):
+        room = fits(round_with(jobs, *queue, shapes=shapes), job) if job.pending else None
+        if room:
+            runs = replace(job, state=JobState.RUNNING, node_list=room, nodes=len(room))
+            if job.partitions == ("whole",):
+                runs = replace(runs, gpus_per_node=4, cpus=4 * len(room))
+            return [runs if other is job else other for other in queue]
+    return list(queue)
+
+
+def growth_of(one: Elastic, asked: int) -> set[int]:
+    """Its blocks beyond those that make up for what was asked, the leader and then the oldest first."""
+    total, growth = 0, set()
+    for part in sorted(one.running_blocks, key=lambda b: (b.array_tasks[0] != 0, b.start_time, b.array_tasks[0])):
+        if total >= asked:
+            growth.add(part.array_tasks[0])
+        total += part.gpus_per_node
+    return growth
+
+
+def fits(found: Round, job: Job) -> tuple[str, ...]:
+    """The nodes on which Slurm could start it now; none if it could not."""
+    nodes = [found.seen.snapshot.nodes[name] for name in NAMES]
+    room = {node.name for node in nodes if node.gpus - node.gpus_used >= job.gpus_per_node}
+    room &= {node.name for node in nodes if node.idle or job.partitions != ("whole",)}
+    room &= {node.name for node in nodes if node.cpus - node.cpus_used >= job.cpus // job.nodes}
+    chosen = sorted(room, key=lambda name: (name not in job.requested_nodes, name))[: job.nodes]
+    return tuple(chosen) if len(chosen) == job.nodes and {*chosen} >= {*job.requested_nodes} else ()
