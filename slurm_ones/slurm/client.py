@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import Job, JobKey, Queue, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Queue, Quotas, Snapshot, Task
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ GIVES_TYPES = (26, 5)
 type, and then never starts the job."""
 SWITCH_WAIT_S = 60.0
 """Wait for few switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
-READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details"})
+READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas"})
 """Members of `SlurmClient` that change nothing: every other one needs the lead (`leader_only`)."""
 
 
@@ -94,6 +94,9 @@ class SlurmClient(Protocol):
         Consistency: complete, even what would cost a snapshot too much, such as an exact count of tasks that equals
         that of the nodes.
         """
+
+    def quotas(self, users: Collection[str]) -> Quotas:
+        """What these users' associations, the accounts above them and all QOS let their jobs hold, in one call."""
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         """Submit a batch script with further sbatch options; return the job's id."""

@@ -36,7 +36,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
     reshape,
 )
-from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Queue, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
 from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
@@ -50,6 +50,7 @@ from slurm_ones.slurm.parse import (
     parse_nodes,
     parse_partitions,
     parse_queue,
+    parse_quotas,
     parse_reservations,
     parse_topology,
     separator,
@@ -298,6 +299,10 @@ class CommandClient:
         if not tasks and array_id not in found:
             raise UnknownJob(f"array {array_id}: Slurm does not know it (any more)")
         return tuple(sorted(tasks, key=lambda job: job.array_tasks))
+
+    def quotas(self, users: Collection[str]) -> Quotas:
+        whose = [f"users={','.join(sorted(users))}"] if users else []
+        return parse_quotas(self._ask(["scontrol", "-o", "show", "assoc_mgr", *whose, "flags=assoc,qos"]))
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         answer = self.run(["sbatch", "--parsable", *arguments, str(script)], directory=directory)

@@ -289,6 +289,57 @@ class Partition:
     whole_nodes: bool
     """Every job gets its nodes to itself."""
     default: bool = False
+    qos: str = ""
+    """QOS whose limits hold for all its jobs besides their own; "" for none."""
+    tier: int = 1
+    """Under preempt/partition_prio jobs of higher tiers preempt those of lower ones."""
+    preempt_mode: str = ""
+    """What becomes of its jobs then: CANCEL, REQUEUE, SUSPEND, … as Slurm shows it."""
+    grace_s: float = 0.0
+
+
+class Quota(NamedTuple):
+    """Most of one resource that an association or a QOS lets its jobs hold at once."""
+
+    resource: str
+    """As Slurm names it: gres/gpu, cpu, mem (MB), node, license/NAME."""
+    most: int
+    used: int = 0
+    qos: str = ""
+    """"" for a quota of an association."""
+    account: str = ""
+    user: str = ""
+    """"" for all users of the account or the QOS together."""
+    per_job: bool = False
+    """It holds for each job alone."""
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """What `scontrol show assoc_mgr` knows of quotas; none without accounting.
+
+    A QOS shows its quota of a user or an account only while that has jobs in it.
+    """
+
+    all: tuple[Quota, ...] = ()
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """Account above each account."""
+
+    def of(self, job: Job, partition_qos: str = "") -> tuple[Quota, ...]:
+        """Those that bind the job: its own, its user's, and those of its account and all above; of two QOS that both
+        name a quota Slurm takes one, here both count."""
+        above, name = {""}, self.parents.get(job.account, "")
+        while name not in above:
+            above.add(name)
+            name = self.parents.get(name, "")
+
+        def binds(quota: Quota) -> bool:
+            if not (quota.user or quota.qos) and quota.account in above:
+                return True
+            its = quota.qos in ("", job.qos, partition_qos) and quota.user in ("", job.user)
+            return its and quota.account in (job.account, "" if quota.qos else job.account)
+
+        return tuple(filter(binds, self.all))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from slurm_ones.slurm.fields import (
     seconds,
     text_of,
 )
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Reservation
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
 """In the environment of what lists tasks: Slurm cuts such a list after 64 characters otherwise."""
@@ -92,6 +92,10 @@ _TASKS = [*FIELDS].index("array_tasks")
 
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
+_OF_QOS = re.compile(r" ([^\s=(){}]+)(\([0-9]+\))?=\{([^{}]*)\}")
+"""A user, whose id follows, or an account, and what one QOS lets it have."""
+_QUOTA = re.compile(r"(?:^|,)([^,=()]+)=([0-9]{1,15})(?:\(([0-9]{1,15})\))?(?=,|$)")
+"""A resource, most, and used; without a quota N stands for the most."""
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
 _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
@@ -299,6 +303,10 @@ def _figure(text: str | None) -> int:
     return int(text) if text and DIGITS.fullmatch(text) else 0
 
 
+def _named(text: str | None) -> str:
+    return "" if text in (None, "N/A", "(null)") else text_of(text)
+
+
 def parse_nodes(text: str) -> dict[str, Node]:
     """Nodes from `scontrol -o -d show nodes`."""
     nodes = {}
@@ -336,6 +344,10 @@ def parse_partitions(text: str) -> dict[str, Partition]:
                 max_nodes=_figure(fields.get("MaxNodes")),
                 whole_nodes=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive") == "NODE",
                 default=fields.get("Default") == "YES",
+                qos=_named(fields.get("QoS")),
+                tier=_figure(fields.get("PriorityTier")),
+                preempt_mode=_named(fields.get("PreemptMode")),
+                grace_s=float(_figure(fields.get("GraceTime"))),
             )
     return partitions
 
@@ -359,6 +371,33 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 def parse_licenses(text: str) -> dict[str, int]:
     """Free ones of each licence from `scontrol -o show licenses`."""
     return {fields["LicenseName"]: _figure(fields.get("Free")) for fields in records(text) if "LicenseName" in fields}
+
+
+def parse_quotas(text: str) -> Quotas:
+    """Quotas from `scontrol -o show assoc_mgr flags=assoc,qos`."""
+    found: list[Quota] = []
+    parents: dict[str, str] = {}
+    for line in text.splitlines():
+        fields = next(iter(records(line)), {})
+        qos, account, user = (fields.get(name, "").partition("(")[0] for name in ("QOS", "Account", "UserName"))
+        if not (qos or account):
+            continue
+        if account and not user:
+            parents[account] = fields.get("ParentAccount", "").partition("(")[0]
+        found += _quotas(fields.get("GrpTRES"), Quota("", 0, qos=qos, account=account, user=user))
+        found += _quotas(fields.get("MaxTRESPJ"), Quota("", 0, qos=qos, account=account, user=user, per_job=True))
+        for name, uid, inside in _OF_QOS.findall(line):
+            whose = {"user": name} if uid else {"account": name}
+            key = "MaxTRESPU" if uid else "MaxTRESPA"
+            found += _quotas(records(inside)[0].get(key), Quota("", 0, qos=qos)._replace(**whose))
+    return Quotas(tuple(found), parents)
+
+
+def _quotas(tres: str | None, of: Quota) -> list[Quota]:
+    return [
+        of._replace(resource=name, most=int(most), used=int(used or 0))
+        for name, most, used in _QUOTA.findall(tres or "")
+    ]
 
 
 @understood("scontrol")

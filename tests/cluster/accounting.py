@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .box import Box
 from .errors import ClusterError
@@ -37,9 +37,9 @@ mariadbd --defaults-file={DATABASE_CONF} </dev/null >>{LOGS}/mariadbd.log 2>&1 &
 """
 
 
-def start(box: Box, cluster: str, environment: Mapping[str, str]) -> None:
-    """Start accounting for the cluster of that name and tell it of our users. It needs the box's
-    slurm.conf and keys, and has to be there before slurmctld is.
+def start(box: Box, cluster: str, environment: Mapping[str, str], commands: Sequence[str] = ()) -> None:
+    """Start accounting for the cluster of that name and tell it of our users, and whatever `commands` of sacctmgr
+    do. It needs the box's slurm.conf and keys, and has to be there before slurmctld is.
 
     Raises ClusterError, with nothing of it left running, where it does not start.
     """
@@ -64,7 +64,8 @@ def start(box: Box, cluster: str, environment: Mapping[str, str]) -> None:
         _await(box, "slurmdbd", ["sacctmgr", "-n", "show", "cluster"], environment)
         people = box.root / "run/slurmdbd/people"
         people.write_text(_people(cluster))
-        box.run(["sacctmgr", "-i", "load", "/run/slurmdbd/people"], env=environment)
+        for command in ("load /run/slurmdbd/people", *commands):
+            box.run(["sacctmgr", "-i", *command.split()], env=environment)
     except ClusterError:
         for daemon in DAEMONS:
             box.run(["pkill", "-KILL", "-x", daemon], check=False)

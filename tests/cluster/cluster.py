@@ -225,7 +225,7 @@ class Cluster:
         if not self.site.accounting:
             return
         try:
-            accounting.start(self.box, self.name, self._environment("root"))
+            accounting.start(self.box, self.name, self._environment("root"), self.site.accounts)
         except ClusterError as why:
             self.accounting_why = str(why)
             self._report.note(f"no accounting, and no operator: {why}")

@@ -36,7 +36,7 @@ path-exclude=/usr/share/locale/*
 
 def folder(site: Site) -> Path:
     """Where the site's root is, or will be."""
-    return paths.roots() / f"{site.name}-{site.recipe()}"
+    return paths.roots() / f"{site.base or site.name}-{site.recipe()}"
 
 
 def slurm_version(site: Site) -> str:

@@ -116,6 +116,12 @@ class Site:
     """Whether slurmctld can serve its own figures as OpenMetrics (25.11)."""
     max_jobs: int = 2000
     """Jobs that slurmctld keeps at once."""
+    base: str = ""
+    """The site whose built root it uses, "" for one of its own."""
+    conf: tuple[str, ...] = ()
+    """Further lines of slurm.conf."""
+    accounts: tuple[str, ...] = ()
+    """What sacctmgr is told besides, a command each."""
 
     def partition(self, name: str) -> Partition:
         return next(p for p in self.partitions if p.name == name)
@@ -169,7 +175,40 @@ OLD = Site(
 
 TYPED = Partition("gpu", "t", 17001, nodes=3, kinds=("2080ti", "a100", "a100"), options="Default=YES")
 """Nodes with GPUs of two types, on sites that the tests of those alone start."""
-GRES_TYPED = replace(GRES, name="gres-typed", accounting=False, partitions=(TYPED,))
-OLD_TYPED = replace(OLD, name="old-typed", partitions=(TYPED,))
+GRES_TYPED = replace(GRES, name="gres-typed", base="gres", accounting=False, partitions=(TYPED,))
+OLD_TYPED = replace(OLD, name="old-typed", base="old", partitions=(TYPED,))
 
-SITES: dict[str, Site] = {site.name: site for site in (GRES, OLD)}
+PREEMPTIBLE = replace(GPU, options=f"{GPU.options} PriorityTier=10")
+GUEST_PARTITION = "PartitionName=scavenge Nodes=n[1-4] PriorityTier=1 PreemptMode=CANCEL MaxTime=1-00:00:00"
+"""Over the nodes of partition gpu."""
+GRES_GUESTS = replace(
+    GRES,
+    name="gres-guests",
+    base="gres",
+    partitions=(GPU,),
+    conf=(
+        "PreemptType=preempt/qos",
+        "PreemptMode=CANCEL",
+        "PreemptParameters=youngest_first,send_user_signal,reclaim_licenses",
+        "AccountingStorageEnforce=associations,limits,qos",
+        "PriorityWeightQOS=100000",
+        "RequeueExit=99",
+    ),
+    accounts=(
+        "add qos guest",
+        "modify qos guest set priority=0 preemptmode=cancel",
+        "modify qos normal set priority=10 preempt=guest",
+        "add account guests",
+        "add user alice account=guests",
+    ),
+)
+"""Guests are of QOS `guest`, which no user has, or in account `guests`, which alice may charge."""
+OLD_GUESTS = replace(
+    OLD,
+    name="old-guests",
+    base="old",
+    partitions=(PREEMPTIBLE,),
+    conf=(GUEST_PARTITION, "PreemptType=preempt/partition_prio", "PreemptMode=CANCEL", "RequeueExit=99"),
+)
+
+SITES: dict[str, Site] = {site.name: site for site in (GRES, OLD, GRES_GUESTS, OLD_GUESTS)}

@@ -46,7 +46,7 @@ def slurm_conf(site: Site, cluster: str, accounting: bool = False) -> str:
     ]
     for partition in site.partitions:
         lines += _partition(partition, cluster)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *site.conf]) + "\n"
 
 
 def _accounting(cluster: str) -> list[str]:

@@ -83,13 +83,17 @@ class SimulatedSite(Site):
 
     is_old = False  # type: ignore[assignment]
 
-    def __init__(self) -> None:
+    def __init__(self, conf: SlurmConf = SlurmConf(licenses={"matlab": 3})) -> None:
         self.timeline = Timeline(float(round(time.time())))
         settings = ClusterSettings(schedule_s=0.5)
-        self._simulated = SimulatedCluster(PARTITIONS, settings, self.timeline, conf=SlurmConf(licenses={"matlab": 3}))
+        self._simulated = SimulatedCluster(PARTITIONS, settings, self.timeline, conf=conf)
         super().__init__(Commands(self._simulated), "simulated")  # type: ignore[arg-type]
         self._clients: dict[str, Client] = {}
         self._folder = tempfile.TemporaryDirectory()
+
+    def configure(self, conf: SlurmConf) -> None:
+        """Have another configuration from now on."""
+        self._simulated.conf = conf
 
     def as_(self, user: str) -> Client:  # type: ignore[override]
         """The client as it works for that user."""

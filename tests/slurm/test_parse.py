@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.slurm import command, fields, parse
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot, Task, fewest_switches
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Snapshot, Task, fewest_switches
+from tests.slurm.make import PENDING
 from tests.slurm.sites import Site
 
 DATA = Path(__file__).parent / "data"
@@ -221,6 +222,39 @@ def test_gpus_and_their_types_in_every_form(text: str | None, count: int, kind: 
 def test_states(names: list[str], held: bool, state: JobState, flags: set[str]) -> None:
     """A held job that completes is being requeued; names nobody knows are flags, not errors."""
     assert parse.state_of(tuple(names), held=held) == (state, frozenset(flags))
+
+
+ASSOCIATIONS = """Current Association Manager state
+Association Records
+ClusterName=c Account=root UserName= Partition= ParentAccount= GrpTRES=cpu=N(1),gres/gpu=N(2) MaxTRESPJ= Comment=(null)
+ClusterName=c Account=lab UserName= Partition= ParentAccount=root(1) GrpTRES=cpu=40(1),gres/gpu=12(2) MaxTRESPJ=
+ClusterName=c Account=lab UserName=alice(2001) Partition= ParentAccount= GrpTRES=cpu=N(1) MaxTRESPJ=gres/gpu=4
+QOS Records
+QOS=normal(1) GrpTRES=cpu=N(1) MaxTRESPJ= PreemptMode=OFF Account Limits= lab={MaxJobsPA=N(1) MaxTRESPA=cpu=9(1)} @
+QOS=guest(2) GrpTRES=mem=N(0),gres/gpu=8(0) MaxTRESPJ= Account Limits=No Accounts User Limits=No Users
+""".replace(
+    "@", "User Limits= alice(2001)={MaxJobsPU=N(1) MaxTRESPU=cpu=N(1),gres/gpu=6(2) MaxTRESRunMinsPU=cpu=N(1440)}"
+)
+
+
+def test_quotas() -> None:
+    """As 26.05 prints them, shortened; each binds the jobs of its account, of all below it, or of its QOS."""
+    found = parse.parse_quotas(ASSOCIATIONS)
+    lab, job = Quota("gres/gpu", 12, 2, account="lab"), replace(PENDING, account="lab", qos="normal")
+    own = Quota("gres/gpu", 4, account="lab", user="alice", per_job=True)
+    per_user = Quota("gres/gpu", 6, 2, qos="normal", user="alice")
+    cpus = (Quota("cpu", 40, 1, account="lab"), Quota("cpu", 9, 1, qos="normal", account="lab"))
+    guests = Quota("gres/gpu", 8, qos="guest")
+    assert {*found.all} == {lab, own, per_user, *cpus, guests}
+    assert found.parents == {"root": "", "lab": "root"}
+    assert {*found.of(job)} == {lab, own, per_user, *cpus}
+    assert {*found.of(replace(job, user="bob", qos="guest"))} == {lab, cpus[0], guests}
+    assert {*found.of(replace(job, user="bob", account="other"), "guest")} == {guests}
+    below = Quotas(found.all, {**found.parents, "team": "lab", "loop": "loop"})
+    assert {*below.of(replace(job, account="team"))} == {lab, per_user, cpus[0]}
+    assert below.of(replace(job, account="loop", qos="")) == ()
+    # Without accounting.
+    assert parse.parse_quotas("No associations currently cached in Slurm.\n\n") == Quotas()
 
 
 @pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])

@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Association, Queued
 from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Quota, Quotas, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 
@@ -90,6 +90,17 @@ class SimulatedCluster:
         for job in asking:
             used.update(dict(job.licenses) if job.gpus else {})
         return {name: most - used[name] for name, most in self.conf.licenses.items()} if asking else {}
+
+    def quotas(self, users: Collection[str]) -> Quotas:
+        """GPUs that accounts, QOS and these users in each QOS may hold."""
+        used: Counter[tuple[str, str, str]] = Counter()
+        for job in self._known.values():
+            for whose in ((job.qos, "", ""), (job.qos, "", job.request.user), ("", job.account, "")):
+                used[whose] += sum(job.gpus.values())
+        most = {("", account, ""): gpus for account, gpus in self.conf.account_gpus.items()}
+        for qos in self.conf.qos:
+            most |= {(qos.name, "", ""): qos.gpus} | {(qos.name, "", user): qos.user_gpus for user in users}
+        return Quotas(tuple(Quota("gres/gpu", gpus, used[whose], *whose) for whose, gpus in most.items() if gpus))
 
     def live_ids(self) -> dict[int, None]:
         """What sbatch answered for the jobs that have not ended, in the order of submission."""

@@ -18,7 +18,7 @@ from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, reshape
 from slurm_ones.slurm.fields import LICENCES, hosts
-from slurm_ones.slurm.model import Job, JobKey, Queue, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, Queue, Quotas, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
 """Slurm's default: no task has this number or a higher one."""
@@ -163,6 +163,10 @@ class SimulatedClient:
     def snapshot(self) -> Snapshot:
         self._faults.ask("snapshot")
         return self._cluster.snapshot()
+
+    def quotas(self, users: Collection[str]) -> Quotas:
+        self._faults.ask("quotas")
+        return self._cluster.quotas(users)
 
     def job(self, job_id: JobKey) -> Job:
         self._faults.ask(f"job {job_id}")

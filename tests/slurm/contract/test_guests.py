@@ -1,0 +1,202 @@
+"""Guests: a held task moves to a queue that Slurm preempts, and the four ways in which its preemption ends.
+
+By day in the simulated Slurm and by partition on 22.05; by QOS on 26.05 every night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from ones_db.shape import Shape
+from slurm_ones.simulate.slurm.nodes import PreemptMode, Qos, SlurmConf
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient
+from slurm_ones.slurm.model import JobState, Queue, Quota, Task
+from tests.cluster.sites import GRES_GUESTS, OLD_GUESTS
+from tests.conftest import start
+from tests.slurm.simulated import SimulatedSite
+from tests.slurm.sites import OPERATOR, STRANGER, Site
+
+GUESTS = ("--hold", "--array=0-1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--time=60")
+EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--cpus-per-gpu=1", "--time=10")
+CONF = SlurmConf(qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16)))
+
+
+class GuestSite:
+    """A cluster with a queue for guests."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.by_qos = not site.is_old
+        self.queue = Queue(qos="guest") if self.by_qos else Queue("scavenge")
+        self.mover: SlurmClient = site.as_(OPERATOR) if self.by_qos else site.owner
+
+    def ends(self, mode: PreemptMode) -> None:
+        """What becomes of preempted guests from now on."""
+        if isinstance(self.site, SimulatedSite):
+            normal, guest = CONF.qos
+            self.site.configure(replace(CONF, qos=(normal, guest._replace(mode=mode))))
+            return
+        run = self.site.cluster.run
+        if self.by_qos:
+            run(["sacctmgr", "-i", "modify", "qos", "guest", "set", f"preemptmode={mode}"], user="root")
+            shown = ("scontrol", "-o", "show", "assoc_mgr", "qos=guest", "flags=qos")
+            self.site.until(lambda: f"PreemptMode={mode.upper()}" in self.site.tell(*shown), f"mode {mode}")
+        else:
+            run(["scontrol", "update", "PartitionName=scavenge", f"PreemptMode={mode}"], user="root")
+
+    def guest(self, *options: str) -> Task:
+        """A guest that runs."""
+        task = Task(self.site.submit(*GUESTS, *options), 1)
+        self.mover.reshape(task, Shape(1, 2), queue=self.queue)
+        job = self.site.owner.job(task)
+        assert (job.has_shape(Shape(1, 2)), self.queue.other_than(job), job.time_limit_s) == (True, Queue(), 3600.0)
+        self.mover.release(task)
+        self.site.wait(task, lambda job: job.running, "RUNNING as a guest")
+        return task
+
+    def rigid(self) -> int:
+        """A job of another user that runs on all GPUs, and so in place of the guest."""
+        job_id = self.site.submit(*EVERYTHING, client=self.site.as_(STRANGER))
+        self.site.wait(job_id, lambda job: job.running, "RUNNING in place of the guest")
+        return job_id
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "simulated",
+        pytest.param((OLD_GUESTS, "command"), marks=pytest.mark.cluster, id="old-command"),
+        pytest.param((GRES_GUESTS, "command"), marks=[pytest.mark.cluster, pytest.mark.nightly], id="gres-command"),
+        pytest.param((GRES_GUESTS, "pyslurm"), marks=[pytest.mark.cluster, pytest.mark.nightly], id="gres-pyslurm"),
+    ],
+)
+def whole(request: pytest.FixtureRequest) -> Iterator[GuestSite]:
+    """One cluster and one kind of client, for the module."""
+    if request.param == "simulated":
+        site: Site = SimulatedSite(CONF)
+    else:
+        site = Site(start(request, request.param[0]), request.param[1])
+    yield GuestSite(site)
+    site.close()
+    if not isinstance(site, SimulatedSite):
+        site.cluster.stop()
+
+
+@pytest.fixture
+def guests(whole: GuestSite) -> Iterator[GuestSite]:
+    """Its jobs end with the test."""
+    yield whole
+    whole.site.clear()
+
+
+def test_a_guest_that_is_cancelled_is_used_again(guests: GuestSite) -> None:
+    """It has ended, holds nothing, and waits again as soon as somebody says so."""
+    guests.ends("cancel")
+    task = guests.guest()
+    rigid = guests.rigid()
+    job = guests.site.wait(task, lambda job: job.ended and not job.completing, "PREEMPTED")
+    assert (job.state, job.preempt_time > 0) == (JobState.PREEMPTED, True)
+    seen = guests.site.owner.snapshot()
+    assert all(seen.nodes[name].gpus_used == 4 for name in seen.jobs[rigid].node_list)
+    guests.site.owner.reuse(task)
+    job = guests.site.wait(task, lambda job: job.pending and not job.completing, "PENDING")
+    assert (job.held, job.admin_held, guests.queue.other_than(job)) == (True, False, Queue())
+    guests.site.cancel(rigid)
+    guests.mover.release(task)
+    guests.site.wait(task, lambda job: job.running, "RUNNING again")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_guest_that_is_requeued(guests: GuestSite, held: bool) -> None:
+    """Held while it runs it comes back held; else Slurm starts it again as soon as there is room."""
+    guests.ends("requeue")
+    task = guests.guest()
+    if held:
+        guests.mover.hold(task)
+    rigid = guests.rigid()
+    job = guests.site.wait(task, lambda job: job.pending and not job.completing, "PENDING")
+    assert (job.held, job.admin_held, job.ended, job.restart) == (held, False, False, 1)
+    guests.site.cancel(rigid)
+    guests.site.pass_time(120 if isinstance(guests.site, SimulatedSite) and not held else 2)
+    if held:
+        assert guests.site.owner.job(task).held
+        guests.mover.release(task)
+    guests.site.wait(task, lambda job: job.running, "RUNNING again")
+
+
+def test_a_guest_that_may_not_be_requeued_is_lost(guests: GuestSite) -> None:
+    """Whatever the site's mode is, and it cannot be used again."""
+    guests.ends("requeue")
+    task = guests.guest("--no-requeue")
+    guests.rigid()
+    job = guests.site.wait(task, lambda job: job.ended and not job.completing, "PREEMPTED")
+    assert job.state is JobState.PREEMPTED
+    with pytest.raises(Refused):
+        guests.site.owner.reuse(task)
+    assert guests.site.owner.job(task).ended
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_job_that_is_requeued_for_its_exit_code(guests: GuestSite, held: bool) -> None:
+    """`RequeueExit`: it is no end."""
+    if isinstance(guests.site, SimulatedSite):
+        pytest.skip("a simulated Slurm has no RequeueExit")
+    text = "#!/bin/bash\n[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] && exec sleep 300\nsleep 2\nexit 99\n"
+    job_id = guests.site.running("--nodes=1", text=text)
+    if held:
+        guests.site.owner.hold(job_id)
+        job = guests.site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+        assert (job.held, job.admin_held, job.restart) == (True, False, 1)
+        # Its reason is NonZeroExitCode, and an owner may release what is in a user hold alone.
+        with pytest.raises(NotPermitted):
+            guests.site.owner.release(job_id)
+        guests.site.as_(OPERATOR).release(job_id)
+    job = guests.site.wait(job_id, lambda job: job.running and job.restart == 1, "RUNNING again")
+    assert not job.held
+
+
+def test_who_may_move_a_task_where(guests: GuestSite) -> None:
+    """A QOS that its owner does not have takes an operator, and an account an association of the owner's."""
+    if guests.site.is_old:
+        pytest.skip("there is no accounting")
+    if isinstance(guests.site, SimulatedSite):
+        pytest.skip("a simulated Slurm has no associations")
+    owner, operator = guests.site.owner, guests.mover
+    task = Task(guests.site.submit(*GUESTS), 1)
+    before = owner.job(task)
+    for client, queue in (
+        (owner, Queue(qos="guest")),
+        (owner, Queue(account="nobody")),
+        (operator, Queue(account="nobody")),
+        (operator, Queue(qos="guest", account="nobody")),
+    ):
+        with pytest.raises(NotResizable, match=r"Invalid (qos|account)"):
+            client.reshape(task, Shape(2, 1), queue=queue)
+        after = owner.job(task)
+        assert (Queue.of(after), after.nodes, after.held) == (Queue.of(before), 1, True)
+    owner.reshape(task, Shape(1, 1), queue=Queue(account="guests"))
+    operator.reshape(task, Shape(2, 1), queue=Queue(qos="guest", time_limit_s=600.0))
+    job = owner.job(task)
+    assert (job.qos, job.account, job.nodes, job.time_limit_s) == ("guest", "guests", 2, 600.0)
+    owner.reshape(task, Shape(1, 1), queue=Queue(qos="normal", account="lab"))
+    assert Queue.of(owner.job(task)) == Queue("gpu", "normal", "lab", 600.0)
+
+
+def test_quotas_are_known_before(guests: GuestSite) -> None:
+    """Of accounts and QOS, and of users who have jobs, with what they hold now."""
+    if guests.site.is_old:
+        assert guests.site.owner.quotas(["alice"]).all == ()
+        return
+    if not isinstance(guests.site, SimulatedSite):
+        limit = ["sacctmgr", "-i", "modify", "qos"]
+        guests.site.cluster.run([*limit, "normal", "set", "grptres=gres/gpu=64"], user="root")
+        guests.site.cluster.run([*limit, "guest", "set", "maxtresperuser=gres/gpu=16"], user="root")
+    guests.ends("cancel")
+    job = guests.site.owner.job(guests.guest())
+    client = guests.site.owner
+    per_user = Quota("gres/gpu", 16, 2, qos="guest", user="alice")
+    guests.site.until(lambda: per_user in client.quotas(["alice"]).of(job), "what the guest holds")
+    assert client.quotas(["alice"]).of(replace(job, qos="normal")) == (Quota("gres/gpu", 64, 0, qos="normal"),)
