@@ -96,13 +96,17 @@ class Growth:
     """By job."""
     contested: Mapping[str, int] = field(default_factory=dict)
     """Nodes on which nobody grows, and the job that waits for room there."""
+    unserved: Mapping[str, int] = field(default_factory=dict)
+    """Of these the nodes on which no guests are added either."""
     limited: Mapping[int, int] = field(default_factory=dict)
     """Jobs that do not grow, and the job that waits for a limit that they share."""
 
-    def stopped_for(self, elastic: Elastic) -> int | None:
-        """The waiting job for whose sake this one does not grow; None if there is none."""
+    def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
+        """The waiting job for whose sake this one does not grow, by `guests` if it is one of blocks; None if there is
+        none."""
+        contested = self.unserved if guests and elastic.blocks else self.contested
         limited = self.limited.get(elastic.job.job_id)
-        return limited or next((self.contested[name] for name in elastic.holdings if name in self.contested), None)
+        return limited or next((contested[name] for name in elastic.holdings if name in contested), None)
 
 
 class WaitingStart(NamedTuple):
@@ -247,9 +251,10 @@ class Round:
             gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
             capped = CappedJob(one.job.user, one.job.account, gpus)
             if one.partition == name:
-                here[job_id], jobs[job_id] = capped, self.job_rules(one)
+                here[job_id], jobs[job_id] = capped, self._job_rules(one)
             else:
                 there.append(capped)
+        contested = self.growth.unserved if name in self.settings.guests else self.growth.contested
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name)) + self._growth_caps(jobs)
         by_blocks = sum(one.moves is not None for one in self.under_way.values())
         free, later = self._free(name)
@@ -266,14 +271,16 @@ class Round:
             self.kinds(name),
             later,
             frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
-            frozenset(self.growth.contested.keys() & free.keys()),
+            frozenset(contested.keys() & free.keys()),
         )
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
         """Caps under which no job grows as long as another waits for what it would take."""
         stopped: dict[int, list[int]] = {}
         for job_id, job in jobs.items():
-            if (waiting := self.growth.stopped_for(job.elastic)) is not None:
+            if (
+                waiting := self.growth.stops(job.elastic, guests=job.elastic.partition in self.settings.guests)
+            ) is not None:
                 stopped.setdefault(waiting, []).append(job_id)
         return tuple(Cap(0, frozenset(ids), reason("growth_stops", job=job)) for job, ids in stopped.items())
 
@@ -329,11 +336,17 @@ class Round:
         nodes = [self.seen.snapshot.nodes[node] for node in partition.node_names if node in self.seen.snapshot.nodes]
         return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
 
-    def job_rules(self, elastic: Elastic, *, at_once: bool = False) -> JobRules:
-        """What the rules say of one job; `at_once` without a dwell time, but that after failures."""
+    def against_shrinking(self, elastic: Elastic) -> Reason | None:
+        """Why growth of the job may not go back now: as for any resize, but no dwell time protects it, save after
+        failures. None if it may."""
+        job_id = elastic.job.job_id
+        untouchable = _untouchable(elastic, self.under_way.get(job_id))
+        return untouchable or self._resting(elastic, self.histories.get(job_id), at_once=True)
+
+    def _job_rules(self, elastic: Elastic) -> JobRules:
         job_id = elastic.job.job_id
         history, under_way = self.histories.get(job_id), self.under_way.get(job_id)
-        untouchable, resting = _untouchable(elastic, under_way), self._resting(elastic, history, at_once)
+        untouchable, resting = _untouchable(elastic, under_way), self._resting(elastic, history)
         back = self.growth.back.get(job_id)
         if back is not None:
             resting = None
@@ -366,7 +379,7 @@ class Round:
         dwell_s = pack_dwell_s(self._dwell_s(elastic, history))
         return rested_at(elastic.job, history, dwell_s, by_blocks=True)
 
-    def _resting(self, elastic: Elastic, history: JobHistory | None, at_once: bool) -> Reason | None:
+    def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
         """Of a job that is not untouchable."""
         job = elastic.job
         dwell_s = self._dwell_s(elastic, history)

@@ -6,6 +6,9 @@ growth goes back, the youngest first, until it has room: blocks leave, a plain j
 requeue. If free resources and all growth together are not enough for it, nothing goes back in vain. What Slurm makes of
 it shows at the next tick, when all of this is asked again.
 
+Guests, the blocks in a queue that Slurm preempts (`[guests]`), are Slurm's to take: they count as free and grow, unless
+a job has waited so long that Slurm evidently does not preempt for it.
+
 Elastic jobs that wait do not count: what they get is their policy's decision. Of a limit nobody knows what it has left,
 so growth of its account or QOS goes back until it makes up for what the job wants, or all has gone.
 """
@@ -16,25 +19,28 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from ones_db import JobHistory
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
+from slurm_ones.config import GuestSettings
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.contract import ClusterView, Limits, NodeView
 from slurm_ones.policy.ledger import Resources
 from slurm_ones.policy.shapes import shape_of, takes
-from slurm_ones.rules.blocks import hot, task_of
-from slurm_ones.rules.gate import GivenBack, Growth, JobRules, Round, UnderWay
+from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
+from slurm_ones.rules.gate import GivenBack, Growth, Round, UnderWay
 from slurm_ones.rules.job_rules import parts
 from slurm_ones.rules.views import limits_of
-from slurm_ones.slurm.model import Job, Node, Partition
+from slurm_ones.slurm.model import Job, Node
 
 MOST = 50
 """Waiting jobs that growth goes back to at once, the first in Slurm's order."""
 LOOK_S = 60.0
-"""Slurm has looked at its queue again so long after a resize."""
+"""Slurm has looked at its queue again so long after a resize, or a job's submission."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
 """Slurm's reasons of jobs that wait for room. Others name what no growth holds: a hold, a dependency, a begin time, a
 limit of the user's own, what no node has."""
@@ -51,6 +57,8 @@ class WaitingJob:
     """What it takes of each node on which it could start, for each of its partitions."""
     shared: str = ""
     """Field of the jobs that share the limit."""
+    unserved: bool = True
+    """Slurm does not serve it by preemption: it waits for a limit, or has waited for long."""
 
     @property
     def what(self) -> str:
@@ -83,6 +91,8 @@ class Piece(NamedTuple):
     held: Mapping[str, Resources]
     keeps: Shape
     """What remains of it."""
+    guest: bool = False
+    """Slurm preempts it."""
 
     @property
     def gpus(self) -> int:
@@ -103,21 +113,26 @@ class Piece(NamedTuple):
 class Grown(NamedTuple):
     """A job that holds more than its user asked for."""
 
-    rules: JobRules
-    limits: Limits
+    elastic: Elastic
+    history: JobHistory
+    blocks: tuple[RunningBlock, ...]
     pieces: tuple[Piece, ...]
     """Of its growth, the youngest first."""
 
-    def may_keep(self, gone: Collection[Piece]) -> bool:
+    def stay(self, gone: Collection[Piece]) -> list[RunningBlock]:
+        """Blocks that are left once these have gone."""
+        tasks = {task_of(piece.part) for piece in gone if piece.part.array_tasks}
+        return [block for block in self.blocks if block.task not in tasks]
+
+    def may_keep(self, gone: Collection[Piece], site: ClusterView) -> bool:
         """Tell whether it may train on once these have gone."""
-        if not hot(self.rules.elastic):
+        if not self.blocks:
             return True
-        tasks = {task_of(piece.part) for piece in gone}
-        stay = [block.shape for block in self.rules.blocks if block.task not in tasks]
+        stay, limits = [block.shape for block in self.stay(gone)], _limits(self.elastic, self.history, site)
         gpus = sum(shape.gpus for shape in stay)
-        if not takes(self.limits, gpus) or not self.rules.elastic.allows(gpus):
+        if not takes(limits, gpus) or not self.elastic.allows(gpus):
             return False
-        return not self.limits.rules or (gpus in self.limits.gpus and not parts(self.limits.at(gpus), stay))
+        return not limits.rules or (gpus in limits.gpus and not parts(limits.at(gpus), stay))
 
 
 def with_growth(round_: Round) -> Round:
@@ -127,15 +142,17 @@ def with_growth(round_: Round) -> Round:
         return round_
     returns = _Returns(round_)
     contested: dict[str, int] = {}
+    unserved: dict[str, int] = {}
     limited: dict[int, int] = {}
     for one in waiting:
         returns.serve(one)
-    for one in {one.job.job_id: one for one in waiting}.values():
+    for one in reversed({one.job.job_id: one for one in waiting}.values()):  # of several the first is named
+        sharing = [id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job)]
+        limited |= dict.fromkeys(sharing, one.job.job_id)
         for nodes in one.on:
-            contested = dict.fromkeys(nodes, one.job.job_id) | contested
-        sharing = (id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job))
-        limited = dict.fromkeys(sharing, one.job.job_id) | limited
-    return replace(round_, growth=Growth(returns.given_back(), contested, limited))
+            contested |= dict.fromkeys(nodes, one.job.job_id)
+            unserved |= dict.fromkeys(nodes if one.unserved else (), one.job.job_id)
+    return replace(round_, growth=Growth(returns.given_back(), contested, unserved, limited))
 
 
 class _Returns:
@@ -145,10 +162,11 @@ class _Returns:
         self._free = _free(round_)
         self._limits = Counter(round_.seen.snapshot.licenses)
         """What limits have left, as far as that is known."""
-        self._grown = _grown(round_) if round_.settings.resize.shrink else {}
+        self._site = cache(lambda name: _site(round_, name))
+        self._grown = _grown(round_, self._site) if round_.settings.resize.shrink else {}
         pieces = (piece for one in self._grown.values() for piece in one.pieces)
-        self._pieces = sorted(pieces, key=lambda piece: (-piece.part.start_time, -piece.part.job_id))
-        """Those that remain, the youngest first."""
+        self._pieces = sorted(pieces, key=lambda piece: (not piece.guest, -piece.part.start_time, -piece.part.job_id))
+        """Those that remain, guests first, and then the youngest."""
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
         """Of each job those that have gone, with the nodes on which something remains."""
         self._first: dict[int, WaitingJob] = {}
@@ -217,8 +235,9 @@ class _Returns:
 
     def _go(self, one: WaitingJob, piece: Piece, wanted: Mapping[str, int]) -> None:
         self._pieces.remove(piece)
-        self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
-        self._first.setdefault(piece.job_id, one)
+        if one.unserved or not piece.guest:
+            self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
+            self._first.setdefault(piece.job_id, one)
         for name, given in piece.gives(wanted):
             if name in self._free:
                 self._free[name] = self._free[name].plus(given)
@@ -229,16 +248,16 @@ class _Returns:
         for job_id, grown in self._grown.items():
             gone = [piece for piece, _ in self._gone.get(job_id, ())]
             rest = [piece for piece in grown.pieces if piece not in gone] if gone else []
-            while rest and not grown.may_keep(gone):
+            site = self._site(grown.elastic.partition) if gone else ClusterView(())
+            while rest and not grown.may_keep(gone, site):
                 gone.append(rest.pop(0))
-            if gone and grown.may_keep(gone):
+            if gone and grown.may_keep(gone, site):
                 found[job_id] = self._given_back(grown, gone)
         return found
 
     def _given_back(self, grown: Grown, gone: Sequence[Piece]) -> GivenBack:
-        job_id, before = grown.rules.elastic.job.job_id, grown.rules.elastic.shape.gpus
-        tasks = {task_of(piece.part) for piece in gone if piece.part.array_tasks}
-        blocks = [block for block in grown.rules.blocks if block.task not in tasks]
+        job_id, before = grown.elastic.job.job_id, grown.elastic.shape.gpus
+        blocks = grown.stay(gone)
         kept = Counter[str]()
         for block in blocks:
             kept.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
@@ -257,9 +276,10 @@ class _Returns:
 def _waiting(round_: Round) -> list[WaitingJob]:
     """The jobs that wait for what growth may hold, in Slurm's order."""
     jobs = [job for job in round_.seen.snapshot.jobs.values() if job.pending and _counts(job, round_)]
+    places = cache(lambda want: _places(want, round_))
     found: list[WaitingJob] = []
     for job in sorted(jobs, key=lambda job: (-job.priority, job.job_id)):
-        one = _wants(job, round_)
+        one = _wants(job, round_, places)
         if one is not None:
             tasks = min(len(job.array_tasks) or 1, job.throttle or MOST)
             found += [one] * min(tasks, MOST - len(found))
@@ -280,35 +300,55 @@ def _counts(job: Job, round_: Round) -> bool:
     return one is None or (one.refusal is not None and one.refusal.code != "fused")
 
 
-def _wants(job: Job, round_: Round) -> WaitingJob | None:
+def _wants(job: Job, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
     """What the job waits for; None for one that could never start."""
     shared = next((field for word, field in _LIMITS.items() if job.reason.startswith(word)), "")
     if shared:
         return WaitingJob(job, shared=shared)
-    known = (round_.seen.snapshot.partitions.get(name) for name in job.partitions)
-    places = [_places(job, part, round_) for part in known if part is not None and part.up]
-    places = [nodes for nodes in places if len(nodes) >= job.nodes > 0 and nodes.keys() >= {*job.requested_nodes}]
-    return WaitingJob(job, places) if places else None
-
-
-def _places(job: Job, partition: Partition, round_: Round) -> dict[str, Resources]:
-    """What the job takes of each node of the partition on which it could start if nothing ran there."""
-    if 0 < partition.max_time_s < job.time_limit_s or 0 < partition.max_nodes < job.nodes:
-        return {}
-    snapshot = round_.seen.snapshot
-    whole = job.exclusive or partition.whole_nodes or partition.name in round_.settings.whole_node_gpus
-    reserved = {name for one in snapshot.reservations if one.name == job.reservation for name in one.node_names}
-    each = Resources(_gpus_of_each(job), -(-job.cpus // max(job.nodes, 1)), job.memory_mb)
-    found = {}
-    for node in (snapshot.nodes[name] for name in partition.node_names if name in snapshot.nodes):
-        if node.name in job.excluded_nodes or not (node.name in reserved if job.reservation else node.usable):
+    found = []
+    for part in (round_.seen.snapshot.partitions.get(name) for name in job.partitions):
+        too_long = part is not None and 0 < part.max_time_s < job.time_limit_s
+        if part is None or not part.up or too_long or 0 < part.max_nodes < job.nodes:
             continue
-        if job.kind and job.of_one_kind and node.kind not in ("", job.kind):
+        whole = job.exclusive or part.whole_nodes or part.name in round_.settings.whole_node_gpus
+        each = Resources(_gpus_of_each(job), -(-job.cpus // max(job.nodes, 1)), job.memory_mb)
+        kind = job.kind if job.of_one_kind else ""
+        nodes = places(_Want(part.name, whole, each, kind, job.reservation))
+        if job.excluded_nodes:
+            nodes = {name: need for name, need in nodes.items() if name not in job.excluded_nodes}
+        if len(nodes) >= job.nodes > 0 and nodes.keys() >= {*job.requested_nodes}:
+            found.append(nodes)
+    since = max(job.submit_time, job.eligible_time)
+    return WaitingJob(job, found, unserved=round_.now - since > LOOK_S) if found else None
+
+
+class _Want(NamedTuple):
+    """What jobs that are alike want."""
+
+    partition: str
+    whole: bool
+    each: Resources
+    kind: str
+    reservation: str
+
+
+def _places(want: _Want, round_: Round) -> dict[str, Resources]:
+    """What such a job takes of each node on which it could start if nothing ran there."""
+    snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
+    reserved = {name for one in snapshot.reservations if one.name == reservation for name in one.node_names}
+    found = {}
+    for name in snapshot.partitions[want.partition].node_names:
+        node = snapshot.nodes.get(name)
+        if (
+            node is None
+            or not (name in reserved if reservation else node.usable)
+            or (kind and node.kind not in ("", kind))
+        ):
             continue
         has = _capacity(node, round_)
         need = Resources(each.gpus, each.cpus if has.cpus else 0, each.memory_mb if has.memory_mb else 0)
         if has.cover(need):
-            found[node.name] = has if whole else need
+            found[name] = has if whole else need
     return found
 
 
@@ -356,21 +396,18 @@ def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
     return Piece(one.job.job_id, part, dict.fromkeys(part.node_list, each), keeps)
 
 
-def _grown(round_: Round) -> dict[int, Grown]:
+def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
     """The jobs that hold more than their users asked for, and may give that back now."""
-    found, sites = {}, dict[str, ClusterView]()
+    found = {}
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)
-        asked = history.job.requested_shape.gpus if history is not None else 0
-        if history is None or not (one.job.running and one.weighed and one.shape.gpus > asked):
+        if history is None or one.optin is None or not one.job.running:
             continue
-        rules = round_.job_rules(one, at_once=True)
-        if rules.fixed is not None:
-            continue
-        if one.partition not in sites:
-            sites[one.partition] = _site(round_, one.partition)
-        limits = limits_of(one, sites[one.partition], rules.spec, history.batch)
-        found[job_id] = Grown(rules, limits, _pieces(rules, limits, asked, sites[one.partition]))
+        if one.shape.gpus > history.job.requested_shape.gpus and round_.against_shrinking(one) is None:
+            blocks = training(one, history) if hot(one) else ()
+            guests = round_.settings.guests.get(one.partition)
+            pieces = _blocks(one, history, blocks, guests) if blocks else _rest(one, history, site(one.partition))
+            found[job_id] = Grown(one, history, blocks, pieces)
     return found
 
 
@@ -382,17 +419,29 @@ def _site(round_: Round, name: str) -> ClusterView:
     return ClusterView(tuple(NodeView(node, full) for node in partition.node_names), whole, full)
 
 
-def _pieces(rules: JobRules, limits: Limits, asked: int, site: ClusterView) -> tuple[Piece, ...]:
-    """Its growth, the youngest first. Of blocks the one that leads and the oldest others are what was asked for."""
-    one = rules.elastic
-    if hot(one):
-        jobs, base = {task_of(job): job for job in one.running_blocks}, accumulate(b.shape.gpus for b in rules.blocks)
-        growth = [
-            block.task for block, gpus in zip(rules.blocks, base, strict=True) if gpus - block.shape.gpus >= asked
-        ]
-        return tuple(_piece(one, jobs[task]) for task in reversed(growth))
-    sizes = (gpus for gpus in limits.gpus if asked <= gpus < one.shape.gpus and takes(limits, gpus))
+def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
+    return limits_of(one, site, history.spec, history.batch)
+
+
+def _blocks(
+    one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock], guests: GuestSettings | None
+) -> tuple[Piece, ...]:
+    """Blocks that are growth, the youngest first: the one that leads and the oldest others are what was asked for."""
+    before, jobs = accumulate((b.shape.gpus for b in blocks), initial=0), {task_of(b): b for b in one.running_blocks}
+    asked = history.job.requested_shape.gpus
+    growth = [jobs[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
+    return tuple(_piece(one, job)._replace(guest=_is_guest(job, guests)) for job in reversed(growth))
+
+
+def _is_guest(job: Job, guests: GuestSettings | None) -> bool:
+    return guests is not None and (job.qos == guests.qos if guests.qos else job.partition == guests.partition)
+
+
+def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, ...]:
+    """All growth of a plain job."""
+    limits, asked, now = _limits(one, history, site), history.job.requested_shape.gpus, one.shape
+    sizes = (gpus for gpus in limits.gpus if asked <= gpus < now.gpus and takes(limits, gpus))
     keeps = next((shape for gpus in sizes if (shape := shape_of(site, gpus)) is not None), None)
-    if keeps is None or keeps.nodes > len(one.job.node_list) or keeps.gpus_per_node > one.shape.gpus_per_node:
+    if keeps is None or keeps.nodes > len(one.job.node_list) or keeps.gpus_per_node > now.gpus_per_node:
         return ()
     return (_piece(one, one.job, keeps),)

@@ -126,11 +126,11 @@ def test_a_job_is_resized_no_more_than_it_may(harness: Harness) -> None:
     harness.trains(elastic)
     settings = harness.settings(limits="resizes_per_hour = 1")
     with harness.running(settings, "--act", "--own"):
-        grown = harness.wait(elastic, lambda job: job.running and gpus(job) == 4, "grown to a node")
+        grown = harness.wait(elastic, lambda job: job.running and gpus(job) > 1, "grown")
         harness.resize_ended(settings, elastic)
         rigid = harness.rigid("--nodes=1", "--gres=gpu:3", f"--nodelist={grown.node_list[0]}")
         harness.ticks(settings, 8)
-    assert harness.job(rigid).pending and gpus(harness.job(elastic)) == 4
+    assert harness.job(rigid).pending and gpus(harness.job(elastic)) == gpus(grown)
     assert "it was resized 1 time within an hour (limits.resizes_per_hour)" in said(harness, settings, elastic)
 
 

@@ -316,6 +316,26 @@ def test_what_is_being_given_back_is_not_asked_for_twice() -> None:
         assert left(found, 2) == expected
 
 
+@pytest.mark.parametrize(
+    ("queue", "guest"), [({"qos": "guest"}, {"qos": "guest"}), ({"partition": "other"}, {"partitions": ("other",)})]
+)
+def test_guests_are_slurms_to_take(queue: dict[str, str], guest: dict[str, Any]) -> None:
+    """They count as free and grow, but for a limit that they share and for one that Slurm does not serve."""
+    one = guests()
+    one = replace(one, blocks=(*one.blocks[:3], *(replace(block, **guest) for block in one.blocks[3:])))
+    site = {"settings": {"guests": {"gpu": queue}}}
+    new = {"submit_time": NOW - 5}
+    found = round_with([one], waits(shape=Shape(2, 4), **new), **site)
+    assert (
+        found.growth.back == {} and found.growth.contested.keys() == {*NAMES} and not found.partition("gpu").contested
+    )
+    assert found.partition("gpu").caps == ()
+    assert left(round_with([one], waits(shape=Shape(3, 4), **new), **site)) == {2}, "the others are Slurm's"
+    late = round_with([one], waits(shape=Shape(2, 4), submit_time=NOW - 90), **site)
+    assert left(late) == {3, 4} and late.partition("gpu").contested == {*NAMES}
+    assert left(round_with([one], waits(reason="AssocGrpGRES", account="a", **new), **site)) == {4}
+
+
 def test_where_nobody_grows_and_who() -> None:
     """On nodes on which one that waits could start; those of an account whose limit is used up, wherever they are."""
     found = round_with([guests()], waits(requested_nodes=("n3",), shape=FOUR), waits(51, requested_nodes=("n2",)))
