@@ -21,7 +21,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.jobs.elastic import Observation
+from slurm_ones.jobs.elastic import Observation, guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.learn.learner import JobModel, Learner
@@ -112,6 +112,7 @@ class Companion:
             rival=self._observer.other.number,
             told=read_spec,
             switches=self._switches,
+            guests=guests_of(settings),
         )
         self._machine = machine
         self._fusions = Fusions(client, deferrals, orders, clock)

@@ -244,6 +244,8 @@ class ResizeRecord:
     that it is to start with."""
     dropped: tuple[int, ...] = ()
     """Of `blocks`: tasks of those that are to leave."""
+    guests: tuple[int, ...] = ()
+    """Of `blocks`: tasks of those that join as guests, beyond the GPUs that the user asked for."""
     held: tuple[int, ...] = ()
     """Of `blocks`: waiting tasks that are put into a hold, which they leave by a resize alone."""
     old_kind: str = ""

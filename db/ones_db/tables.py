@@ -407,6 +407,7 @@ RESIZES = table(
     text("mechanism", "requeue, or blocks: blocks join and leave while the job trains", server_default="requeue"),
     text("added", "of blocks: task:nodesxGPUs of those that are to join, separated by commas", server_default=""),
     text("dropped", "of blocks: tasks of those that are to leave, separated by commas", server_default=""),
+    text("guests", "of blocks: tasks of those that join as guests, separated by commas", server_default=""),
     text("held", "of blocks: waiting tasks that are put into a hold, separated by commas", server_default=""),
     text("old_kind", "kind of GPU asked for before; empty for any", server_default=""),
     text("new_kind", "kind of GPU asked for after; empty for any", server_default=""),

@@ -6,19 +6,20 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, PromiseRecord, ResizeRecord
 from ones_db.reasons import NO_REASON, Reason, reason
 from ones_db.shape import PARKED
 from ones_wrapper.protocol import Order, encode
+from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Observation
+from slurm_ones.jobs.elastic import Observation, guests_of
 from slurm_ones.policy.contract import JobView, Schedule
 from slurm_ones.policy.figures import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves, task_of
@@ -26,10 +27,12 @@ from slurm_ones.rules.gate import JobRules
 from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
-from slurm_ones.slurm.model import Task
+from slurm_ones.slurm.model import Queue, Task
 from slurm_ones.text import plain
 
 log = logging.getLogger(__name__)
+
+NO_QUEUES: Mapping[int, Queue] = {}
 
 
 class Actor:
@@ -48,6 +51,7 @@ class Actor:
         self._store, self._clock = machine.store, machine.clock
         self._held = held or HeldTasks(machine.store)
         self._settings = settings
+        self._guest_queues = guests_of(settings)
         self._say = say
         self._ordered: dict[int, int | None] = {}
         self._advised: dict[int, Hashable] = {}
@@ -173,7 +177,9 @@ class Actor:
         job = change.elastic.job
         if not self.acting:
             lines = [f"# job {job.job_id} ({job.user}): {change}"]
-            lines += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.deferral_s)
+            number, guests = self._orders.next_number(job), self._guests(change)
+            queues = dict.fromkeys(guests, self._guest_queues.get(change.elastic.partition, Queue()))
+            lines += commands(change, number, self._settings.spool, self._settings.deferral_s, queues=queues)
             self._advise(job.job_id, hash(change), lines)
             return
         if not change.resizes:
@@ -202,12 +208,20 @@ class Actor:
             added=moves.added,
             dropped=moves.dropped,
             held=change.to_hold,
+            guests=self._guests(change),
         )
         record = self._store.begin_resize(record)
         self._machine.new.add(record.id)
         if (gain := expected_gain(view, change.new, change.new_batch, change.new_kind)) is not None:
             self._machine.gains[record.id] = gain
         self._advance(record)
+
+    def _guests(self, change: PlannedChange) -> tuple[int, ...]:
+        """Tasks of the blocks that are to join as guests."""
+        if change.moves is None or change.elastic.partition not in self._guest_queues:
+            return ()
+        known = self._store.jobs([change.job_id])[change.job_id]
+        return guests_among(change.elastic, change.moves, known.requested_shape.gpus, self._guest_queues)
 
     def _order_batch(self, change: PlannedChange) -> None:
         job, batch = change.elastic.job, change.new_batch
@@ -276,9 +290,16 @@ def waiting_commands(job_id: int, defer_s: float) -> list[str]:
 
 
 def commands(
-    change: PlannedChange, number: int, spool: Path | None, defer_s: float, *, start_now: bool = True
+    change: PlannedChange,
+    number: int,
+    spool: Path | None,
+    defer_s: float,
+    *,
+    start_now: bool = True,
+    queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
-    """Shell lines that carry the change out by hand, in order; comments say what to wait for."""
+    """Shell lines that carry the change out by hand, in order; comments say what to wait for. `queues` are those of the
+    blocks that join as guests."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:
@@ -289,7 +310,7 @@ def commands(
     if not change.resizes:
         return [order(drain=False)]
     if change.moves is not None:
-        return _moves(change, change.moves, order(drain=False))
+        return _moves(change, change.moves, order(drain=False), queues)
     if change.parks:
         end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
@@ -308,7 +329,7 @@ def commands(
     ]
 
 
-def _moves(change: PlannedChange, moves: Moves, order: str) -> list[str]:
+def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int, Queue]) -> list[str]:
     """Blocks join and leave while the job trains."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
@@ -318,8 +339,8 @@ def _moves(change: PlannedChange, moves: Moves, order: str) -> list[str]:
     for task, shape in moves.added:
         if not tasks[task].pending:
             lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
-        key, whole = Task(job_id, task), change.elastic.whole_nodes
-        lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind)))
+        key, whole, queue = Task(job_id, task), change.elastic.whole_nodes, queues.get(task, Queue())
+        lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind, queue=queue)))
     lines.append(order)
     for task, _ in moves.added:
         start = "" if tasks[task].pending and not tasks[task].restart else "now"

@@ -21,9 +21,10 @@ from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
-from slurm_ones.rules.blocks import has_left, held_by_others
+from slurm_ones.jobs.elastic import Elastic, Guests, home, is_guest
+from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import Job, JobState, Queue
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,22 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     return BLOCK_HANDLERS[State(resize.state)](machine, resize, array)
 
 
+def guests_among(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> tuple[int, ...]:
+    """Of the blocks that are to join the tasks of those that are guests: beyond the GPUs that the user asked for, which
+    the larger blocks make up first. One block of a job is always base."""
+    if elastic.optin is None or not elastic.optin.guests:
+        return ()
+    staying = (job for job in elastic.running_blocks if task_of(job) not in moves.dropped)
+    base = sum(elastic.shape_of(job).gpus for job in staying if not is_guest(job, guests))
+    found = []
+    for task, shape in moves.added:
+        if base + shape.gpus <= asked:
+            base += shape.gpus
+        else:
+            found.append(task)
+    return tuple(found if base else found[:-1])
+
+
 # -- preparing ---------------------------------------------------------------------------------------------------------
 
 
@@ -63,14 +80,14 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
     machine.new.discard(resize.id)
     why = machine.hindered(resize, array.job)
     if why is None and resize.added:
-        why = _unfit(resize, array)
+        why = _unfit(machine, resize, array)
         if why is None and machine.late(resize):
             why = reason("blocks_not_ready")
-        if why is None and not _prepared(resize, array) and machine.due(resize):
+        if why is None and not _prepared(machine, resize, array) and machine.due(resize):
             array, why = _prepare(machine, resize, array)
     if why is not None:
         return _turn(machine, resize, why)
-    return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize
+    return machine.move(resize, State.OPENING) if _prepared(machine, resize, array) else resize
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> tuple[Array, Reason | None]:
@@ -92,8 +109,8 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> tuple[Arra
         except Refused as error:
             return array, refused(str(error))
         array = look_at(machine.client, resize.job_id)
-        why = reason("switched_off") if not machine.wanted(array.job) else _unfit(resize, array)
-        if why is not None or _prepared(resize, array):
+        why = reason("switched_off") if not machine.wanted(array.job) else _unfit(machine, resize, array)
+        if why is not None or _prepared(machine, resize, array):
             return array, why
     return array, None
 
@@ -122,14 +139,29 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
         return
     if not job.pending:
         machine.client.reuse(array.key(task))
-    machine.client.reshape(array.key(task), dict(resize.added)[task], kind=resize.new_kind)
+    queue = _queue(machine, resize, array, task)
+    machine.client.reshape(array.key(task), dict(resize.added)[task], kind=resize.new_kind, queue=queue)
 
 
-def _prepared(resize: ResizeRecord, array: Array) -> bool:
-    """Tell whether all that wait are held, and those that are to join have their shapes."""
-    joining = [(array.tasks[task], shape) for task, shape in resize.added]
-    shaped = all(j.pending and j.held and j.has_shape(shape) and j.kind == resize.new_kind for j, shape in joining)
-    return not joining or (shaped and not _unheld(resize, array) and not _throttled(array))
+def _queue(machine: Machine, resize: ResizeRecord, array: Array, task: int) -> Queue:
+    """The queue in which a block that is to join is released: that of guests, or of its job, if it was a guest."""
+    own = home(array.tasks.values(), machine.guests)
+    if task in resize.guests:
+        return machine.guests.get(own.partition, Queue())
+    return Queue.of(own)._replace(time_limit_s=0.0) if is_guest(array.tasks[task], machine.guests) else Queue()
+
+
+def _prepared(machine: Machine, resize: ResizeRecord, array: Array) -> bool:
+    """Tell whether all that wait are held, and those that are to join have their shapes and queues."""
+    if not resize.added:
+        return True
+    for task, shape in resize.added:
+        job, queue = array.tasks[task], _queue(machine, resize, array, task)
+        if not (job.pending and job.held and job.has_shape(shape) and job.kind == resize.new_kind):
+            return False
+        if any(queue.other_than(job)):
+            return False
+    return not _unheld(resize, array) and not _throttled(array)
 
 
 def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
@@ -147,7 +179,7 @@ def _let_go(array: Array) -> bool:
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
-def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
+def _unfit(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
     """Why one of the blocks that are to join cannot be prepared."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
@@ -157,14 +189,15 @@ def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
             return reason("block_held", task=task)
         if not job.pending and not has_left(job):
             return reason("block_taken", task=task)
-    return _elsewhere(resize, array)
+    return _elsewhere(machine, resize, array)
 
 
-def _elsewhere(resize: ResizeRecord, array: Array) -> Reason | None:
+def _elsewhere(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
     """That one of those that are to join waits in another partition than the others train in: its owner moved it since
     this was planned, and its shape is none of that partition's."""
-    jobs = (array.tasks.get(task) for task, _ in resize.added)
-    if all(job is None or not job.pending or job.shares_partition(array.job) for job in jobs):
+    own = home(array.tasks.values(), machine.guests)
+    waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
+    if all(job.shares_partition(own) or is_guest(job, machine.guests) for job in waiting):
         return None
     return reason("blocks_differ", what="partition")
 
@@ -181,7 +214,11 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _order_blocks(machine, resize, array)
+    why = (
+        machine.hindered(resize, array.job)
+        or _elsewhere(machine, resize, array)
+        or _order_blocks(machine, resize, array)
+    )
     if why is not None:
         return _turn(machine, resize, why)
     ours = [(task, job) for task, job in _joining_jobs(resize, array) if job.pending and job.held]
@@ -222,7 +259,7 @@ def _joining_jobs(resize: ResizeRecord, array: Array) -> list[tuple[int, Job]]:
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     if _joined(resize, array, _newest(machine, array)):
         return machine.move(resize, State.LEAVING)
-    why = machine.hindered(resize, array.job) or _elsewhere(resize, array) or _in_vain(machine, resize, array)
+    why = machine.hindered(resize, array.job) or _elsewhere(machine, resize, array) or _in_vain(machine, resize, array)
     return _turn(machine, resize, why) if why is not None else resize
 
 

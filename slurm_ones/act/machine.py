@@ -15,6 +15,7 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.transitions import LASTS, Stage, State, check_transition
 from slurm_ones.config import ResizeSettings
+from slurm_ones.jobs.elastic import Guests
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
 from slurm_ones.slurm.model import Job, JobKey
@@ -61,6 +62,8 @@ class Machine:
     """Fewest leaf switches that a shape of the job needs; 0 if none are to be asked for."""
     told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
+    guests: Guests = field(default_factory=dict)
+    """Of each partition the queue of its guests."""
     new: set[int] = field(default_factory=set)
     """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
     gains: dict[int, float] = field(default_factory=dict)

@@ -8,15 +8,20 @@ reads a file or asks Slurm.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ones_db import JobRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
+from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import ANY, BadComment, OptIn, near_miss, parse_comment
-from slurm_ones.slurm.model import Job, JobState, Snapshot, partition_gpus
+from slurm_ones.slurm.model import Job, JobState, Queue, Snapshot, partition_gpus
+
+Guests = Mapping[str, Queue]
+"""Of each partition the queue of its guests: blocks beyond what a user asked for, which Slurm preempts."""
+NO_GUESTS: Guests = {}
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,33 @@ def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot
     return replace(snapshot, jobs=jobs)
 
 
-def block_job(array: int, records: Sequence[Job], known: JobRecord | None = None, term: int = 0) -> BlockJob:
+def block_job(
+    array: int, records: Sequence[Job], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
+) -> BlockJob:
     """The job that the records of an array make. `known` is its stored record, None for a new one; `term` that of its
     leader."""
     tasks = _tasks(records)
-    blocks, others = _of_one_kind(tasks[:MAX_BLOCKS])
-    return BlockJob(_whole(array, blocks, known, term), blocks, _blocks_refusal(blocks, others, len(tasks), known))
+    blocks, others = _of_one_kind(tasks[:MAX_BLOCKS], guests)
+    whole = _whole(array, blocks, known, term)
+    if is_guest(whole, guests):
+        own = home(blocks, guests)
+        whole = replace(whole, partitions=own.partitions, account=own.account, qos=own.qos)
+    return BlockJob(whole, blocks, _blocks_refusal(blocks, others, len(tasks), known))
+
+
+def guests_of(settings: Settings) -> Guests:
+    """The queues of guests that the settings name: nothing that a user writes chooses one."""
+    return {name: Queue(one.partition, one.qos, one.account) for name, one in settings.guests.items()}
+
+
+def is_guest(job: Job, guests: Guests) -> bool:
+    """Tell whether a block waits or runs in a queue of guests."""
+    return any(not any(queue.other_than(job)) for queue in guests.values())
+
+
+def home(blocks: Collection[Job], guests: Guests) -> Job:
+    """A block in the queue that the job was submitted to; if all are guests, any."""
+    return min(blocks, key=lambda job: (is_guest(job, guests), not job.running, job.ended, job.array_tasks))
 
 
 def _tasks(records: Sequence[Job]) -> tuple[Job, ...]:
@@ -114,13 +140,13 @@ def _newness(job: Job) -> tuple[bool, int, bool, float, int]:
     return not job.ended, job.restart, bool(job.node_list), job.start_time, job.job_id
 
 
-def _of_one_kind(tasks: Sequence[Job]) -> tuple[tuple[Job, ...], str]:
+def _of_one_kind(tasks: Sequence[Job], guests: Guests) -> tuple[tuple[Job, ...], str]:
     """The tasks that belong together, and what sets others apart, in words; "" for none. A task that differs and has
     ended is left out: it is not used again."""
-    first = _speaker(tasks)
+    first = _speaker([job for job in tasks if not is_guest(job, guests)] or tasks)
     kept, apart = [], ""
     for job in tasks:
-        different = _difference(first, job)
+        different = _difference(first, job, guests)
         if not different or not job.ended:
             kept.append(job)
             apart = apart or different
@@ -131,9 +157,11 @@ def _speaker(tasks: Sequence[Job]) -> Job:
     return min(tasks, key=lambda job: (not says_blocks(job.comment), job.ended))
 
 
-def _difference(one: Job, other: Job) -> str:
+def _difference(one: Job, other: Job, guests: Guests) -> str:
     if other is one:
         return ""
+    if is_guest(other, guests):
+        other = replace(other, partitions=one.partitions, account=one.account)
     if not one.shares_partition(other):
         return "partition"
     same = {"uid": "user", "account": "account", "work_dir": "directory", "comment": "comment"}

@@ -22,6 +22,7 @@ from slurm_ones.jobs.elastic import (
     block_job,
     elastic_job,
     fold,
+    guests_of,
     is_whole,
     says_blocks,
     with_throttles,
@@ -59,7 +60,7 @@ class Observer:
         """Jobs whose details were read, and whether they were submitted with task counts."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
-        self._terms = Terms(store, self._own_uid)
+        self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None

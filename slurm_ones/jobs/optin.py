@@ -5,7 +5,7 @@ steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` kee
 for measuring alone; `array=blocks` says that the tasks of this job array are blocks of one job; `size=8` asks for 8
 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `deadline=2026-12-01T18:00`, local time,
 or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
-have GPUs of these types of Slurm's, and change between them.
+have GPUs of these types of Slurm's, and change between them; `guests=off` has no block of it preempted for others.
 
 A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
 may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
@@ -87,6 +87,8 @@ class OptIn:
     job's first run reports that."""
     kinds: tuple[str, ...] = ()
     """Types of GPU that the job may have, `any` alone for all; empty: what it asked sbatch for."""
+    guests: bool = True
+    """Blocks beyond what it asked sbatch for may wait in the queue of guests, which Slurm preempts."""
 
 
 class _NotUnderstood(ValueError):
@@ -162,6 +164,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "fuse": _name,
     "deadline": _deadline,
     "kinds": _kinds,
+    "guests": _one_of("guests", on=True, off=False),
 }
 """Keys of a comment, and the reader of each one's value."""
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
-from slurm_ones.jobs.elastic import BlockJob, Elastic, arrays, block_job, says_blocks
+from slurm_ones.jobs.elastic import NO_GUESTS, BlockJob, Elastic, Guests, arrays, block_job, says_blocks
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 
@@ -40,8 +40,9 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
 class Terms:
     """Memory of jobs of blocks while a companion runs. All of it follows from the database."""
 
-    def __init__(self, store: Store, own_uid: int | None) -> None:
+    def __init__(self, store: Store, own_uid: int | None, guests: Guests = NO_GUESTS) -> None:
         self._store = store
+        self._guests = guests
         self._own_uid = own_uid
         self._known: dict[int, JobRecord | None] = {}
         """Each as it was stored last, None for a new one."""
@@ -65,9 +66,9 @@ class Terms:
         jobs = {}
         for array, records in found.items():
             known = self._known[array]
-            one = block_job(array, records, known, self._term(array))
+            one = block_job(array, records, known, self._term(array), self._guests)
             term = self._follow(one.job, snapshot.time)[-1]
-            jobs[array] = one if term == one.job.restart else block_job(array, records, known, term)
+            jobs[array] = one if term == one.job.restart else block_job(array, records, known, term, self._guests)
         self._ahead = set(jobs)
         return jobs
 

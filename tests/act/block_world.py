@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,21 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
-from slurm_ones.simulate.slurm.nodes import PartitionSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, Qos, SlurmConf
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Hot, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World as Simulated
-from slurm_ones.slurm.model import Job, Task
+from slurm_ones.slurm.model import Job, Queue, Task
 from tests.act.world import Interrupted, ResizeStore
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
+CONF = SlurmConf(qos=(Qos(), Qos("guest")))
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
 RESIZE = {"blocks_wait_s": 40, "start_timeout_s": 60, "drain_timeout_s": 60, "dwell_s": 0}
 CHANGES = {"hold", "hold_waiting", "throttle", "reuse", "reshape", "release", "cancel_waiting", "signal", "defer"}
@@ -52,16 +55,19 @@ class BlockWorld(Interrupted):
         *,
         waits: bool = False,
         quick: bool = False,
+        guests: Queue | None = None,
     ) -> None:
         """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
         none: its nodes are drained. If it is `quick`, a block takes 5 s until it is ready,
-        and is waited for 12 s, rather than 30 and 40."""
+        and is waited for 12 s, rather than 30 and 40. `guests` is the queue of its partition's guests."""
         super().__init__()
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
         hot = Hot(launch_s=5.0 if quick else 30.0)
         elsewhere = PartitionSpec("elsewhere", ("e1",), 4, default=False)
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, beside=[elsewhere])
+        (own,) = ClusterSpec(4, 4).partitions()
+        beside = [elsewhere, replace(own, name="scavenge", default=False)]
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, beside=beside, conf=CONF)
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert training.hot is not None
@@ -73,7 +79,10 @@ class BlockWorld(Interrupted):
         self.store = open_store(self.folder)
         self.stop_file = self.folder / "stop"
         resize = RESIZE | ({"blocks_wait_s": 12} if quick else {})
-        self.settings = Settings.model_validate({"stop_file": str(self.stop_file), "resize": resize})
+        given: dict[str, Any] = {"stop_file": str(self.stop_file), "resize": resize}
+        if guests is not None:
+            given["guests"] = {own.name: dict(zip(("partition", "qos", "account"), guests, strict=False))}
+        self.settings = Settings.model_validate(given)
         self.machine = self.companion()
         self.prepared = bool(before)
         if waits:
@@ -107,6 +116,7 @@ class BlockWorld(Interrupted):
             clock=self.clock,
             wanted=observer.may_resize,
             deferrals=Deferrals(self.client, self.store, 900.0, self.clock),
+            guests=guests_of(self.settings),
         )
 
     def _train_with(self, blocks: Mapping[int, Shape]) -> None:
@@ -122,7 +132,9 @@ class BlockWorld(Interrupted):
         self.simulated.pass_time(40)
         assert {*self.training.members} == {0, *blocks}
 
-    def begin(self, added: Mapping[int, Shape], dropped: tuple[int, ...] = ()) -> ResizeRecord:
+    def begin(
+        self, added: Mapping[int, Shape], dropped: tuple[int, ...] = (), guests: tuple[int, ...] = ()
+    ) -> ResizeRecord:
         """Write the change down, as the actor does."""
         # Those that train already were prepared by a change before this one, as it were.
         tasks = self.simulated.client.tasks(self.job_id)
@@ -144,6 +156,7 @@ class BlockWorld(Interrupted):
                 mechanism=BLOCKS,
                 added=tuple(added.items()),
                 dropped=dropped,
+                guests=guests,
                 held=tuple(waiting),
             )
         )

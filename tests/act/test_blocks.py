@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,11 @@ from ones_db import ResizeRecord, Store, StoreError
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
+from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
+from slurm_ones.jobs.elastic import guests_of
+from slurm_ones.rules.blocks import Moves
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Queue, Task
 from tests.act.block_world import BlockWorld
@@ -39,8 +43,8 @@ def opener(empty: Path) -> Callable[[Path], Store]:
 def make(empty: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def made(before: Mapping[int, Shape] | None = None, *, waits: bool = False) -> BlockWorld:
-            return stack.enter_context(BlockWorld(opener(empty), empty.parent, before, waits=waits))
+        def made(before: Mapping[int, Shape] | None = None, **how: Any) -> BlockWorld:
+            return stack.enter_context(BlockWorld(opener(empty), empty.parent, before, **how))
 
         yield made
 
@@ -86,7 +90,7 @@ def test_a_job_outlives_its_first_block(make: Make) -> None:
 def test_a_shape_that_is_refused_costs_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """No order was given for it."""
 
-    def refuse(task: Task, shape: Shape, *, kind: str | None) -> None:
+    def refuse(task: Task, shape: Shape, *, kind: str | None, queue: Queue) -> None:
         raise NotResizable(f"{task} does not take {shape}")
 
     world = make()
@@ -399,7 +403,7 @@ def test_a_block_gives_up_the_type_of_gpu_that_it_had_before(make: Make, monkeyp
     def typed(array_id: int) -> tuple[Job, ...]:
         return tuple(replace(job, kind="slow") if job.pending and not asked else job for job in tasks(array_id))
 
-    def reshape(task: Task, shape: Shape, *, kind: str | None) -> None:
+    def reshape(task: Task, shape: Shape, *, kind: str | None, queue: Queue) -> None:
         asked.append(kind)
 
     monkeypatch.setattr(client, "tasks", typed)
@@ -523,6 +527,61 @@ def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
     world.tidy()
     world.simulated.pass_time(60)
     assert world.training.members == (2,) and world.training.term > 0
+
+
+QUEUES = [Queue(qos="guest"), Queue("scavenge", account="guests"), Queue("scavenge", "guest", "guests")]
+
+
+@pytest.mark.parametrize("queue", QUEUES, ids=str)
+def test_blocks_join_as_guests_and_are_base_again(make: Make, queue: Queue) -> None:
+    """In the queue of guests from before their release, and in that of their job before they are released as base; all
+    the while it is one job, in its own partition."""
+    world = make(guests=queue)
+    for job in world.cluster.records.named(world.job_id):
+        job.account = "mine"
+    own = Queue.of(world.tasks[0])
+    world.begin({1: TWO, 2: ONE}, guests=(1,))
+    world.finish()
+    world.check()
+    assert world.resize.state == State.DONE
+    assert not any(queue.other_than(world.tasks[1])) and any(queue.other_than(world.tasks[2]))
+    assert Queue.of(world.tasks[2]) == own
+    seen = world.observer.observe().elastic[world.job_id]
+    assert seen.refusal is None and seen.partition == own.partition and len(seen.running_blocks) == 3
+    world.preempt(1)
+    world.tidy()
+    world.begin({1: TWO})
+    world.finish()
+    world.check()
+    assert world.resize.state == State.DONE and Queue.of(world.tasks[1]) == own
+
+
+@pytest.mark.parametrize(
+    ("asked", "dropped", "guests"),
+    [(1, (), (3, 4)), (2, (), (3, 4)), (3, (), (3,)), (4, (), (4,)), (5, (), ()), (1, (0, 2), (3,)), (2, (0, 2), (4,))],
+)
+def test_which_blocks_join_as_guests(make: Make, asked: int, dropped: tuple[int, ...], guests: tuple[int, ...]) -> None:
+    """Those beyond the GPUs that the user asked for, of which blocks 0 and 2 have one each and guests count for none; a
+    job has a base block whatever leaves."""
+    world = make(guests=QUEUES[0])
+    world.begin({1: TWO, 2: ONE}, guests=(1,))
+    world.finish()
+    seen = world.observer.observe().elastic[world.job_id]
+    moves, queues = Moves(((3, TWO), (4, ONE)), dropped), guests_of(world.settings)
+    assert guests_among(seen, moves, asked, queues) == guests
+    assert seen.optin is not None
+    kept_out = replace(seen, optin=replace(seen.optin, guests=False))
+    assert guests_among(kept_out, moves, asked, queues) == ()
+
+
+def test_a_queue_of_guests_that_is_refused_costs_nothing(make: Make) -> None:
+    """The owner's association does not have it, say."""
+    world = make(guests=Queue(qos="gone"))
+    world.begin({1: ONE}, guests=(1,))
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, "shape_refused")
+    assert "after order" not in world.events
 
 
 @pytest.mark.parametrize("taken", [(1,), (1, 2), (0,)], ids=str)
