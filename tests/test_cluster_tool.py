@@ -9,27 +9,22 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests import waiting
 from tests.cluster import SITES, Cluster, ClusterError, accounting, slurm_conf, unavailable
 
-WAIT_SECONDS = 240.0
+until = partial(waiting.until, within_s=240.0, look_s=0.1)
 REPOSITORY = Path(__file__).resolve().parents[1]
 WHY_NOT = unavailable()
 real = [
     pytest.mark.cluster,
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
 ]
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
-        time.sleep(0.1)
 
 
 def submit(cluster: Cluster, *arguments: str, user: str = "alice") -> str:

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from ones_wrapper.launch.launchers import Layout
 from ones_wrapper.launch.rank_placement import allocation
 from slurm_ones.testing import policy_contract
+from tests.waiting import until
 
 TOP = Path(__file__).parents[1]
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (TOP / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -68,16 +68,12 @@ def test_what_make_test_says_and_leaves(tmp_path: Path) -> None:
     ]
     assert ended[0] == 0 and ended[1] != 0 and ended[2] != 0
     process = start(f"touch {tmp_path}/runs; exec sleep 60", f"echo $$ > {tmp_path}/types; exec sleep 61")
-    until = time.monotonic() + 60
-    while not ((tmp_path / "runs").exists() and (tmp_path / "types").exists() and (tmp_path / "types").read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    types = tmp_path / "types"
+    until(lambda: (tmp_path / "runs").exists() and types.exists() and types.read_text())
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) != 0
-    mypy = Path("/proc", (tmp_path / "types").read_text().strip())
-    while mypy.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    mypy = Path("/proc", types.read_text().strip())
+    until(lambda: not mypy.exists())
     assert not [*made.iterdir()]
 
 

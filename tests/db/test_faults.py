@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -20,6 +20,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.model import Snapshot
 from tests.db.make import ask, change, job, report, throughput
 from tests.db.server import Server, may_unshare
+from tests.waiting import until
 
 SAMPLES = 400
 """Samples of a batch, enough for COPY."""
@@ -37,13 +38,6 @@ def count(url: str) -> tuple[int, int]:
     """Rows, and rows without their doubles."""
     ((rows, distinct),) = ask(url, "SELECT count(*), count(DISTINCT number) FROM throughput")
     return rows, distinct
-
-
-def wait_for(true: Callable[[], object]) -> None:
-    until = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < until, "it did not come to that"
-        time.sleep(0.02)
 
 
 def copying(url: str) -> list[tuple[int]]:
@@ -65,7 +59,7 @@ def in_mid_copy(store: Store, url: str) -> Iterator[list[Exception]]:
 
     thread = threading.Thread(target=add)
     thread.start()
-    wait_for(lambda: copying(url))
+    until(lambda: copying(url))
     yield errors
     thread.join(120)
     assert not thread.is_alive()
@@ -123,13 +117,13 @@ def test_a_companion_outlives_its_server(postgresql_url: str, server: Server) ->
         thread = threading.Thread(target=lambda: Daemon(lambda: companion).run(stop, ticks.append))
         thread.start()
         try:
-            wait_for(lambda: ticks)
+            until(lambda: ticks)
             server.stop(signal.SIGQUIT)
             time.sleep(0.5)
             assert thread.is_alive()
             server.start()
             before = len(ticks)
-            wait_for(lambda: len(ticks) > before + 1)
+            until(lambda: len(ticks) > before + 1)
         finally:
             stop.set()
             thread.join(120)
@@ -151,10 +145,10 @@ def test_a_writer_killed_in_mid_copy(postgresql_url: str) -> None:
         store.record_jobs([job(1)])
         change(postgresql_url, STUCK)
         writer = subprocess.Popen([sys.executable, "-c", WRITER, postgresql_url])
-        wait_for(lambda: copying(postgresql_url))
+        until(lambda: copying(postgresql_url))
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
-        wait_for(lambda: not copying(postgresql_url))
+        until(lambda: not copying(postgresql_url))
         assert count(postgresql_url) == (0, 0)
         change(postgresql_url, "DROP FUNCTION stuck() CASCADE")
         store.add_reports([BATCH])

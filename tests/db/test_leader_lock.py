@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,19 +23,11 @@ from ones_db.leader import LeaderLock
 from slurm_ones.service.leadership import Leadership
 from tests.db.make import ask, change, job
 from tests.db.server import Server
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 ME = f"{socket.gethostname()}:{os.getpid()}"
-
-
-def wait_for(what: Callable[[], object], seconds: float = 60.0) -> float:
-    """How long it took."""
-    began = time.monotonic()
-    while not what():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.005)
-    return time.monotonic() - began
 
 
 def file_of(url: str) -> Path:
@@ -78,11 +70,11 @@ def test_many_that_race(url: str) -> None:
     term is given twice."""
     within, terms, most = [0], list[int](), [0]
     counting = threading.Lock()
-    until = time.monotonic() + 30.0
+    end = time.monotonic() + 30.0
 
     def candidate() -> None:
         with LeaderLock(url, "gres") as lock:
-            while len(terms) < 20 and time.monotonic() < until:
+            while len(terms) < 20 and time.monotonic() < end:
                 term = lock.take(time.time())
                 if term is None:
                     time.sleep(0.001)
@@ -163,8 +155,8 @@ def candidates(url: str, takeover_s: float, number: int = 2) -> Iterator[list[Ca
         for i in range(number):
             made.append(Candidate(url, takeover_s))
             if i == 0:
-                wait_for(lambda: made[0].leads, 60.0)
-        wait_for(lambda: all(one.said for one in made), 60.0)
+                until(lambda: made[0].leads)
+        until(lambda: all(one.said for one in made))
         yield made
     finally:
         for one in made:
@@ -189,7 +181,7 @@ def test_a_killed_leader_is_followed_at_once(url: str) -> None:
         leader, left = first, [*others]
         for _ in range(times):
             leader.send(signal.SIGKILL)
-            wait_for(lambda: any(one.leads for one in left), takeover_s / 2)
+            until(lambda: any(one.leads for one in left), within_s=takeover_s / 2)
             (leader,) = [one for one in left if one.leads]
             left.remove(leader)
     assert_one_at_a_time(url)
@@ -203,16 +195,16 @@ def test_a_stopped_leader_is_followed_and_changes_nothing_more(postgresql_url: s
         for leader, standby in ((one, other), (other, one)):
             leader.said.clear()
             leader.send(signal.SIGSTOP)
-            wait_for(partial(getattr, standby, "leads"))
+            until(partial(getattr, standby, "leads"))
             leader.send(signal.SIGCONT)
-            wait_for(partial(leader.said.count, "lost"))
+            until(partial(leader.said.count, "lost"))
             silent = leader.said.index("lost") + 1
             time.sleep(1.5 * takeover_s)
             assert standby.leads
             assert leader.said[silent:] == [f"stands by: {standby.holder} leads"]
         # The first of them leads, and is killed this time.
         one.send(signal.SIGKILL)
-        wait_for(lambda: other.leads)
+        until(lambda: other.leads)
     assert_one_at_a_time(url)
 
 
@@ -230,9 +222,9 @@ def test_a_leader_stopped_in_the_middle_of_a_write(postgresql_url: str) -> None:
         # The statement ends; its transaction, and the writers' lock, would not.
         time.sleep(2.0)
         change(url, "ALTER TABLE actions DISABLE TRIGGER slow")
-        wait_for(lambda: other.leads)
+        until(lambda: other.leads)
         one.send(signal.SIGCONT)
-        wait_for(lambda: "lost" in one.said)
+        until(lambda: "lost" in one.said)
     assert_one_at_a_time(url)
 
 
@@ -244,8 +236,8 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
         lead = Leadership(lock, 0.5, say=said.append)
         assert not lead.take() and said == [f"stands by: {one.holder} leads"]
         one.send(signal.SIGSTOP)
-        until = time.monotonic() + 60
-        while len(said) < 2 and time.monotonic() < until:
+        end = time.monotonic() + 60
+        while len(said) < 2 and time.monotonic() < end:
             assert not lead.take()
             time.sleep(0.05)
         for _ in range(15):
@@ -254,7 +246,7 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
         host, pid = one.holder.split(":")
         assert len(said) == 2 and said[1].endswith(f"To let this one lead, on {host}: kill -9 {pid}")
         one.send(signal.SIGKILL)
-        wait_for(lead.take)
+        until(lead.take)
         assert said[2] == "leads, in term 2"
         lead.leave()
 
@@ -334,8 +326,8 @@ def test_restarts_while_others_wait(postgresql_url: str, server: Server) -> None
             server.stop(how)
             time.sleep(0.5)
             server.start()
-            wait_for(lambda before=terms: max(term for _, term in written(postgresql_url)) > before)  # type: ignore[misc]
-            wait_for(lambda: sum(one.leads for one in made) == 1)
+            until(lambda before=terms: max(term for _, term in written(postgresql_url)) > before)  # type: ignore[misc]
+            until(lambda: sum(one.leads for one in made) == 1)
     assert_one_at_a_time(postgresql_url)
 
 
@@ -351,7 +343,7 @@ def test_a_session_that_is_ended_by_hand(postgresql_url: str) -> None:
         with pytest.raises(NotLeader):
             lead.check()
         assert not lead.take()
-        wait_for(lead.take)
+        until(lead.take)
         assert lead.term == 2
         lead.leave()
 
@@ -402,8 +394,8 @@ def test_a_leader_is_heard_of(url: str) -> None:
     with LeaderLock(url, "gres") as lock:
         lead = Leadership(lock, 0.5, say=lambda line: None)
         assert lead.take()
-        beats, until = set[float](), time.monotonic() + 60
-        while len(beats) < 5 and time.monotonic() < until:
+        beats, end = set[float](), time.monotonic() + 60
+        while len(beats) < 5 and time.monotonic() < end:
             leader = lock.leader()
             assert leader is not None
             beats.add(leader.beat)

@@ -30,6 +30,7 @@ from slurm_ones.demo.run import address_in, samples_line
 from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
 from slurm_ones.slurm.model import Task
 from tests.slurm.simulated import SimulatedSite
+from tests.waiting import until
 
 LONGEST_S = 250.0
 
@@ -80,9 +81,9 @@ class Started:
 
     def gone(self, within_s: float) -> bool:
         """Whether nothing of it runs any more, so many seconds from now at the latest."""
-        until = time.monotonic() + within_s
+        end = time.monotonic() + within_s
         while left := set(in_folder(self.folder)) - {self.process.pid}:
-            if time.monotonic() > until:
+            if time.monotonic() > end:
                 print(left)
                 return False
             time.sleep(0.1)
@@ -126,12 +127,12 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     assert status == 303
     started.until("spirals-1 trains on 1 GPU")
     started.until("spirals-1 grew from 1")
-    until = time.monotonic() + 60
+    end = time.monotonic() + 60
     while True:
         status, page, _ = get(address.partition("?")[0], cookie)
         if all(word in page for word in ("spirals-1", "cnn-1", "simulated-1")):
             break
-        assert time.monotonic() < until, page
+        assert time.monotonic() < end, page
         time.sleep(0.5)
     assert status == 200
     started.until("spirals-1 shrank from")
@@ -174,10 +175,7 @@ def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
     assert len(in_folder(tmp_path)) == 3
     parent.kill()
     parent.wait()
-    until = time.monotonic() + 40
-    while in_folder(tmp_path):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: not in_folder(tmp_path))
 
 
 def test_processes_end_with_their_context(tmp_path: Path) -> None:
@@ -217,8 +215,8 @@ def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(int(number))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
-    until = time.monotonic() + 10
-    while (left := in_folder(tmp_path)) and time.monotonic() < until:
+    end = time.monotonic() + 10
+    while (left := in_folder(tmp_path)) and time.monotonic() < end:
         time.sleep(0.1)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -303,9 +301,9 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
     with Processes() as processes:
         slurm = LocalSlurm(tmp_path, processes, [DemoJob("one", 0.0, 1)])
         slurm.look()
-        until = time.monotonic() + 60
+        end = time.monotonic() + 60
         while not (out := sorted(tmp_path.glob("slurm-*.out"))) or "no such file" not in out[0].read_text():
-            assert time.monotonic() < until
+            assert time.monotonic() < end
             slurm.look()
             time.sleep(0.05)
     env = slurm._env

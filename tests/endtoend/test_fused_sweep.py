@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from tests import waiting
 from tests.endtoend.harness import HERE, WAIT_S, Harness
 
 SWEPT = HERE / "swept.py"
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+until = partial(waiting.until, within_s=WAIT_S, look_s=0.3)
 
 
 def submitted(harness: Harness, rates: list[float], *more: str) -> list[int]:
@@ -57,7 +51,7 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
         assert str(carrier) in json.dumps(harness.why(settings, ids[1]))
         assert all(harness.job(one).pending and not harness.job(one).held for one in ids[1:])
         harness.cluster.run(["scancel", str(gone)], user="alice")
-        wait_until(lambda: f"job {gone} left its sweep" in harness.log(carrier))
+        until(lambda: f"job {gone} left its sweep" in harness.log(carrier))
         (harness.directory(carrier) / "hurry").touch()
         for one in [carrier, ids[1], *ids[3:]]:
             job = harness.wait(one, lambda job: job.ended, "over", 90.0)
@@ -65,7 +59,7 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
             assert (job.restart, f"job {carrier} trained this one" in harness.log(one)) == (0, one != carrier)
         with harness.store(settings) as store:
             for one in (ids[1], ids[5]):
-                wait_until(lambda: f"job {carrier} trained it" in str([run.note for run in store.runs(one)]))  # noqa: B023
+                until(lambda: f"job {carrier} trained it" in str([run.note for run in store.runs(one)]))  # noqa: B023
         assert not (harness.directory(gone) / "result.json").exists()
         weights = [
             torch.load(harness.directory(one) / f"{one}.pt")["model"]["weight"] for one in [carrier, ids[1], ids[3]]

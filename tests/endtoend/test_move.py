@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ import pytest
 from ones_db import Store
 from ones_db.tables import METADATA
 from slurm_ones.act.transitions import State
+from tests import waiting
 from tests.db.make import ask
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, Harness
@@ -21,6 +21,7 @@ from tests.endtoend.test_people import scripted
 pytestmark = pytest.mark.cluster
 
 TABLES = sorted(METADATA.tables)
+until = partial(waiting.until, within_s=90.0, look_s=0.3)
 
 
 def shown(server: Server, folder: Path) -> None:
@@ -38,13 +39,6 @@ def copied(harness: Harness, old: str, new: str) -> dict[str, tuple[int, int]]:
     rows = {line.split()[0]: line.split()[1:3] for line in said.splitlines() if line.split()[0] in TABLES}
     assert sorted(rows) == TABLES, said
     return {table: (int(there), int(now)) for table, (there, now) in rows.items()}
-
-
-def until(holds: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.3)
 
 
 @pytest.mark.nightly

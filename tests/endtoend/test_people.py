@@ -17,6 +17,7 @@ from tests.cluster import paths
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.light import HOLD_DRAIN
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -136,7 +137,7 @@ def test_advice_changes_nothing_and_works_by_hand(harness: Harness) -> None:
     harness.trains(job_id)
     settings = harness.settings()
     with harness.running(settings, "--own"):
-        _wait_for(lambda: "scontrol release" in harness.companion_log(settings), "advice")
+        until(lambda: "scontrol release" in harness.companion_log(settings), "advice", WAIT_S)
         harness.ticks(settings)
     untouched(harness, job_id)
     with harness.store(settings) as store:
@@ -169,7 +170,7 @@ def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
     job_id = harness.light("--begin=now+1hour")
     settings = harness.settings()
     process = scripted(harness, settings, {job_id: [[2, 4, 16]]}, "advise")
-    _wait_for(lambda: "scontrol release" in harness.companion_log(settings), "advice")
+    until(lambda: "scontrol release" in harness.companion_log(settings), "advice", WAIT_S)
     process.terminate()
     lines = [line for line in harness.companion_log(settings).splitlines() if line.startswith("scontrol")]
     assert [line.split()[1] for line in lines] == ["uhold", "update", "release"]
@@ -191,7 +192,7 @@ def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     hold.touch()
     settings = harness.settings(resize="max_wait_s = 3")
     process = scripted(harness, settings, {job_id: [[4, 4, 64]]})
-    _wait_for((harness.directory(job_id) / ORDERS).exists, "the order to drain")
+    until((harness.directory(job_id) / ORDERS).exists, "the order to drain", WAIT_S)
     rigid = harness.rigid("--gres=gpu:1")
     harness.wait(rigid, lambda job: job.running, "running")
     hold.unlink()
@@ -238,10 +239,3 @@ def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 2, 2)
     with old_harness.store(settings) as store:
         assert [resize.state for resize in store.resizes(job_id)] == [State.DONE] * 2
-
-
-def _wait_for(holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.1)

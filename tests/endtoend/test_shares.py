@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
+from tests import waiting
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
@@ -20,7 +22,7 @@ PriorityMaxAge=0-1
 PriorityWeightAge=3600000
 PriorityWeightFairshare=100000
 """
-STOCK_S = 75.0
+until = partial(waiting.until, within_s=75.0, look_s=LOOK_S)
 
 
 @pytest.fixture
@@ -55,13 +57,6 @@ def usage(site: Site) -> dict[str, int]:
     return {user: int(used) for user, used in rows if user}
 
 
-def until(holds: Callable[[], object], what: Callable[[], object], timeout_s: float = STOCK_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, what()
-        time.sleep(LOOK_S)
-
-
 def gpu_seconds(site: Site, job_id: int) -> int:
     """By accounting."""
     rows = table(site, "sacct", "-nPDX", f"-j{job_id}", "-o", "ElapsedRaw,AllocTRES")
@@ -86,7 +81,7 @@ def test_blocks_cost_their_owner_what_a_plain_job_costs(site: Site) -> None:
     site.resize(settings, {array: [[0, 8, 32]]})
     until(lambda: min(usage(site)[user] for user in ("alice", "bob")) > 0, lambda: usage(site))
     # Nothing is free, and a block waits beside a plain job that waits as long as the array has.
-    waiting = harness.rigid("--gres=gpu:4", "--nodes=1")
+    waits = harness.rigid("--gres=gpu:4", "--nodes=1")
     submitted = time.monotonic()
     held = [n for n, task in harness.tasks(array).items() if task.held]
     assert len(held) == 6 and "alice" not in ages(site), "what is held has no priority"
@@ -99,8 +94,12 @@ def test_blocks_cost_their_owner_what_a_plain_job_costs(site: Site) -> None:
     print(f"age: {block} s of a block released {later:.0f} s after a plain job was submitted, {other} s of that")
     assert 0 < block <= other - later + 5
 
-    harness.cluster.run(["scancel", str(waiting), str(plain), str(array)], user="root")
-    until(lambda: not harness.cluster.run(["squeue", "-h"], user="root").stdout, lambda: harness.tasks(array), WAIT_S)
+    harness.cluster.run(["scancel", str(waits), str(plain), str(array)], user="root")
+    until(
+        lambda: not harness.cluster.run(["squeue", "-h"], user="root").stdout,
+        lambda: harness.tasks(array),
+        within_s=WAIT_S,
+    )
     recorded(harness, plain)
     used = {"alice": gpu_seconds(site, array), "bob": gpu_seconds(site, plain)}
     until(

@@ -44,6 +44,7 @@ from tests.act.make import elastic, history
 from tests.db.make import resized_job
 from tests.prometheus import free_port
 from tests.test_hostile_names import NAME
+from tests.waiting import until
 
 HERE = {"partition": "gpu", "account": "none"}
 
@@ -363,9 +364,7 @@ def test_a_place_is_given_back_where_no_thread_can_be_started(monkeypatch: pytes
 
         patch.setattr(threading.Thread, "start", refused)
         assert not any(fetched(port) for _ in range(metrics_server.AT_ONCE))
-    end = time.monotonic() + 30
-    while not fetched(port):
-        assert time.monotonic() < end
+    until(lambda: fetched(port))
 
 
 def test_where_it_listens() -> None:

@@ -19,6 +19,7 @@ from ones_db.query import Reader
 from slurm_ones.show.app import Access, Web
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resized_job, run, said, throughput
 from tests.test_cli import HOSTILE
+from tests.waiting import until
 
 TOKEN = "a-secret"
 
@@ -50,14 +51,6 @@ class Page:
         now = time.time() if at is None else at
         with Store.open(self.url, "gres") as store:
             store.record_health(HealthRecord(now, "act", 60.0, now, 0.25, 2, 2, 6))
-
-    def until(self, what: Callable[[], Any]) -> Any:
-        """What it returns, once that is something."""
-        end = time.monotonic() + 60
-        while not (found := what()):
-            assert time.monotonic() < end, "it did not come"
-            time.sleep(0.05)
-        return found
 
 
 @pytest.fixture
@@ -102,7 +95,7 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
         thread.start()
         servers.append((server, thread))
         page = Page(web, url, listening.getsockname()[1])
-        page.until(lambda: web.feed.moment.number)
+        until(lambda: web.feed.moment.number)
         return page
 
     yield begin

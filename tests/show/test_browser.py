@@ -15,6 +15,7 @@ from tests import debian
 from tests.cluster import paths
 from tests.db.make import job
 from tests.show.conftest import TOKEN, Page
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
@@ -113,14 +114,14 @@ def test_it_changes_by_itself(serve: Callable[..., Page], browser: Any) -> None:
     page = serve()
     sized(browser, 1280, "light")
     browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
-    page.until(lambda: browser.find_element("id", "state").text == "live")
+    until(lambda: browser.find_element("id", "state").text == "live")
     browser.find_element("id", "filter").send_keys("newcomer")
     browser.execute_script("window.stays = true")
     with Store.open(page.url, "gres") as store:
         store.record_jobs([job(11, name="newcomer", state="PENDING")])
     page.tick(time.time() + 1)
     # In one look: a row that was found may have been replaced before it is read.
-    page.until(lambda: [text for text in browser.execute_script(SHOWN) if "newcomer" in text])
+    until(lambda: [text for text in browser.execute_script(SHOWN) if "newcomer" in text])
     assert len(browser.execute_script(SHOWN)) == 1
     assert browser.execute_script("return window.stays") is True
 
@@ -135,5 +136,5 @@ def test_by_keyboard_alone(serve: Callable[..., Page], browser: Any) -> None:
         if (browser.switch_to.active_element.get_attribute("href") or "").endswith("/jobs/8"):
             break
     browser.switch_to.active_element.send_keys("\ue007")
-    page.until(lambda: browser.current_url.endswith("/jobs/8"))
+    until(lambda: browser.current_url.endswith("/jobs/8"))
     assert "Why is it waiting?" in browser.find_element("tag name", "main").text

@@ -29,6 +29,7 @@ from slurm_ones.show.pages import MOST_SHAPES, colour, gpus_over_time
 from tests.commands import call
 from tests.db.make import job
 from tests.show.conftest import TOKEN, Page
+from tests.waiting import until
 
 Serve = Callable[..., Page]
 OURS = {
@@ -167,7 +168,7 @@ def test_a_companion_that_falls_silent(serve: Serve) -> None:
         health = store.health()
         assert health is not None and health.tick_time is not None
         store.record_health(health._replace(interval_s=0.5))
-    page.until(lambda: "The companion is silent: its last tick was at" in page.get("/")[2])
+    until(lambda: "The companion is silent: its last tick was at" in page.get("/")[2])
 
 
 def test_what_failed_once_is_made_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +188,9 @@ def test_what_failed_once_is_made_again(serve: Serve, monkeypatch: pytest.Monkey
         raise ValueError("odd")
 
     monkeypatch.setattr(page.web.feed, "_look", odd)
-    page.until(lambda: "cannot be read: odd" in page.get("/")[2])
+    until(lambda: "cannot be read: odd" in page.get("/")[2])
     monkeypatch.undo()
-    page.until(lambda: "cannot be read" not in page.get("/")[2])
+    until(lambda: "cannot be read" not in page.get("/")[2])
 
 
 def test_many_jobs_are_drawn_to_the_end() -> None:
@@ -273,7 +274,7 @@ def test_viewers_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> N
     assert page.get("/events")[0] == 503
     assert second.fp is not None
     second.close()
-    page.until(lambda: page.web._viewers < 2)
+    until(lambda: page.web._viewers < 2)
     listener(page)
     assert first.readline() == b": here\n"
 
@@ -283,9 +284,9 @@ def test_a_database_that_is_away(serve: Serve, tmp_path: Path) -> None:
     page = serve()
     file = tmp_path / "ones.sqlite"
     file.rename(tmp_path / "away")
-    page.until(lambda: "cannot be read" in page.get("/")[2])
+    until(lambda: "cannot be read" in page.get("/")[2])
     (tmp_path / "away").rename(file)
-    page.until(lambda: "cannot be read" not in page.get("/")[2])
+    until(lambda: "cannot be read" not in page.get("/")[2])
 
 
 def test_another_file_in_the_place_of_the_database(serve: Serve, tmp_path: Path, empty_sqlite: Path) -> None:
@@ -297,7 +298,7 @@ def test_another_file_in_the_place_of_the_database(serve: Serve, tmp_path: Path,
         store.record_jobs([job(21, name="restored", state="PENDING")])
         store.record_health(HealthRecord(time.time(), "act", 60.0, time.time(), 0.25, 0, 1, 0))
     (tmp_path / "copy.sqlite").rename(tmp_path / "ones.sqlite")
-    page.until(lambda: "restored" in page.get("/")[2])
+    until(lambda: "restored" in page.get("/")[2])
     assert "waits-for-gpus" not in page.get("/")[2]
 
 
@@ -306,7 +307,7 @@ def test_a_database_that_is_upgraded_meanwhile(serve: Serve, tmp_path: Path) -> 
     page = serve()
     with closing(sqlite3.connect(tmp_path / "ones.sqlite")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    page.until(lambda: "schema 9999 is newer" in page.get("/")[2])
+    until(lambda: "schema 9999 is newer" in page.get("/")[2])
 
 
 def test_the_jobs_that_ended_last_come_first(serve: Serve) -> None:
@@ -316,7 +317,7 @@ def test_the_jobs_that_ended_last_come_first(serve: Serve) -> None:
         ended = [job(n, name=f"short-{n}", state="COMPLETED", end_time=5000.0 + n) for n in range(31, 51)]
         store.record_jobs([*ended, job(30, name="of-days", state="COMPLETED", end_time=9000.0)])
     page.tick(time.time() + 1)
-    page.until(lambda: "short-50" in page.get("/")[2])
+    until(lambda: "short-50" in page.get("/")[2])
     text = page.get("/")[2]
     assert text.index("of-days") < text.index("short-50") < text.index("short-32")
     assert "short-31" not in text
@@ -329,7 +330,7 @@ def test_a_job_that_ended_long_ago_still_has_its_page(serve: Serve, monkeypatch:
     with Store.open(page.url, "gres") as store:
         store.record_jobs([job(n, name=f"old-{n}", state="COMPLETED", end_time=5000.0 + n) for n in (30, 31)])
     page.tick(time.time() + 1)
-    page.until(lambda: "old-31" in page.get("/")[2])
+    until(lambda: "old-31" in page.get("/")[2])
     assert "old-30" not in page.get("/")[2]
     assert page.get("/jobs/30")[0] == 200 and "old-30" in page.get("/jobs/30")[2]
 
@@ -347,7 +348,7 @@ def test_a_user_sees_their_own_last_ended(serve: Serve, monkeypatch: pytest.Monk
             store.record_jobs(jobs)
         number = page.web.feed.moment.number
         page.tick()
-        page.until(lambda: page.web.feed.moment.number > number)
+        until(lambda: page.web.feed.moment.number > number)
 
     def shown(user: str, known: range) -> list[int]:
         text = page.get("/", **{"X-User": user})[2]
@@ -377,7 +378,7 @@ def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: py
     with Store.open(page.url, "gres") as store:
         store.record_jobs([job(30, user="alice", state="COMPLETED", end_time=5000.0)])
     page.tick(time.time() + 1)
-    page.until(lambda: page.get("/jobs/30", **{"X-User": "alice"})[0] == 200)
+    until(lambda: page.get("/jobs/30", **{"X-User": "alice"})[0] == 200)
     assert page.get("/jobs/30", **{"X-User": "bob"})[0] == 404
 
 

@@ -47,6 +47,7 @@ from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
+from tests.waiting import until
 from tests.wrapper.runs import Run, write_order
 
 ARRAY = 7
@@ -423,13 +424,6 @@ def block_of(folder: Path, text: str, task: int = 0, *, ranks: int = 1, **env: s
     script.write_text(LISTENS + text)
     place: dict[str, Any] = slurm(folder, task) | env
     return Run(folder / "job", script=script, ranks=ranks, **place)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
