@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slurm_ones.policy.contract import Bools, Floats, Ints
+from slurm_ones.simulate.spec import rounded
 from slurm_ones.simulate.training.application import POWER, Application, Submission, on_kind
 from slurm_ones.simulate.workloads.profiles import Workload
 
@@ -131,7 +132,7 @@ def curve(
         others = pools[k + 1 :]
         for mixed in (False, True) if others else (False,):
             room = _together(pools[k:]) if mixed else pool
-            sizes = np.unique([gpus, _rounded(gpus, pool.per_node)]) if gpus else _sizes(app, asked, room)
+            sizes = np.unique([gpus, rounded(gpus, pool.per_node)]) if gpus else _sizes(app, asked, room)
             sizes = sizes[(sizes <= room.gpus) & (sizes > mixed)]
             rate = _rates(here, sizes, batches, ends, room, 2 if mixed else 1)
             columns.append((sizes, np.full(len(sizes), k), np.full(len(sizes), mixed), rate))
@@ -197,12 +198,6 @@ def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
     # What is asked for is rounded up to whole nodes, or to as many GPUs of each.
     wanted = -(-asked // per_node) * per_node if asked > per_node else asked
     return np.arange(1, min(max(app.max_gpus, wanted), gpus) + 1)
-
-
-def _rounded(gpus: int, per_node: int) -> int:
-    """As many GPUs as a rigid job holds on a Slurm that gives it equally many on each node (`spec.asked_shape`)."""
-    nodes = -(-gpus // per_node)
-    return -(-gpus // nodes) * nodes
 
 
 def _batches(app: Application) -> Ints:

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ones_db import ActionRecord, SchemaError, Store, StoreError
+from ones_db import ActionRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from ones_db.query import Reader
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
@@ -151,6 +151,14 @@ def without_password(url: str) -> str:
 def reading_store(settings: Settings) -> Store:
     """The job database, for reading. A settings file that names no cluster means the only one there is."""
     return Store.open(settings.database_url, settings.cluster, read_only=True)
+
+
+def own_store(settings: Settings, cluster: str) -> Store:
+    """The job database, for writing. The first start of the companion, or the import of a site's history, makes it; one
+    of another schema is left to `db upgrade`, which keeps a copy."""
+    if migrate.current(settings.database_url) is None:
+        migrate.upgrade(settings.database_url)
+    return Store.open(settings.database_url, cluster)
 
 
 def published_for(settings: Settings) -> Path | None:

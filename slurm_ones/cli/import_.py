@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ones_db import Imported, Store, migrate
+from ones_db import Imported, Store
 from slurm_ones.cli.common import (
     UNITS,
     ConfigOption,
@@ -20,13 +20,13 @@ from slurm_ones.cli.common import (
     command,
     complain,
     errors,
+    own_store,
     print_json,
     record_action,
     say,
     settings_of,
     span,
 )
-from slurm_ones.config import Settings
 from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.learn.workload import PastWorkload, workload
 from slurm_ones.slurm.command import CommandClient
@@ -91,13 +91,6 @@ def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress
     return read
 
 
-def _opened(settings: Settings, name: str) -> Store:
-    # As at a first start of the companion: a site's history may well come first.
-    if migrate.current(settings.database_url) is None:
-        migrate.upgrade(settings.database_url)
-    return Store.open(settings.database_url, name)
-
-
 @app.callback()
 def _imports() -> None:
     pass
@@ -124,7 +117,7 @@ def sacct(
     own = "" if cluster else CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
     source = Sacct(cluster or own)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with _opened(settings, cluster or settings.cluster or own) as store:
+    with own_store(settings, cluster or settings.cluster or own) as store:
         with Progress(*columns, console=errors, transient=True) as bars:
             read = bring(source, store, began, ended, bars)
         if read.stored.new or read.stored.changed:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ones_db import Store, StoreError
+from ones_db import StoreError
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -126,14 +126,10 @@ def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Ca
     each time: it is opened again."""
 
     def look() -> Live:
-        with _opened(settings, named) as store:
+        with store_of_reader(settings, named=named) as store:
             return read_live(store, also)
 
     return look
-
-
-def _opened(settings: Settings, named: bool) -> Store:
-    return store_of_reader(settings, named=named)
 
 
 @command
@@ -172,7 +168,7 @@ def top(
 
         # What is wrong is said at once, not in a window that closes again.
         look()
-        TopApp(settings, look, lambda: _opened(settings, bool(database)), choice, every).run()
+        TopApp(settings, look, lambda: store_of_reader(settings, named=bool(database)), choice, every).run()
 
 
 @command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
+from ones_db import Store, StoreBusy, StoreError, StoreLost
 from ones_db.leader import LeaderLock
 from slurm_ones.cli.common import (
     ConfigOption,
@@ -21,6 +21,7 @@ from slurm_ones.cli.common import (
     command,
     complain,
     errors,
+    own_store,
     record_action,
     say,
     settings_of,
@@ -65,13 +66,6 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
     check_client(settings)
     _ = settings.database_url
     return settings
-
-
-def _store(settings: Settings, cluster: str) -> Store:
-    # A first start makes the database; one of another schema is left to `db upgrade`, which keeps a copy.
-    if migrate.current(settings.database_url) is None:
-        migrate.upgrade(settings.database_url)
-    return Store.open(settings.database_url, cluster)
 
 
 def jitter() -> float:
@@ -219,7 +213,7 @@ def run(
     client = connect(settings, notifier.alive)
     service.notifier.ready("starts")
     cluster = settings.cluster or service.retried(client.config).get("ClusterName", "cluster")
-    store = service.retried(lambda: _store(settings, cluster))
+    store = service.retried(lambda: own_store(settings, cluster))
     lock = service.retried(lambda: LeaderLock(settings.database_url, cluster))
 
     def on_leader(line: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -28,7 +27,7 @@ from slurm_ones.jobs.elastic import (
     with_throttles,
 )
 from slurm_ones.jobs.optin import BadComment, parse_comment
-from slurm_ones.jobs.other_companion import OtherCompanion
+from slurm_ones.jobs.other_companion import OtherCompanion, login_of
 from slurm_ones.jobs.reports import JobDirectories, Notes, checkpoint_stands, lines_per_job, read_reports
 from slurm_ones.jobs.terms import POSITIONS, Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
@@ -380,13 +379,6 @@ class StopFile:
             self._there = False
             return
         if not self._there:
-            made = ActionRecord(found.st_mtime, _login(found.st_uid), "stop file made", str(self._path))
+            made = ActionRecord(found.st_mtime, login_of(found.st_uid), "stop file made", str(self._path))
             self._store.add_action(made)
         self._there = True
-
-
-def _login(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -45,7 +45,7 @@ class OtherCompanion:
             except OSError:
                 continue
             if mark.st_uid == folder.st_uid != os.geteuid() and self._clock() - mark.st_mtime < YIELD_S:
-                return reason("site_acts", user=_name(mark.st_uid))
+                return reason("site_acts", user=login_of(mark.st_uid))
         # One of root's needs no spool.
         return reason("site_acts", user="root") if recent and not self._spools(job) else None
 
@@ -86,7 +86,8 @@ def _published() -> str:
         return ""
 
 
-def _name(uid: int) -> str:
+def login_of(uid: int) -> str:
+    """The user's name, or the number where nobody has it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

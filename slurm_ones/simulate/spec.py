@@ -119,6 +119,12 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
     return Shape(nodes, spec.gpus_per_node if spec.whole_nodes else -(-gpus // nodes))
 
 
+def rounded(gpus: int, per_node: int) -> int:
+    """GPUs of a job that asks for so many and is given equally many on each of the fewest nodes."""
+    nodes = -(-gpus // per_node)
+    return -(-gpus // nodes) * nodes
+
+
 Nodes = Mapping[str, int]
 """GPUs of each node."""
 

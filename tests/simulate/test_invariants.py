@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(WORK, ClusterSpec(1, 4), tmp_path, ClusterSettings())
-
-
-@pytest.fixture
-def store(empty_url: str) -> Iterator[Store]:
-    with Store.open(empty_url, "here") as opened:
-        yield opened
 
 
 def test_a_job_that_has_not_ended_or_is_held(world: World, store: Store) -> None:

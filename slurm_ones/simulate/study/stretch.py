@@ -19,7 +19,7 @@ import numpy as np
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
-from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.spec import ClusterSpec, rounded
 from slurm_ones.simulate.study.figures import share_figures, spread
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.training.application import Application, Requeue, Submission
@@ -89,7 +89,7 @@ def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, 
     held = most_held(jobs)
     per_node = cluster[1] if cluster else node_gpus(trace)
     nodes = cluster[0] if cluster else max(-(-held // per_node), 1)
-    fitting = [job for job in jobs if _held(job.gpus, per_node) <= nodes * per_node]
+    fitting = [job for job in jobs if rounded(job.gpus, per_node) <= nodes * per_node]
     if not fitting:
         raise BadInput(f"--cluster: {nodes}x{per_node} is too small for every job of {trace.name}")
     first = _median_load(fitting, most)
@@ -102,12 +102,6 @@ def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, 
 def _drawn(job: TraceJob) -> float:
     """A number from 0 to 1, by the job alone."""
     return int.from_bytes(blake2b(f"{job.name} {job.submitted}".encode(), digest_size=6).digest(), "big") / 2**48
-
-
-def _held(gpus: int, per_node: int) -> int:
-    """GPUs of a job that takes equally many of each node."""
-    nodes = -(-gpus // per_node)
-    return -(-gpus // nodes) * nodes
 
 
 def node_gpus(trace: Trace) -> int:
