@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
@@ -214,6 +214,20 @@ def is_view(settings: Settings, store: Store) -> bool:
 def reader_of(settings: Settings, store: Store) -> Reader:
     """A reader of the same database as the store."""
     return Reader(f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url)
+
+
+@dataclass(frozen=True)
+class SiteFinding:
+    """One thing about a site that was checked."""
+
+    verdict: str
+    """ok, note (works, but know this) or bad."""
+    what: str
+    found: str
+    advice: str = ""
+    """What to do about it; empty when nothing."""
+    lines: tuple[str, ...] = ()
+    """What is missing: lines of slurm.conf, or commands of sacctmgr."""
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import (
     ConfigOption,
     JsonOption,
+    SiteFinding,
     command,
     console,
     grid,
@@ -29,6 +29,7 @@ from slurm_ones.cli.common import (
     published_for,
     settings_of,
 )
+from slurm_ones.cli.guests import examine_guests, read_site
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.jobs.optin import near_miss
 from slurm_ones.service.publisher import let_read
@@ -40,18 +41,6 @@ from slurm_ones.text import safe
 OLDEST = (21, 8)
 MOST_NEAR = 5
 """Jobs whose comments nearly opt in that are shown."""
-
-
-@dataclass(frozen=True)
-class SiteFinding:
-    """One thing that was looked at."""
-
-    verdict: str
-    """ok, note (works, but know this) or bad."""
-    what: str
-    found: str
-    advice: str = ""
-    """What to do about it; empty when nothing."""
 
 
 _ok, _note, _bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "bad"))
@@ -288,13 +277,17 @@ def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
 def doctor(
     config: ConfigOption = None,
     own: Annotated[bool, typer.Option("--own", help="Check for user mode.")] = False,
+    guests: Annotated[bool, typer.Option("--guests", help="Check what guests need of Slurm, and that alone.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Check this site and say what to do where it does not fit. Exit code 1 when something is bad."""
     settings = settings_of(config)
     if own:
         settings = settings.model_copy(update={"scope": "own"})
-    found = [*_settings_file(config or default_path(), settings), *examine(connect(settings), settings)]
+    if guests:
+        found = [*examine_guests(read_site(connect(settings)), settings)]
+    else:
+        found = [*_settings_file(config or default_path(), settings), *examine(connect(settings), settings)]
     if json:
         print_json(found)
     else:
@@ -303,5 +296,9 @@ def doctor(
         for f in found:
             table.add_row(marks[f.verdict], safe(f.what), safe(f.found, 500), safe(f.advice, 500))
         console.print(table)
+        lines = dict.fromkeys(line for f in found for line in f.lines)
+        for title, commands in (("slurm.conf", False), ("commands", True)):
+            if some := [line for line in lines if line.startswith("sacctmgr") is commands]:
+                typer.echo("\n".join(["", f"# {title}", *some]))
     if any(f.verdict == "bad" for f in found):
         raise typer.Exit(1)

@@ -1,0 +1,212 @@
+"""What a site lacks for guests, as lines of slurm.conf and sacctmgr: `slurm-ones doctor --guests`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from slurm_ones.cli.common import SiteFinding
+from slurm_ones.config import GuestSettings, Settings
+from slurm_ones.slurm.client import Refused, SlurmClient
+from slurm_ones.slurm.fields import seconds
+from slurm_ones.slurm.model import Partition, Quotas
+
+GRACE_S = 60
+"""GraceTime that we ask for, s: the length of a step and more."""
+LONG_EXEMPT_S = 60.0
+"""Beyond it a rigid job waits for guests as it would for any job."""
+WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
+"""PreemptParameters: the last grown goes first, a batch script hears of it at once, and licences are taken back too."""
+OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
+"""The same in SchedulerParameters, of a Slurm that does not know PreemptParameters and dies of that line."""
+
+
+class PreemptedQos(NamedTuple):
+    """A QOS as sacctmgr shows it."""
+
+    name: str
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+    mode: str = "cluster"
+    grace_s: float = 0.0
+    exempt_s: float = 0.0
+
+
+class GuestSite(NamedTuple):
+    """What Slurm says of preemption."""
+
+    config: Mapping[str, str]
+    partitions: Mapping[str, Partition]
+    qos: Mapping[str, PreemptedQos]
+    """None without accounting."""
+    quotas: Quotas = Quotas()
+    associations: frozenset[tuple[str, str]] = frozenset()
+    """Accounts and their users."""
+
+    def value(self, name: str) -> str:
+        """A setting, "" if it is not set."""
+        text = self.config.get(name, "")
+        return "" if text in ("(null)", "N/A") else text
+
+
+def read_site(client: SlurmClient) -> GuestSite:
+    """Ask Slurm and, where there is one, its accounting."""
+    fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
+    qos = {row[0]: _qos(*row) for row in _sacctmgr("qos", fields)}
+    associations = frozenset((account, user) for account, user in _sacctmgr("associations", "account,user") if user)
+    return GuestSite(client.config(), client.snapshot().partitions, qos, client.quotas(()), associations)
+
+
+def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt: str) -> PreemptedQos:
+    names = tuple(preempts.split(",")) if preempts else ()
+    return PreemptedQos(name, int(priority or 0), names, mode.lower(), seconds(grace), seconds(exempt))
+
+
+def _sacctmgr(what: str, fields: str) -> list[list[str]]:
+    """Rows of `sacctmgr show`; none without accounting."""
+    command = ["sacctmgr", "-nP", "show", what, f"format={fields}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    if any(len(row) != fields.count(",") + 1 for row in rows):
+        raise Refused(f"sacctmgr show {what}: the answer is not understood")
+    return rows
+
+
+def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
+    """All that guests need; without settings for guests the recipe that fits the site is taken for meant."""
+    default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
+    wanted = dict(settings.guests)
+    if not wanted:
+        meant = GuestSettings(qos="guest") if site.qos else GuestSettings(partition="scavenge")
+        wanted = {default: meant}
+        word = f'qos = "{meant.qos}"' if meant.qos else f'partition = "{meant.partition}"'
+        advice = f"add to the companion's settings: [guests.{default}] {word}"
+        yield SiteFinding("note", "settings", "no guests: what follows is for the recipe in docs/guests.md", advice)
+    yield from _general(site, settings, by_qos=any(guest.qos for guest in wanted.values()))
+    for name, guest in wanted.items():
+        if guest.qos:
+            yield from _by_qos(site, guest.qos)
+        if guest.partition:
+            yield from _by_partition(site, name, guest.partition)
+        yield from _account(site, guest)
+
+
+def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[SiteFinding]:
+    kind, now = "preempt/qos" if by_qos else "preempt/partition_prio", site.value("PreemptType") or "preempt/none"
+    if now == kind:
+        yield SiteFinding("ok", "PreemptType", now)
+    else:
+        yield SiteFinding("bad", "PreemptType", now, f"guests here need {kind}", (f"PreemptType={kind}",))
+    mode = site.value("PreemptMode").upper()
+    if "SUSPEND" in mode or "GANG" in mode:
+        yield SiteFinding("bad", "PreemptMode", mode, "SUSPEND never frees GPUs", ("PreemptMode=CANCEL",))
+    elif mode in ("", "OFF"):
+        yield SiteFinding("bad", "PreemptMode", "OFF", "nothing is preempted", ("PreemptMode=CANCEL",))
+    else:
+        yield SiteFinding("ok", "PreemptMode", mode)
+    yield _parameters(site)
+    if (exempt_s := seconds(site.value("PreemptExemptTime"))) > LONG_EXEMPT_S:
+        yield SiteFinding("note", "PreemptExemptTime", f"{exempt_s:.0f} s", "jobs wait so long for a young guest")
+    age, ticks = re.match(r"\d+", site.value("MinJobAge")), 2 * settings.interval_s
+    if age is not None and int(age[0]) < ticks:
+        advice = "a preempted guest is used again only while Slurm remembers it: two ticks at least"
+        line = f"MinJobAge={max(300, int(ticks))}"
+        yield SiteFinding("bad", "MinJobAge", f"{age[0]} s", advice, (line,))
+    else:
+        yield SiteFinding("ok", "MinJobAge", f"{age[0]} s" if age else "not shown")
+
+
+def _parameters(site: GuestSite) -> SiteFinding:
+    """Which guest goes; a Slurm that does not show PreemptParameters does not know it."""
+    name, wanted = (
+        ("PreemptParameters", WANTED) if "PreemptParameters" in site.config else ("SchedulerParameters", OLD_WANTED)
+    )
+    now = [word for word in site.value(name).split(",") if word]
+    lacking = [word for word in wanted if word not in now]
+    if not lacking:
+        return SiteFinding("ok", name, ",".join(wanted))
+    return SiteFinding("note", name, f"without {', '.join(lacking)}", "", (f"{name}={','.join([*now, *lacking])}",))
+
+
+def _by_qos(site: GuestSite, name: str) -> Iterator[SiteFinding]:
+    set_it = f"sacctmgr -i modify qos {name} set"
+    if not site.qos:
+        yield SiteFinding("bad", f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
+        return
+    if (guest := site.qos.get(name)) is None:
+        made = f"{set_it} priority=0 preemptmode=cancel gracetime={GRACE_S} usagefactor=0"
+        yield SiteFinding("bad", f"QOS {name}", "does not exist", "", (f"sacctmgr -i add qos {name}", made))
+    else:
+        yield from _qos_of_guests(site, guest, set_it)
+    for qos in site.qos.values():
+        if qos.name != name and name not in qos.preempts:
+            line = f"sacctmgr -i modify qos {qos.name} set preempt+={name}"
+            yield SiteFinding(
+                "bad", f"QOS {qos.name}", f"does not preempt {name}: its jobs wait for guests", "", (line,)
+            )
+
+
+def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterator[SiteFinding]:
+    what, mode = f"QOS {guest.name}", guest.mode if guest.mode != "cluster" else site.value("PreemptMode").lower()
+    if "suspend" in mode or "gang" in mode:
+        yield SiteFinding(
+            "bad", what, f"PreemptMode={mode}", "SUSPEND never frees GPUs", (f"{set_it} preemptmode=cancel",)
+        )
+    elif "requeue" in mode:
+        yield SiteFinding(
+            "note", what, f"PreemptMode={mode}", "the companion holds guests, so that they come back held"
+        )
+    else:
+        yield SiteFinding("ok", what, f"PreemptMode={mode}")
+    if not guest.grace_s:
+        advice = "a job that changes by a checkpoint needs as long as that takes"
+        yield SiteFinding("note", what, "GraceTime=0", advice, (f"{set_it} gracetime={GRACE_S}",))
+    if guest.exempt_s > LONG_EXEMPT_S:
+        yield SiteFinding("note", what, f"exempt for {guest.exempt_s:.0f} s", "jobs wait so long for a young guest")
+    others = [qos.priority for qos in site.qos.values() if qos.name != guest.name]
+    if others and guest.priority >= max(others) > 0:
+        yield SiteFinding("note", what, "its priority is not the lowest", "", (f"{set_it} priority=0",))
+
+
+def _by_partition(site: GuestSite, home: str, name: str) -> Iterator[SiteFinding]:
+    base, guest, what = site.partitions.get(home), site.partitions.get(name), f"partition {name}"
+    if base is None:
+        yield SiteFinding("bad", f"partition {home}", "does not exist", "name one of Slurm's in [guests.PARTITION]")
+    elif guest is None:
+        nodes = ",".join(base.node_names)
+        line = f"PartitionName={name} Nodes={nodes} PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}"
+        tier = (f"PartitionName={home} … PriorityTier=10",) if base.tier <= 1 else ()
+        yield SiteFinding("bad", what, "does not exist", "", (line, *tier))
+    else:
+        if not {*guest.node_names} <= {*base.node_names}:
+            yield SiteFinding("bad", what, f"has other nodes than {home}", "guests of a job train with its base there")
+        if guest.tier >= base.tier:
+            line = f"PartitionName={home} … PriorityTier={guest.tier + 9}"
+            yield SiteFinding("bad", what, f"its PriorityTier is not below that of {home}", "", (line,))
+        mode = guest.preempt_mode or site.value("PreemptMode")
+        verdict = "bad" if any(word in mode for word in ("SUSPEND", "GANG", "OFF")) else "ok"
+        lines = (f"PartitionName={name} … PreemptMode=CANCEL",) if verdict == "bad" else ()
+        yield SiteFinding(verdict, what, f"PreemptMode={mode}, GraceTime={guest.grace_s:.0f}", "", lines)
+
+
+def _account(site: GuestSite, guest: GuestSettings) -> Iterator[SiteFinding]:
+    if guest.account:
+        users = {user for account, user in site.associations if account == guest.account}
+        lacking = sorted({user for _, user in site.associations} - users)
+        if not site.associations or not lacking:
+            yield SiteFinding("ok", f"account {guest.account}", f"{len(users)} users")
+            return
+        lines = () if users else (f"sacctmgr -i add account {guest.account}",)
+        add = f"sacctmgr -i add user {','.join(lacking)} account={guest.account}"
+        found = f"without {', '.join(lacking[:5])}{' …' if len(lacking) > 5 else ''}: their jobs get no guests"
+        yield SiteFinding("note", f"account {guest.account}", found, "", (*lines, add))
+    else:
+        held = {q.account for q in site.quotas.all if q.account and not (q.qos or q.user or q.per_job)}
+        for account in sorted(held):
+            advice = 'guests use that up: give them an account of their own, account = "guests"'
+            yield SiteFinding("note", f"account {account}", "has a GrpTRES", advice)
