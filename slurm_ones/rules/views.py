@@ -136,11 +136,20 @@ def job_views(
             view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
             if not rules.whole_nodes:
                 view = replace(view, nodes_at=_nodes_at(view, room, rules.node_gpus))
+        elif job.elastic.blocks and job.asked is None:
+            view = replace(view, limits=_no_more(view.limits, view.requested))
         view = _dated(view, job, round_)
         if view.fixed is None and job.asked is None:
             view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
         views.append(view)
     return views
+
+
+def _no_more(limits: Limits, gpus: int) -> Limits:
+    """Limits of a job of blocks that waits: it starts at no more than its user asked for, or at its smallest size, and
+    grows by blocks, which can go back."""
+    most = max(gpus, min(limits.gpus, default=0))
+    return replace(limits, gpus=tuple(n for n in limits.gpus if n <= most))
 
 
 def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:

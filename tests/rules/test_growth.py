@@ -15,7 +15,7 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, Observation
-from slurm_ones.jobs.optin import OptIn
+from slurm_ones.jobs.optin import OptIn, parse_comment
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
 from slurm_ones.rules.blocks import Moves
@@ -236,6 +236,19 @@ def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: Job, shape: Shape 
     assert (back.shape if back is not None else None) == shape
     if back is not None and job.requested_nodes:
         assert "n1" not in back.nodes
+
+
+@pytest.mark.parametrize(
+    ("comment", "sizes"), [("gpus=1-16", (1, 2)), ("gpus=4-16", (2,)), ("gpus=1-16 size=8", (1, 2, 4, 8))]
+)
+def test_a_job_of_blocks_starts_at_no_more_than_was_asked_for(comment: str, sizes: tuple[int, ...]) -> None:
+    """What it starts with is one block, which could never go back; but for what its owner asks for by hand."""
+    first = task(0, Shape(1, 2), held=False, reason="Resources")
+    one = replace(job_of_blocks(first, task(1, Shape(1, 2))), optin=parse_comment(f"ones: array=blocks {comment}"))
+    found = round_with([one], shapes={1: Shape(1, 2)})
+    rules = found.partition("gpu")
+    (view,) = job_views(found, rules, cluster_view(found, rules), job_models(found, Learner(seed=0)))
+    assert view.shape is None and view.limits.gpus == sizes
 
 
 def test_what_was_asked_for_stays() -> None:
