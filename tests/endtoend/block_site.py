@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_ones.slurm.model import JobState
-from tests.cluster import Cluster, paths
+from tests.cluster import Cluster
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
 from tests.endtoend.light_blocks import END
@@ -81,8 +80,7 @@ class Site:
 
     def start(self, settings: str, steps: dict[int, Any]) -> subprocess.Popen[str]:
         """A companion whose policy wants these sizes."""
-        command = [self.harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
-        return self.harness.start(command, settings, user=self.user, cwd=paths.REPOSITORY)
+        return self.harness.scripted(settings, steps, user=self.user)
 
     def resize(self, settings: str, steps: dict[int, Any], timeout_s: float = 120.0) -> None:
         """Have the companion reach these sizes, and end."""

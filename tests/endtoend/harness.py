@@ -6,7 +6,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,6 +260,17 @@ class Harness:
         self._processes.append(process)
         return process
 
+    def scripted(
+        self, settings: str, steps: Mapping[int, Any], *mode: str, user: str = "alice"
+    ) -> subprocess.Popen[str]:
+        """Start a companion that is to bring jobs to these shapes (`tests.endtoend.scripted`)."""
+        command = [self.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps), *mode]
+        return self.start(command, settings, user=user, cwd=paths.REPOSITORY)
+
+    def carry_out(self, settings: str, steps: Mapping[int, Any], timeout_s: float = 120.0) -> None:
+        """Run such a companion to its end."""
+        assert self.scripted(settings, steps).wait(timeout_s) == 0, self.companion_log(settings)[-6000:]
+
     def kill_at_end(self, process: subprocess.Popen[Any]) -> None:
         """This process is to end with the test."""
         self._processes.append(process)
@@ -336,6 +347,8 @@ class Harness:
             assert time.monotonic() < deadline, f"jobs that do not end: {left}"
             time.sleep(LOOK_S)
         known = self.cluster.run(["squeue", "-h", "--states=all", "-o", "%F %Z"], user="root").stdout
-        for job_id, where in dict.fromkeys(tuple(line.split(" ", 1)) for line in known.splitlines()):
-            names = directory_name(int(job_id)), pointer_name(int(job_id))
-            self.cluster.run(["rm", "-rf", *(f"{where}/{name}" for name in names)], user="root")
+        places = dict.fromkeys(tuple(line.split(" ", 1)) for line in known.splitlines())
+        folders = [
+            f"{where}/{name(int(job_id))}" for job_id, where in places for name in (directory_name, pointer_name)
+        ]
+        self.cluster.run(["rm", "-rf", *folders], user="root")

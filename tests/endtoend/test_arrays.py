@@ -8,7 +8,6 @@ import pytest
 
 from slurm_ones.slurm.parse import parse_jobs
 from tests.endtoend.harness import Harness
-from tests.endtoend.test_exactly_once import scripted
 
 
 def ids(harness: Harness, array_id: int) -> dict[int, int]:
@@ -30,7 +29,7 @@ def test_tasks_of_a_sweep_are_resized_each_by_itself(harness: Harness) -> None:
     moved = sorted(set(of_task.values()) - {array_id})
     harness.trains(*of_task.values())
     settings = harness.settings(scope='"own"')
-    scripted(harness, settings, {job_id: [[1, 2, 32]] for job_id in moved})
+    harness.carry_out(settings, {job_id: [[1, 2, 32]] for job_id in moved})
     for job_id in of_task.values():
         job = harness.job(job_id)
         assert job.running and not job.held, job

@@ -12,7 +12,6 @@ from ones_wrapper.protocol import CHECKPOINTS, Bye, Checkpoint, Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import JobState
 from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
-from tests.endtoend.test_people import scripted
 
 pytestmark = pytest.mark.cluster
 
@@ -94,7 +93,7 @@ def test_a_job_directory_that_goes_missing(harness: Harness) -> None:
     settings = harness.settings()
     harness.cluster.run(["slurm-ones", "run", "--config", settings, "--own", "--ticks", "2"])
     shutil.rmtree(harness.directory(job_id))
-    process = scripted(harness, settings, {job_id: [[1, 2, 32]]})
+    process = harness.scripted(settings, {job_id: [[1, 2, 32]]})
     harness.resize_ended(settings, job_id)
     process.terminate()
     resize = harness.why(settings, job_id)["resizes"][0]

@@ -14,7 +14,6 @@ from ones_wrapper.protocol import Hello, decode_spec
 from tests.cluster import paths
 from tests.endtoend.carried import EPOCHS, PART
 from tests.endtoend.harness import Harness
-from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper import gan
 from tests.wrapper.runs import lines_that_count, samples_used
 
@@ -38,7 +37,7 @@ def test_all_that_a_script_carries_is_there_after_a_resize(harness: Harness) -> 
     )
     harness.trains(job_id)
     # 45 is no multiple of 8.
-    scripted(harness, harness.settings(scope='"own"'), {job_id: [[1, 2, 45]]})
+    harness.carry_out(harness.settings(scope='"own"'), {job_id: [[1, 2, 45]]})
     (folder / "hurry").touch()
     job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     words = "".join(path.read_text() for path in folder.glob("*.out"))

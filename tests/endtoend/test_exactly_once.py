@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from ones_wrapper.protocol import Bye, Epoch, Hello
 from slurm_ones.act.transitions import State
-from tests.cluster import paths
 from tests.endtoend.harness import TRAIN, Harness
 from tests.wrapper.runs import assert_exactly_once
 
@@ -18,14 +14,6 @@ pytestmark = pytest.mark.nightly
 EPOCHS, SAMPLES = 40, 203
 SHAPES = [(1, 1), (1, 4), (2, 4), (1, 2)]
 STEPS = [[1, 4, 24], [2, 4, 48], [1, 2, 20]]
-
-
-def scripted(
-    harness: Harness, settings: str, steps: dict[int, Any], timeout_s: float = 120.0, user: str = "alice"
-) -> None:
-    """Run the companion inside the cluster until these steps are done."""
-    command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
-    harness.cluster.run(command, user=user, cwd=paths.REPOSITORY, timeout=timeout_s)
 
 
 @pytest.mark.cluster
@@ -40,7 +28,7 @@ def test_every_sample_of_every_epoch_is_used_once(harness: Harness) -> None:
     job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
     harness.report(job_id, 0, lambda report: isinstance(report, Epoch), "epoch")
     settings = harness.settings(scope='"own"')
-    scripted(harness, settings, {job_id: STEPS})
+    harness.carry_out(settings, {job_id: STEPS})
 
     # The companion is gone now, and training goes on without it.
     during = harness.job(job_id)

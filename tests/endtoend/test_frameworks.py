@@ -15,7 +15,6 @@ import pytest
 from benchmarks.frameworks import CASES, EXAMPLES, INTERRUPTED
 from ones_wrapper.protocol import Bye, Hello, Report
 from tests.endtoend.harness import BLOCKS, Harness
-from tests.endtoend.test_exactly_once import scripted
 from tests.marks import nightly
 from tests.wrapper.runs import assert_exactly_once
 
@@ -67,7 +66,7 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
     )
     harness.trains(job_id)
     settings = harness.settings(scope='"own"')
-    scripted(harness, settings, {job_id: [[1, 2, 64], [1, 1, 16]]}, 180.0)
+    harness.carry_out(settings, {job_id: [[1, 2, 64], [1, 1, 16]]}, 180.0)
     (folder / "hurry").touch()
     job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     words = "".join(path.read_text() for path in folder.glob("*.out"))
@@ -142,7 +141,7 @@ def test_lightning_and_accelerate_are_resized(
     )
     harness.trains(job_id)
     settings = harness.settings(scope='"own"')
-    scripted(harness, settings, {job_id: steps}, 120.0)
+    harness.carry_out(settings, {job_id: steps}, 120.0)
     (folder / "hurry").touch()
     job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     words = "".join(path.read_text() for path in folder.glob("*.out"))
@@ -180,7 +179,7 @@ def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batc
     )
     harness.membership(job_id, lambda m: m.why == "first", "first membership")
     settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
-    scripted(harness, settings, {job_id: [[0, 2, 2 * batch], [0, 1, batch]]}, 240.0)
+    harness.carry_out(settings, {job_id: [[0, 2, 2 * batch], [0, 1, batch]]}, 240.0)
     (folder / "hurry").touch()
     deadline = time.monotonic() + 120
     while any(task.state in ("RUNNING", "PENDING", "COMPLETING") for task in harness.tasks(job_id).values()):

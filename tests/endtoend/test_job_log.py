@@ -10,7 +10,6 @@ import pytest
 from ones_wrapper.protocol import Bye
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import BLOCKS, HERE, Harness
-from tests.endtoend.test_exactly_once import scripted
 
 pytestmark = pytest.mark.cluster
 RESIZE = re.compile(r"^ones: (\d+x\d+|\d+ GPUs) → (\d+x\d+|\d+ GPUs) at step \d+: paused [\d.]+ s(.*)$", re.MULTILINE)
@@ -37,7 +36,7 @@ def test_requeued_and_cancelled(harness: Harness) -> None:
     options = ("--comment=ones: gpus=1-4 batch=16-64", "--time=10")
     job_id = harness.submit(str(HERE / "rows.py"), f"/scratch/{folder.name}", options=options)
     harness.trains(job_id)
-    scripted(harness, harness.settings(scope='"own"'), {job_id: [[1, 2, 32]]})
+    harness.carry_out(harness.settings(scope='"own"'), {job_id: [[1, 2, 32]]})
     harness.trains(job_id, restart=1)
     harness.cluster.run(["scancel", str(job_id)])
     harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")

@@ -8,7 +8,6 @@ import pytest
 
 from tests.cluster.topology import leaf_switches
 from tests.endtoend.harness import Harness
-from tests.endtoend.test_park import scripted
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +23,7 @@ def test_a_resized_job_waits_a_moment_for_one_leaf_switch(harness: Harness) -> N
         harness.cluster.run(["scontrol", "update", f"JobId={job_id}", "ReqNodeList="], user="root")
         harness.trains(job_id)
         settings = harness.settings(taper="3.0")
-        process = scripted(harness, settings, {job_id: [[2, 4, 64]]})
+        process = harness.scripted(settings, {job_id: [[2, 4, 64]]})
         waits = harness.wait(job_id, lambda job: job.pending and not job.held and job.nodes == 2, "reshaped")
         assert (waits.switches, waits.switch_wait_s) == (1, 60.0)
         time.sleep(3)  # some rounds of the scheduler, which has room on n1 and n4

@@ -13,7 +13,6 @@ import torch
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, Hello, Order, Report, Throughput
 from slurm_ones.slurm.model import JobState
 from tests.endtoend.harness import TRAIN, Harness, processes
-from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once, write_order
 
@@ -54,7 +53,7 @@ def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(harness: H
     trace = f"{inside}/trace-{{restart}}-{{rank}}.jsonl"
     job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
     harness.trains(job_id)
-    scripted(harness, harness.settings(scope='"own"'), {job_id: STEPS}, timeout_s=480.0)
+    harness.carry_out(harness.settings(scope='"own"'), {job_id: STEPS}, timeout_s=480.0)
     last = len(STEPS)
     harness.trains(job_id, restart=last)
 

@@ -16,7 +16,6 @@ from tests import waiting
 from tests.db.make import ask
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, Harness
-from tests.endtoend.test_people import scripted
 
 pytestmark = pytest.mark.cluster
 
@@ -76,7 +75,7 @@ def test_a_site_moves_while_its_companion_runs(harness: Harness, server: Server)
         harness.ticks(settings)
     harness.cluster.run(["scontrol", "release", str(other)])
     harness.trains(other)
-    process = scripted(harness, settings, {other: [[1, 2, 32]]})
+    process = harness.scripted(settings, {other: [[1, 2, 32]]})
     assert process.wait(90) == 0, harness.companion_log(settings)
 
     with Store.open(new, "here", read_only=True) as store, Store.open(old, "here", read_only=True) as left:

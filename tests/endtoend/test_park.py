@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 
 import pytest
@@ -11,18 +9,11 @@ import pytest
 from ones_wrapper.protocol import Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
-from tests.cluster import paths
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_kill import JOBS, kill_everywhere
 
 pytestmark = pytest.mark.cluster
-
-
-def scripted(harness: Harness, settings: str, steps: dict[int, list[list[int]]]) -> subprocess.Popen[str]:
-    """Start a companion that is to bring jobs to these shapes."""
-    command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
-    return harness.start(command, settings, cwd=paths.REPOSITORY)
 
 
 def deferred(job: Job) -> bool:
@@ -35,7 +26,7 @@ def check_parked_and_started(harness: Harness) -> None:
     harness.trains(job_id)
     settings = harness.settings()
     harness.stay(settings).touch()
-    process = scripted(harness, settings, {job_id: [[0, 0, 1], [2, 2, 64]]})
+    process = harness.scripted(settings, {job_id: [[0, 0, 1], [2, 2, 64]]})
     parked = harness.wait(job_id, deferred, "parked")
     assert (parked.nodes, parked.gpus_per_node) == (1, 1)
     time.sleep(3)  # some rounds of the scheduler, which has 16 free GPUs
@@ -74,7 +65,7 @@ def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harne
     # Long enough that a companion which gets no time for a while renews it all the same.
     settings = harness.settings(tick_s="0.5", resize="park_lease_s = 14")
     harness.stay(settings).touch()
-    process = scripted(harness, settings, {dead: [[0, 0, 1]]})
+    process = harness.scripted(settings, {dead: [[0, 0, 1]]})
     first = harness.wait(dead, deferred, "parked").eligible_time
     harness.wait(
         dead, lambda job: deferred(job) and job.eligible_time > first, "kept waiting by a lease that was renewed"
@@ -88,7 +79,7 @@ def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harne
 
     settings = harness.settings()
     harness.stay(settings).touch()
-    process = scripted(harness, settings, {stopped: [[0, 0, 1]]})
+    process = harness.scripted(settings, {stopped: [[0, 0, 1]]})
     # Nobody's time but the companion's own end lets it go: the lease is a quarter of an hour.
     harness.wait(stopped, deferred, "parked")
     harness.stay(settings).unlink()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import time
 from collections.abc import Callable
 
@@ -13,7 +11,6 @@ import pytest
 from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
-from tests.cluster import paths
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.light import HOLD_DRAIN
@@ -35,14 +32,6 @@ def untouched(harness: Harness, *job_ids: int) -> None:
         job = harness.job(job_id)
         assert job.running and not job.held and job.restart == 0 and (job.nodes, job.gpus_per_node) == (1, 1)
         assert not (harness.directory(job_id) / ORDERS).exists()
-
-
-def scripted(
-    harness: Harness, settings: str, steps: dict[int, list[list[int]]], *mode: str, user: str = "alice"
-) -> subprocess.Popen[str]:
-    """Start a companion that is to bring jobs to these shapes."""
-    command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps), *mode]
-    return harness.start(command, settings, user=user, cwd=paths.REPOSITORY)
 
 
 def outcomes(harness: Harness, settings: str, job_id: int, user: str = "alice") -> str:
@@ -76,7 +65,7 @@ def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     untouched(harness, job_id)
 
     everybody = harness.settings("bob", scope='"all"')
-    process = scripted(harness, everybody, {job_id: [[1, 2, 32]]}, user="bob")
+    process = harness.scripted(everybody, {job_id: [[1, 2, 32]]}, user="bob")
     harness.resize_ended(everybody, job_id)
     process.terminate()
     assert "not writable by this companion" in outcomes(harness, everybody, job_id, user="bob")
@@ -87,7 +76,7 @@ def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     listening = harness.settings("bob", scope='"all"', spool=f'"/scratch/{spool.name}"', resize="drain_timeout_s = 2")
     harness.cluster.run(["chown", "bob", f"/scratch/{spool.name}"], user="root")
     spool.chmod(0o755)
-    process = scripted(harness, listening, {job_id: [[1, 2, 32]]}, user="bob")
+    process = harness.scripted(listening, {job_id: [[1, 2, 32]]}, user="bob")
     harness.resize_ended(listening, job_id)
     process.terminate()
     assert list(spool.iterdir()), "no order was written"
@@ -169,7 +158,7 @@ def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
     """A job that waits is held, reshaped and released; a begin time of its own stays."""
     job_id = harness.light("--begin=now+1hour")
     settings = harness.settings()
-    process = scripted(harness, settings, {job_id: [[2, 4, 16]]}, "advise")
+    process = harness.scripted(settings, {job_id: [[2, 4, 16]]}, "advise")
     until(lambda: "scontrol release" in harness.companion_log(settings), "advice", WAIT_S)
     process.terminate()
     lines = [line for line in harness.companion_log(settings).splitlines() if line.startswith("scontrol")]
@@ -191,7 +180,7 @@ def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     hold = harness.directory(job_id) / HOLD_DRAIN
     hold.touch()
     settings = harness.settings(resize="max_wait_s = 3")
-    process = scripted(harness, settings, {job_id: [[4, 4, 64]]})
+    process = harness.scripted(settings, {job_id: [[4, 4, 64]]})
     until((harness.directory(job_id) / ORDERS).exists, "the order to drain", WAIT_S)
     rigid = harness.rigid("--gres=gpu:1")
     harness.wait(rigid, lambda job: job.running, "running")
@@ -218,7 +207,7 @@ def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
     job_id = harness.light(*options, ONES_GPUS_PER_NODE="4")
     harness.trains(job_id)
     settings = harness.settings(whole_node_gpus="{whole = 4}")
-    process = scripted(harness, settings, {job_id: [[3, 4, 64]]})
+    process = harness.scripted(settings, {job_id: [[3, 4, 64]]})
     assert process.wait(90) == 0, harness.companion_log(settings)
     job = harness.job(job_id)
     assert job.running and job.nodes == 3 and job.restart == 1
@@ -233,7 +222,7 @@ def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:
     job_id = old_harness.light()
     old_harness.trains(job_id)
     settings = old_harness.settings()
-    process = scripted(old_harness, settings, {job_id: [[2, 2, 64], [1, 2, 32]]})
+    process = old_harness.scripted(settings, {job_id: [[2, 2, 64], [1, 2, 32]]})
     assert process.wait(90) == 0, old_harness.companion_log(settings)
     job = old_harness.job(job_id)
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 2, 2)

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from tests.endtoend.harness import Harness
-from tests.endtoend.test_park import scripted
 
 pytestmark = pytest.mark.cluster
 
@@ -26,7 +25,7 @@ def test_a_slow_node_is_noticed_and_named(harness: Harness) -> None:
     assert harness.job(moves).node_list == ("n1",)
     settings = harness.settings(tick_s="4")
     harness.stay(settings).touch()
-    scripted(harness, settings, {moves: [[1, 2, 32]]})
+    harness.scripted(settings, {moves: [[1, 2, 32]]})
     harness.trains(moves, restart=1)
 
     def say(*command: str) -> str:

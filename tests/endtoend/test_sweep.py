@@ -12,7 +12,6 @@ from benchmarks.frameworks import EXAMPLES, INTERRUPTED
 from ones_wrapper.protocol import Hello
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_arrays import ids
-from tests.endtoend.test_exactly_once import scripted
 
 optuna = pytest.importorskip("optuna")
 SCRIPT = """#!/bin/bash
@@ -53,7 +52,7 @@ def test_a_trial_is_resized_and_told_once(harness: Harness) -> None:
     of_task = ids(harness, array_id)
     (moved,) = {*of_task.values()} - {array_id}
     harness.trains(*of_task.values())
-    scripted(harness, harness.settings(scope='"own"'), {moved: [[1, 2, 64]]})
+    harness.carry_out(harness.settings(scope='"own"'), {moved: [[1, 2, 64]]})
     (folder / "hurry").touch()
     for job_id in of_task.values():
         job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")

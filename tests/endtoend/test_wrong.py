@@ -14,7 +14,7 @@ from slurm_ones.slurm.model import JobState
 from tests.cluster import ClusterError
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
-from tests.endtoend.test_people import outcomes, resized, scripted
+from tests.endtoend.test_people import outcomes, resized
 
 pytestmark = pytest.mark.cluster
 
@@ -106,8 +106,8 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     for settings in (own, site):
         harness.stay(settings).touch()
     both = [
-        scripted(harness, own, {job_id: [[1, 2, 32]]}),
-        scripted(harness, site, {job_id: [[1, 4, 64]]}, user=operator),
+        harness.scripted(own, {job_id: [[1, 2, 32]]}),
+        harness.scripted(site, {job_id: [[1, 4, 64]]}, user=operator),
     ]
     job = harness.wait(job_id, resized(), "resized")
     harness.trains(job_id, restart=job.restart)
@@ -138,7 +138,7 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     with harness.running(site, "--act", user=operator):
         harness.ticks(site, 2)
         assert (spool / SPOOL_MARK).exists()
-        again = scripted(harness, own, {job_id: [[1, 1, 16]]})
+        again = harness.scripted(own, {job_id: [[1, 1, 16]]})
         deadline = time.monotonic() + 60
         while f"(of {operator}) acts on it" not in _refusal(harness, own, job_id):
             assert time.monotonic() < deadline, harness.companion_log(own)

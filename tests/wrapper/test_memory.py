@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from ones_wrapper.launch.job_directory import MEMORY
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 from ones_wrapper.memory import DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
+from tests.wrapper.forked import FORKS
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"
 
@@ -77,17 +76,20 @@ def test_what_was_found_never_rises(tmp_path_factory: pytest.TempPathFactory, fa
 
 
 @pytest.mark.slow
+def fail_often(folder: Path) -> None:
+    for _ in range(200):
+        remember(folder, 64, 64, "cpu")
+        assert find(folder, 64, "cpu") == 32
+
+
 def test_ranks_that_fail_at_once(tmp_path: Path) -> None:
     """Protects the file from torn writes, and the size from being halved once for each rank."""
-    program = (
-        "import sys; from pathlib import Path; from ones_wrapper.memory import find, remember\n"
-        "for _ in range(200):\n"
-        "    remember(Path(sys.argv[1]), 64, 64, 'cpu')\n"
-        "    assert find(Path(sys.argv[1]), 64, 'cpu') == 32\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [(rank.communicate()[1], rank.returncode) for rank in ranks] == [("", 0)] * 3
+    ranks = [FORKS.Process(target=fail_often, args=(tmp_path,)) for _ in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * 3
     assert [path.name for path in tmp_path.iterdir()] == [MEMORY]
 
 

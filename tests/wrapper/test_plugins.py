@@ -12,6 +12,7 @@ from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import Ask, Find, Layout, Started
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.protocol import Bye, Hello
+from tests.marks import nightly
 from tests.wrapper.runs import Run
 
 THERE = f"{__name__}:prun"
@@ -102,7 +103,7 @@ def test_a_launcher_that_is_not_there(package: Path, name: str, says: str) -> No
         planned(name)
 
 
-@pytest.mark.parametrize("name", ["counting", "site_exchange:Counting"])
+@pytest.mark.parametrize("name", ["counting", nightly("site_exchange:Counting")])
 def test_an_exchange(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Two ranks train with the gradient exchange of another's."""
     script = tmp_path / "train.py"

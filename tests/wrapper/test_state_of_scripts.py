@@ -296,9 +296,9 @@ def test_a_module_runs_as_by_python(tmp_path: Path, name: str) -> None:
     ]
     assert said[1].returncode == 0, said[1].stderr
     assert said[0].stdout == said[1].stdout != ""
-    missing = subprocess.run(
-        [sys.executable, "-m", "ones_wrapper.launch", "-m", "pack.nothing"], cwd=tmp_path, env=env, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert missing.returncode == 1
-    assert "pack.nothing: there is no such module" in missing.stderr
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    missing = Run(tmp_path / "job", "pack.nothing", script=Path("-m"))
+    assert missing.end() == 1
+    assert "pack.nothing: there is no such module" in missing.errors

@@ -502,7 +502,6 @@ def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("true_command")
 def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
     """Protects from a membership that a half-dead block joins: the whole block starts again, and it is counted."""
     text = f"lead()\nif env['ONES_ATTEMPT'] == '0':\n    os.kill(os.getpid(), 9) if rank else sys.exit({PEER_LOST})\n"

@@ -289,7 +289,6 @@ def asked(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.usefixtures("true_command")
 def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> None:
     """Protects a job at its time limit: checkpoint, requeue, counted; then a second warning before any progress
     requeues nothing; a refusal by Slurm is said and not counted.
