@@ -6,6 +6,7 @@ import importlib.util
 import io
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -25,16 +26,25 @@ def script_code(script: str) -> CodeType:
         return compile(file.read(), script, "exec", dont_inherit=True)
 
 
+def _spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package above it needs what is not there
+        return None
+
+
 def module_code(arguments: Sequence[str], main: ModuleType) -> CodeType:
     """The code of the module that `arguments` begin with, of a package that of its `__main__`. `main` and `sys.argv`
     become what they are under `python -m`. Raises ImportError.
     """
     name, *rest = arguments
     sys.argv = [MODULE, *rest]  # while packages above it are imported, as in Python
-    spec = importlib.util.find_spec(name)
+    spec = _spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
-        spec = importlib.util.find_spec(name)
+        spec = _spec(name)
     loader: Any = getattr(spec, "loader", None)
     code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
     if spec is None or code is None:
