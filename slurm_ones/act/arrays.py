@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from ones_db import MembershipRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-from slurm_ones.act.holds import HeldTasks
+from slurm_ones.act.holds import HeldTasks, may_be_ours
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.act.transitions import State
+from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.rules.blocks import has_left, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
@@ -68,9 +68,10 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
         job = client.job(resize.job_id)
         if resize.restart >= 0 or job.array_id != job.job_id or len(job.array_tasks) < 2:
             return job
-        # One of them may run by now.
+        # One of them may run by now, which its owner let go: then the others stand in our hold as before.
         array = look_at(client, resize.job_id)
-        return replace(array.job, array_tasks=tuple(sorted(array.tasks)))
+        ours = any(may_be_ours(one) for one in array.tasks.values()) and State(resize.state) in HOLDS_JOB
+        return replace(array.job, array_tasks=tuple(sorted(array.tasks)), held=array.job.held or ours)
     return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)
 
 

@@ -231,6 +231,24 @@ def test_a_task_that_its_owner_holds_before_the_waiting_job_is_reshaped(make: Ma
     assert {number for number, job in world.tasks.items() if job.held} == {task}
 
 
+@pytest.mark.parametrize("state", [State.HOLDING, State.RESHAPING, State.RELEASING])
+def test_a_task_that_its_owner_lets_go_leaves_none_held(make: Make, state: State) -> None:
+    """The job starts by it while the whole array stands in our hold: the others do not stay there."""
+    world = make(waits=True)
+    world.begin_waiting(TWO)
+
+    def let_go(number: int, event: str) -> None:
+        if event == ("after hold" if state is State.HOLDING else f"after journal {state.value}"):
+            world.cluster.release(Task(world.job_id, 0))
+            for name in list(world.cluster.nodes.names()):
+                world.cluster.resume(name)
+            world.simulated.pass_time(5)
+
+    world.interrupt = let_go
+    world.finish()
+    assert world.tasks[0].running and not any(job.held for job in world.tasks.values()), world.states
+
+
 def test_a_waiting_job_of_blocks_is_reshaped_as_a_whole(make: Make) -> None:
     world = make(waits=True)
     world.begin_waiting(TWO)
