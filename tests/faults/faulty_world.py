@@ -39,8 +39,6 @@ class BlockFaults:
         """Whether a resize of the job is under way: a hold of one of its tasks then passes for the companion's own."""
         self.held: set[Task] = set()
         """Tasks that their owner holds."""
-        self.guests = False
-        """Blocks beyond what a job asked for are guests of Slurm, and no others are preempted."""
         self.held_in_change: set[Task] = set()
         """The same where a resize was under way: nobody can tell whose hold it is, and the owner gives it back too."""
 
@@ -97,11 +95,10 @@ class BlockFaults:
     def preempt(self, kind: FaultKind, job_id: int, training: Training) -> bool:
         """Whether blocks of that job could be preempted: guests if there are any, else all but one."""
         rng, members = self._injector.random, training.members
-        may = sorted(training.blocks)
-        if self.guests:
-            may = [task for task in may if self._record(job_id, task).qos == GUEST]
-        elif len(may) < 2 + (kind is FaultKind.PREEMPTED_TWO):
-            return False
+        count = 2 if kind is FaultKind.PREEMPTED_TWO else 1
+        blocks = sorted(training.blocks)
+        guests = [task for task in blocks if self._record(job_id, task).qos == GUEST]
+        may = guests or (blocks if len(blocks) > count else [])
         match kind:
             case FaultKind.PREEMPTED_LEADER:
                 may = [task for task in may if members[:1] == (task,)]
@@ -109,7 +106,6 @@ class BlockFaults:
                 may = [task for task in may if task not in members]
             case FaultKind.PREEMPTED_LEAVING:
                 may = may if training.switching else []
-        count = 2 if kind is FaultKind.PREEMPTED_TWO else 1
         if len(may) < count:
             return False
         mode = rng.choice(MODES)
@@ -211,7 +207,6 @@ class FaultyWorld(World):
         """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
         self.block_faults = BlockFaults(lambda: self.cluster, injector)
-        self.block_faults.guests = plan.guests
         names = plan.spec.names
         per_node = plan.spec.cpus_per_gpu * plan.spec.gpus_per_node
         other = PartitionSpec(OTHER, names, plan.spec.gpus_per_node, default=False, cpus_per_node=per_node)
@@ -295,6 +290,7 @@ class FaultyWorld(World):
             cpus_per_node=rng.randint(1, per_node) if not gpus else spec.cpus_per_gpu * gpus,
             partition=rng.choice((OTHER, OTHER, "")),
             licenses=((LICENSE, 1),) if rng.random() < 0.2 else (),
+            qos=GUEST if rng.random() < 0.3 else "",
             time_limit_s=rng.choice((0.0, 3600.0)),
             user="somebody",
         )

@@ -28,8 +28,6 @@ from tests.faults.kinds import (
 
 GUEST, OTHER, LICENSE = "guest", "other", "matlab"
 """Names of a QOS, of a partition over the nodes of the first, and of what a job may want besides."""
-GUESTS = False
-"""The companion releases blocks as guests."""
 INTERVAL_S = 60.0
 """Between two ticks."""
 POLICIES = ("ones", "fifo", "srsf", "tiresias", "optimus", "sia", "ees")
@@ -98,8 +96,6 @@ class FaultPlan:
     """Between two ticks."""
     shared: bool = False
     """There is another partition over the same nodes."""
-    guests: bool = False
-    """Blocks beyond what a job asked for are guests."""
     conf: SlurmConf = field(default_factory=SlurmConf)
 
     @classmethod
@@ -107,7 +103,6 @@ class FaultPlan:
         """The plan of a seed with jobs of blocks, other jobs' needs over the same nodes, and preemption."""
         plan = cls.with_blocks(seed)
         rng = random.Random(f"guests {seed}")
-        guests = GUESTS and rng.random() < 0.6
         grace_s, mode = rng.choice((0.0, 30.0)), rng.choice(("cancel", "cancel", "requeue"))
         qos = (Qos("normal", 10, (GUEST,)), Qos(GUEST, 0, mode=mode, grace_s=grace_s))
         kinds = tuple(rng.sample(BY_PREEMPTION, 4))
@@ -118,8 +113,7 @@ class FaultPlan:
             plan,
             spec=replace(plan.spec, cpus_per_gpu=4, whole_nodes=False),
             shared=True,
-            guests=guests,
-            conf=SlurmConf(qos=qos if guests else (Qos("normal"),), licenses={LICENSE: 2}, kill_wait_s=5.0),
+            conf=SlurmConf(qos=qos, licenses={LICENSE: 2}, kill_wait_s=5.0),
             others=(*plan.others, *kinds_now, FaultKind.OTHER_JOB),
             events=tuple(sorted((*plan.events, *events))),
         )

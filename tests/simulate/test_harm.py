@@ -37,14 +37,15 @@ OTHERS = tuple(
 
 
 class Grow:
-    """All GPUs that there are for the first job."""
+    """All GPUs that there are, for a job that runs; else what its user asked for."""
 
     name = "grow"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         found = {}
         for job in jobs:
-            shapes = (shape_of(cluster, gpus) for gpus in reversed(job.limits.gpus) if gpus <= cluster.gpus)
+            most = job.requested if job.shape is None else cluster.gpus
+            shapes = (shape_of(cluster, gpus) for gpus in reversed(job.limits.gpus) if gpus <= most)
             shape = job.shape if job.fixed else next((one for one in shapes if one is not None), job.shape)
             if shape is not None:
                 found[job.job_id] = Allocation(shape, job.batch)
@@ -59,7 +60,8 @@ class Shared(World):
 
 
 def waited_s(folder: Path, mechanism: Mechanism, asked: dict[str, Any]) -> tuple[float, int]:
-    """Seconds from a rigid job's submission, between two ticks, to its start; and the requeues that it took."""
+    """Seconds from a rigid job's submission, between two ticks, to its start; and how often the grown job, or its base,
+    was requeued."""
     settings = companion_settings(SPEC, folder, AT_ONCE, tick_s=TICK_S, policy="fifo")
     conf = SlurmConf(licenses={"matlab": 20}, account_gpus={"lab": 20})
     quiet = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
@@ -87,7 +89,7 @@ def waited_s(folder: Path, mechanism: Mechanism, asked: dict[str, Any]) -> tuple
     job = cluster.jobs[rigid[0]]
     assert job.start_time, f"not served: {job.reason}"
     assert all(training.blocks for training in world.trainings.values()), "no base was taken"
-    return job.start_time - job.submit_time, sum(one.restart for one in cluster.jobs.values())
+    return job.start_time - job.submit_time, cluster.records.of(1)[0].restart
 
 
 ASKED = [
@@ -103,6 +105,7 @@ ASKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [*ASKED, {"licenses": LICENSE}], ids=str)
 def test_blocks_go_back_within_a_tick(tmp_path: Path, asked: dict[str, Any]) -> None:
     """Whatever the job waits for, and without a requeue."""
@@ -111,6 +114,7 @@ def test_blocks_go_back_within_a_tick(tmp_path: Path, asked: dict[str, Any]) -> 
     assert requeues == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_a_plain_job_goes_back_by_one_requeue(tmp_path: Path, asked: dict[str, Any]) -> None:
     """The checkpoint, the end of its run, and the next tick come on top."""
