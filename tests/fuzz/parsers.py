@@ -370,6 +370,8 @@ def records(data: bytes) -> None:
             *parse.parse_reservations(text),
         ]
         parse.nodes_of(nodes, {}, parse.parse_reservations(text), NOW)
+        for quota in parse.parse_quotas(text).all:
+            storable(quota.resource + quota.account + quota.user + quota.qos)
     except SlurmError as error:
         refused(error)
         return
