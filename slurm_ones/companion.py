@@ -53,6 +53,8 @@ class Tick:
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the tick before."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
+    resizing: int = 0
+    """Resizes that were under way before it decided."""
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -143,7 +145,8 @@ class Companion:
         begun = self._actor.act(planned, observation, kept=fused.keys())
         outcomes, ended = self._actor.outcomes, self._machine.take_ended()
         decided = [one.decided for one in planned]
-        return Tick(observation, decided, begun, time.monotonic() - started, histories, outcomes, ended, self._slow)
+        seconds = time.monotonic() - started
+        return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _switches(self, job: Job, shape: Shape) -> int:
         """See `Machine.switches`: 0 where leaf switches make no difference here, or Slurm was not looked at yet."""

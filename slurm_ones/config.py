@@ -87,6 +87,9 @@ class ResizeSettings(_Section):
     """running jobs may be shrunk so that others can start or grow"""
     preempt: bool = True
     """running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does"""
+    preempted_s: Seconds = Field(60, ge=0)
+    """a job of which Slurm preempted a block does not grow for this long, twice as long each time in a row, and at most
+    half an hour"""
     park_lease_s: Seconds = Field(900, gt=0)
     """length of a deferral: a deferred job starts by itself this long after the companion last renewed it; at least
     three ticks"""

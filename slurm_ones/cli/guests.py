@@ -86,7 +86,7 @@ def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]
         wanted = {default: meant}
         word = f'qos = "{meant.qos}"' if meant.qos else f'partition = "{meant.partition}"'
         advice = f"add to the companion's settings: [guests.{default}] {word}"
-        yield SiteFinding("note", "settings", "no guests: what follows is for the recipe in docs/guests.md", advice)
+        yield SiteFinding("note", "settings", "no guests: what follows is for the recipe of the page Guests", advice)
     yield from _general(site, settings, by_qos=any(guest.qos for guest in wanted.values()))
     for name, guest in wanted.items():
         if guest.qos:

@@ -34,6 +34,7 @@ from slurm_ones.rules.blocks import (
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.job_rules import (
     Kinds,
+    grows_at,
     near_limit,
     pack_dwell_s,
     requeue_dwell_s,
@@ -275,14 +276,19 @@ class Round:
         )
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Caps under which no job grows as long as another waits for what it would take."""
+        """Caps under which a job does not grow: another waits for what it would take, or Slurm took blocks of it."""
         stopped: dict[int, list[int]] = {}
+        resting: list[Cap] = []
         for job_id, job in jobs.items():
-            if (
-                waiting := self.growth.stops(job.elastic, guests=job.elastic.partition in self.settings.guests)
-            ) is not None:
+            waiting = self.growth.stops(job.elastic, guests=job.elastic.partition in self.settings.guests)
+            preempted = job.history.preempted if job.history is not None and job.elastic.job.running else ()
+            rest_s = grows_at(preempted, self.settings.resize.preempted_s) - self.now
+            if waiting is not None:
                 stopped.setdefault(waiting, []).append(job_id)
-        return tuple(Cap(0, frozenset(ids), reason("growth_stops", job=job)) for job, ids in stopped.items())
+            elif rest_s > 0.0:
+                resting.append(Cap(0, frozenset({job_id}), reason("growth_rests", seconds=rest_s)))
+        contested = (Cap(0, frozenset(ids), reason("growth_stops", job=job)) for job, ids in stopped.items())
+        return (*contested, *resting)
 
     def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
         """See `PartitionRules.free` and `later`."""

@@ -26,8 +26,7 @@ from typing import NamedTuple
 from ones_db import JobHistory
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
-from slurm_ones.config import GuestSettings
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, Guests, guests_of, is_guest
 from slurm_ones.policy.contract import ClusterView, Limits, NodeView
 from slurm_ones.policy.ledger import Resources
 from slurm_ones.policy.shapes import shape_of, takes
@@ -398,14 +397,13 @@ def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
 
 def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
     """The jobs that hold more than their users asked for, and may give that back now."""
-    found = {}
+    found, guests = {}, guests_of(round_.settings)
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)
         if history is None or one.optin is None or not one.job.running:
             continue
         if one.shape.gpus > history.job.requested_shape.gpus and round_.against_shrinking(one) is None:
             blocks = training(one, history) if hot(one) else ()
-            guests = round_.settings.guests.get(one.partition)
             pieces = _blocks(one, history, blocks, guests) if blocks else _rest(one, history, site(one.partition))
             found[job_id] = Grown(one, history, blocks, pieces)
     return found
@@ -423,18 +421,12 @@ def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
     return limits_of(one, site, history.spec, history.batch)
 
 
-def _blocks(
-    one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock], guests: GuestSettings | None
-) -> tuple[Piece, ...]:
+def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock], guests: Guests) -> tuple[Piece, ...]:
     """Blocks that are growth, the youngest first: the one that leads and the oldest others are what was asked for."""
     before, jobs = accumulate((b.shape.gpus for b in blocks), initial=0), {task_of(b): b for b in one.running_blocks}
     asked = history.job.requested_shape.gpus
     growth = [jobs[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
-    return tuple(_piece(one, job)._replace(guest=_is_guest(job, guests)) for job in reversed(growth))
-
-
-def _is_guest(job: Job, guests: GuestSettings | None) -> bool:
-    return guests is not None and (job.qos == guests.qos if guests.qos else job.partition == guests.partition)
+    return tuple(_piece(one, job)._replace(guest=is_guest(job, guests)) for job in reversed(growth))
 
 
 def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, ...]:

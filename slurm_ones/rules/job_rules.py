@@ -253,6 +253,22 @@ def rested_at(job: Job, history: JobHistory | None, dwell_s: float, *, by_blocks
     return again if failures or job.running else 0.0
 
 
+def grows_at(preempted: Sequence[float], rest_s: float) -> float:
+    """When a job may grow again of which Slurm preempted blocks at these times, ascending; 0 if it always may.
+
+    `rest_s` after that; twice as long each time in a row, which is one that comes within as long a time after the rest
+    before: what it would grow into is wanted again and again. Blocks that go during a rest are of the same time.
+    """
+    until = wait_s = 0.0
+    for at in preempted:
+        if at > until + wait_s:
+            wait_s = rest_s
+        elif at > until:
+            wait_s = min(2.0 * wait_s, max(LONGEST_S, rest_s))
+        until = at + wait_s
+    return until if rest_s else 0.0
+
+
 def resized_enough(job: Job, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
     """Why a job that runs may not be interrupted again, or not yet."""
     if history is None or not job.running:

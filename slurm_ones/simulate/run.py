@@ -168,8 +168,9 @@ class VirtualStop:
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
-    """Tell whether a simulation is at its end: all jobs have ended and the companion knows it, or they are given up."""
-    return (world.done and not tick.observation.elastic) or world.seconds > most_s
+    """Tell whether a simulation is at its end: all jobs have ended and the companion knows it, which has nothing under
+    way for them; or they are given up."""
+    return (world.done and not tick.observation.elastic and not tick.resizing) or world.seconds > most_s
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.policy.contract import Progress
 from slurm_ones.rules.job_rules import (
     LONGEST_S,
+    grows_at,
     near_end,
     near_limit,
     requeue_dwell_s,
@@ -59,6 +60,26 @@ def test_a_waiting_job_is_free_until_a_resize_of_it_failed() -> None:
     assert rested_at(waiting, history(1, last_resize_end=200.0), 60.0) == 0.0
     assert rested_at(waiting, history(1, failures=2, last_resize_end=200.0), 60.0) == 440.0
     assert rested_at(waiting, None, 60.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("preempted", "expected"),
+    [
+        ((), 0.0),
+        ((100.0,), 160.0),
+        ((100.0, 100.5, 130.0), 190.0),  # two at once, and one during the rest: one time
+        ((100.0, 161.0), 281.0),  # in a row
+        ((100.0, 161.0, 282.0), 522.0),
+        ((100.0, 230.0), 290.0),  # it had its guest for longer than it had rested
+        (tuple(100.0 + 1801.0 * n + 60.0 * 2.0**n for n in range(12)), None),
+    ],
+)
+def test_a_job_rests_longer_each_time_that_slurm_takes_blocks_of_it(
+    preempted: tuple[float, ...], expected: float | None
+) -> None:
+    at = grows_at(preempted, 60.0)
+    assert at == expected if expected is not None else at - preempted[-1] <= LONGEST_S
+    assert grows_at(preempted, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
 from slurm_ones.testing.policies import seeded
-from tests.act.make import NOW, elastic
+from tests.act.make import NOW, elastic, history
 from tests.rules.test_blocks import job_of_blocks, task, told
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -474,3 +474,13 @@ def fits(found: Round, job: Job) -> tuple[str, ...]:
     room &= {node.name for node in nodes if node.cpus - node.cpus_used >= job.cpus // job.nodes}
     chosen = sorted(room, key=lambda name: (name not in job.requested_nodes, name))[: job.nodes]
     return tuple(chosen) if len(chosen) == job.nodes and {*chosen} >= {*job.requested_nodes} else ()
+
+
+def test_a_job_that_lost_guests_keeps_what_it_has() -> None:
+    """For a time it does not grow into what Slurm has just taken; another does."""
+    jobs = [job_of_blocks(block(0, 1, "n1"), array=1), job_of_blocks(block(0, 1, "n2", job_id=30), array=2)]
+    lost = history(1, preempted=(NOW - 10.0,))
+    found = replace(round_with(jobs), histories={1: lost, 2: history(2)})
+    (cap,) = found.partition("gpu").caps
+    assert (cap.gpus, cap.jobs, cap.reason) == (0, {1}, reason("growth_rests", seconds=50.0))
+    assert not replace(found, now=NOW + 51.0).partition("gpu").caps
