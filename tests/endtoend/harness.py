@@ -276,9 +276,10 @@ class Harness:
         self._processes.append(process)
 
     @contextmanager
-    def running(self, settings: str, *options: str, user: str = "alice") -> Iterator[None]:
+    def running(self, settings: str, *options: str, user: str = "alice", cwd: Path | None = None) -> Iterator[None]:
         """The companion for the length of a block; fails when it does not end well."""
-        process = self.start(["slurm-ones", "run", "--config", settings, "--verbose", *options], settings, user=user)
+        command = ["slurm-ones", "run", "--config", settings, "--verbose", *options]
+        process = self.start(command, settings, user=user, cwd=cwd)
         try:
             yield
             assert process.poll() is None, self.companion_log(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_job_of_others_is_served_by_slurm_and_guests_come_back(guests: GuestSi
         taken = {*before.blocks} - {*left.blocks}
         assert taken <= {*before.blocks} - base
 
-        with harness.running(settings, "--act", user=site.user):
+        with harness.running(settings, "--act", user=site.user, cwd=Path("/")):
             seen = time.monotonic()
             while not all(harness.tasks(elastic)[n].held for n in taken):
                 assert time.monotonic() < seen + WAIT_S, (
