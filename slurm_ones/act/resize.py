@@ -270,7 +270,8 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
         # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
         if job.eligible_time > machine.clock() + AT_ONCE_S or job.reason == "Dependency":
             return _wait_at_old_shape(machine, resize, reason("waits_for_other"))
-        if late or job.reason not in ("", "None", "BeginTime"):
+        # If it waits for its start by Slurm's clock alone, ours is ahead: Slurm has not looked yet.
+        if (late and job.reason != "BeginTime") or job.reason not in ("", "None", "BeginTime"):
             return _finish(machine, resize, job)
     if late:
         why = reason("queued_too_long", seconds=machine.settings.max_wait_s)

@@ -325,6 +325,8 @@ class FakeSlurm:
     def _reason(self, job: FakeJob) -> str:
         if job.held_by == "slurm":
             return "BadConstraints"
+        if job.state is JobState.PENDING and not job.held_by and self.clock() < max(job.eligible_at, job.begin_time):
+            return "BeginTime"
         if job.state is not JobState.PENDING or job.held_by or self.impossible(job.shape):
             return ""
         return "Resources"

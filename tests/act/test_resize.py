@@ -802,6 +802,18 @@ def test_a_shape_that_slurm_never_starts_is_rolled_back_of_a_waiting_job_too(mak
     assert "waiting" in world.states and "holding_back" in world.states
 
 
+def test_a_shape_that_slurm_has_not_looked_at_is_put_back_if_our_clock_is_ahead(make_world: Make) -> None:
+    """By ours the job's start is over, and so is its wait; by Slurm's it has not begun, and nobody knows of the shape
+    whether it ever starts there."""
+    world = make_world(running=False)
+    world.slurm.impossible = lambda shape: shape == NEW
+    world.job.begin_time = world.clock() + 500.0
+    world.machine.clock = lambda: world.clock() + 1000.0
+    world.begin()
+    resize = world.finish()
+    assert (resize.state, world.job.shape, world.job.held_by) == (State.ROLLED_BACK, OLD, ""), world.states
+
+
 @pytest.mark.parametrize("seconds", [0.2, 60.0])
 def test_a_job_that_slurm_holds_since_it_never_starts_is_let_go(make_world: Make, seconds: float) -> None:
     """Of a requeued job too, however soon Slurm looks at its new shape: nobody else would release it."""
