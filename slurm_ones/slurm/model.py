@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -350,6 +350,9 @@ class Reservation:
     node_names: tuple[str, ...]
     start_time: float
     end_time: float
+    """0 for none."""
+    flags: frozenset[str] = frozenset()
+    """As Slurm names them: MAINT, IGNORE_JOBS, DAILY, …"""
 
 
 @dataclass(frozen=True)
@@ -363,6 +366,16 @@ class Snapshot:
     reservations: tuple[Reservation, ...] = field(default=())
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Free ones of each licence; {} if no job asks for any."""
+
+    def next_reservation(self, names: Collection[str], own: str = "") -> Reservation | None:
+        """The first reservation to come that has any of these nodes, besides the `own` one of a job; None for none.
+
+        Slurm starts no job there whose time limit reaches into it, whatever its flags are. One that repeats shows its
+        next start.
+        """
+        ahead = [one for one in self.reservations if one.start_time > self.time and one.name != own]
+        found = [one for one in ahead if not {*one.node_names}.isdisjoint(names)]
+        return min(found, key=lambda one: (one.start_time, one.name), default=None)
 
     def kinds(self, partition: str) -> dict[str, str]:
         """The kind of GPU of each node of the partition that has GPUs; {} if a node's are of no type, or of several."""

@@ -355,13 +355,13 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 @understood("scontrol")
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
     """Reservations from `scontrol -o show reservations`, with times as numbers (SLURM_TIME_FORMAT=%s)."""
-
     return tuple(
         Reservation(
             name=fields["ReservationName"],
             node_names=hosts(fields.get("Nodes")),
             start_time=float(_figure(fields.get("StartTime"))),
             end_time=float(_figure(fields.get("EndTime"))),
+            flags=frozenset(filter(None, _named(fields.get("Flags")).split(","))),
         )
         for fields in records(text)
         if "ReservationName" in fields

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.slurm import command, fields, parse
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Snapshot, Task, fewest_switches
+from slurm_ones.slurm.model import (
+    Job,
+    JobState,
+    Node,
+    Partition,
+    Quota,
+    Quotas,
+    Reservation,
+    Snapshot,
+    Task,
+    fewest_switches,
+)
 from tests.slurm.make import PENDING
 from tests.slurm.sites import Site
 
@@ -92,6 +103,16 @@ def test_nodes_partitions_and_reservations_as_captured(release: str) -> None:
     }
     (maint,) = parse.parse_reservations(records(release, "ReservationName"))
     assert (maint.name, maint.node_names, maint.end_time - maint.start_time) == ("maint", ("n3", "n4"), 600.0)
+    assert maint.flags == {"SPEC_NODES"}
+
+
+def test_the_next_reservation() -> None:
+    """The first to come on any of the nodes; one that began is over when its nodes are usable again."""
+    soon, later = Reservation("soon", ("n1",), 200.0, 300.0), Reservation("later", ("n1", "n2"), 250.0, 0.0)
+    seen = Snapshot(100.0, {}, {}, {}, (later, soon, Reservation("now", ("n1", "n2"), 50.0, 150.0)))
+    found = [seen.next_reservation(names, own) for names, own in ((("n1", "n2"), ""), (("n1",), "soon"), (("n2",), ""))]
+    assert found == [soon, later, later]
+    assert seen.next_reservation(("n2",), "later") is seen.next_reservation(("n3",)) is None
 
 
 def test_leaf_switches_and_blocks() -> None:

@@ -5,7 +5,9 @@ By day in the simulated Slurm and by partition on 22.05; by QOS on 26.05 every n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,13 +15,14 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.nodes import PreemptMode, Qos, SlurmConf
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient
-from slurm_ones.slurm.model import JobState, Queue, Quota, Task
+from slurm_ones.slurm.model import JobState, Queue, Quota, Reservation, Task
 from tests.cluster.sites import GRES_GUESTS, OLD_GUESTS
 from tests.conftest import start
 from tests.slurm.simulated import SimulatedSite
 from tests.slurm.sites import OPERATOR, STRANGER, Site
 
 GUESTS = ("--hold", "--array=0-1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--time=60")
+NODES = ("n1", "n2", "n3", "n4")
 EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--cpus-per-gpu=1", "--time=10")
 CONF = SlurmConf(qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16)))
 
@@ -46,6 +49,23 @@ class GuestSite:
             self.site.until(lambda: f"PreemptMode={mode.upper()}" in self.site.tell(*shown), f"mode {mode}")
         else:
             run(["scontrol", "update", "PartitionName=scavenge", f"PreemptMode={mode}"], user="root")
+
+    @contextmanager
+    def reserved(self, begins: float) -> Iterator[None]:
+        """All nodes are reserved from then on, for ten minutes."""
+        maintenance = Reservation("maintenance", NODES, begins, begins + 600, frozenset({"MAINT", "IGNORE_JOBS"}))
+        if isinstance(self.site, SimulatedSite):
+            self.site.configure(replace(CONF, reservations=(maintenance,)))
+            yield
+            self.site.configure(CONF)
+            return
+        when = time.strftime("StartTime=%Y-%m-%dT%H:%M:%S", time.localtime(begins))
+        create = ("scontrol", "create", "reservation", "ReservationName=maintenance", when, "Duration=10")
+        self.site.cluster.run([*create, "Users=root", "Nodes=n[1-4]", "Flags=maint,ignore_jobs"], user="root")
+        try:
+            yield
+        finally:
+            self.site.cluster.run(["scontrol", "delete", "ReservationName=maintenance"], user="root")
 
     def guest(self, *options: str) -> Task:
         """A guest that runs."""
@@ -183,6 +203,29 @@ def test_who_may_move_a_task_where(guests: GuestSite) -> None:
     assert (job.qos, job.account, job.nodes, job.time_limit_s) == ("guest", "guests", 2, 600.0)
     owner.reshape(task, Shape(1, 1), queue=Queue(qos="normal", account="lab"))
     assert Queue.of(owner.job(task)) == Queue("gpu", "normal", "lab", 600.0)
+
+
+def test_a_guest_ends_before_a_reservation(guests: GuestSite) -> None:
+    """One whose limit reaches into it waits until the limit is short enough."""
+    guests.ends("cancel")
+    begins = float(round(guests.site.now() + 1800))
+    with guests.reserved(begins):
+        ahead = guests.site.owner.snapshot().next_reservation(("n2", "n9"))
+        assert ahead is not None
+        assert (ahead.name, ahead.node_names, ahead.start_time, ahead.end_time) == (
+            "maintenance",
+            NODES,
+            begins,
+            begins + 600,
+        )
+        assert ahead.flags >= {"MAINT", "IGNORE_JOBS"}
+        task = Task(guests.site.submit(*GUESTS), 1)
+        guests.mover.reshape(task, Shape(1, 2), queue=guests.queue)
+        guests.mover.release(task)
+        job = guests.site.wait(task, lambda job: job.reason not in ("None", "BeginTime", ""), "what it waits for")
+        assert (job.pending, job.reason.split(",")[0]) in ((True, "Resources"), (True, "ReqNodeNotAvail"))
+        guests.mover.reshape(task, Shape(1, 2), queue=Queue(time_limit_s=1200.0))
+        guests.site.wait(task, lambda job: job.running, "RUNNING")
 
 
 def test_quotas_are_known_before(guests: GuestSite) -> None:
