@@ -32,7 +32,7 @@ from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import ANY
 from slurm_ones.learn.learner import RESIZE_S
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule
-from slurm_ones.policy.tables import predict
+from slurm_ones.policy.tables import predict_each
 from slurm_ones.slurm.model import Job, kind_of
 from slurm_ones.text import counts
 
@@ -288,14 +288,19 @@ def near_limit(job: Job, limits: LimitSettings, now: float) -> Reason | None:
     return None
 
 
-def near_end(view: JobView, within_s: float) -> Reason | None:
-    """That the job is as good as sure to end soon at what it has; None where it is not, or where it waits."""
-    if view.shape is None or not view.dataset or not within_s:
-        return None
-    left = view.progress.to_come(SURE) * view.dataset
-    nodes, gpus = np.array([view.shape.nodes]), np.array([view.shape.gpus])
-    _, goodput = predict(view, nodes, gpus, np.array([[max(view.batch, 1)]]))
-    seconds = left / float(goodput[0, 0])
-    if math.isfinite(seconds) and seconds < within_s:
-        return reason("near_end", seconds=within_s)
-    return None
+def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
+    """Of each job that it is as good as sure to end within so many seconds at what it has; None if it is not, or waits.
+
+    All are predicted at once: one by one takes a third of the time of a decision.
+    """
+    runs = [j for j, (view, within_s) in enumerate(jobs) if view.shape is not None and view.dataset and within_s]
+    views = [jobs[j][0] for j in runs]
+    shapes = [view.shape for view in views if view.shape is not None]
+    nodes, gpus = np.array([s.nodes for s in shapes], dtype=int), np.array([s.gpus for s in shapes], dtype=int)
+    _, goodput = predict_each(views, nodes, gpus, np.array([max(view.batch, 1) for view in views], dtype=int))
+    found: list[Reason | None] = [None] * len(jobs)
+    for j, view, speed in zip(runs, views, goodput.tolist(), strict=True):
+        seconds, within_s = view.progress.to_come(SURE) * view.dataset / speed, jobs[j][1]
+        if math.isfinite(seconds) and seconds < within_s:
+            found[j] = reason("near_end", seconds=within_s)
+    return found

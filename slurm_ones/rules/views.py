@@ -138,11 +138,11 @@ def job_views(
                 view = replace(view, nodes_at=_nodes_at(view, room, rules.node_gpus))
         elif job.elastic.blocks and job.asked is None:
             view = replace(view, limits=_no_more(view.limits, view.requested))
-        view = _dated(view, job, round_)
-        if view.fixed is None and job.asked is None:
-            view = replace(view, fixed=near_end(view, _near_end_s(job, view, round_)))
-        views.append(view)
-    return views
+        views.append(_dated(view, job, round_))
+    changed = [v for v in views if v.fixed is None and rules.jobs[v.job_id].asked is None]
+    ends = near_end([(view, _near_end_s(rules.jobs[view.job_id], view, round_)) for view in changed])
+    ending = {view.job_id: end for view, end in zip(changed, ends, strict=True) if end is not None}
+    return [replace(view, fixed=ending[view.job_id]) if view.job_id in ending else view for view in views]
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:

@@ -115,16 +115,16 @@ def test_near_its_end() -> None:
     """100 samples/s on a GPU, epochs of 1000 samples: 20 s for two epochs to come, by its own word."""
     said = Progress(8.0, 2.0, most=2.0)
     runs = view(1, {"n1": 1}, progress=said, batch=64)
-    assert near_end(runs, 19) is None
-    assert str(near_end(runs, 21)) == "it is expected to end within 21 s (limits.near_end_s)"
-    assert near_end(runs, 0) is None
-    assert near_end(view(1, progress=said), 21) is None
+    assert near_end([(runs, 19)])[0] is None
+    assert str(near_end([(runs, 21)])[0]) == "it is expected to end within 21 s (limits.near_end_s)"
+    assert near_end([(runs, 0)])[0] is None
+    assert near_end([(view(1, progress=said), 21)])[0] is None
     # Where nobody knows how much is to come, a guess that it is little must be as good as sure.
     guess = replace(said, alpha=1.0, beta=1.0, most=math.inf)
-    assert near_end(replace(runs, progress=guess), 30) is None
-    assert near_end(replace(runs, progress=guess), 120) is not None
+    assert near_end([(replace(runs, progress=guess), 30)])[0] is None
+    assert near_end([(replace(runs, progress=guess), 120)])[0] is not None
     for odd in (math.nan, math.inf):
-        assert near_end(replace(runs, progress=Progress(1.0, odd)), 30) is None
+        assert near_end([(replace(runs, progress=Progress(1.0, odd)), 30)])[0] is None
 
 
 def test_the_waits_follow_from_what_a_requeue_costs_the_job() -> None:

@@ -64,21 +64,24 @@ def build(cls: type[T], types: Mapping[str, Kind], data: Mapping[str, Any]) -> T
 
 def value_of(name: str, kind: Any, value: Any) -> Any:
     """`value` checked against the field's type: finite, not negative, of bounded length, printable."""
+    if kind is float or kind is int:  # most of all values by far
+        return _number(name, kind, value)
+    if kind is str:
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
+        return value if value.isprintable() else "".join(c if c.isprintable() else "?" for c in value)
     if kind is bool:
         if isinstance(value, bool):
             return value
         raise ProtocolError(f"{name}: {value!r:.40} is not true or false")
     if get_origin(kind) is tuple:
         return _items(name, get_args(kind)[0], value)
-    if kind is str:
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
-        return "".join(c if c.isprintable() else "?" for c in value)
-    if is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ProtocolError(f"{name}: not a JSON object")
-        assert isinstance(kind, type)
-        return build(kind, types_of(kind), value)
+    if not isinstance(value, Mapping):
+        raise ProtocolError(f"{name}: not a JSON object")
+    return build(kind, types_of(kind), value)
+
+
+def _number(name: str, kind: type[int] | type[float], value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ProtocolError(f"{name}: {value!r:.40} is not a number")
     if kind is int and not isinstance(value, int):
