@@ -24,6 +24,7 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.elastic import Observation, guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.jobs.reports import read_spec
+from slurm_ones.learn.guests import KNOWN_S, GuestLives
 from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.policies import make_policy
@@ -36,7 +37,7 @@ from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches
 from slurm_ones.slurm.parse import hides_gpus
 
 NODES_S = 300.0
-"""Between two looks at which nodes are slow."""
+"""Between two looks at which nodes are slow, and how long guests live."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Companion:
         self._split_nodes: bool | None = None
         self._types_given: bool | None = None
         self._slow: Mapping[str, SlowNode] = {}
+        self._lives = GuestLives()
         self._slow_time = -math.inf
 
     def tick(self) -> Tick:
@@ -178,6 +180,7 @@ class Companion:
             promises=self._store.promises() if due else {},
             types_given=self._gives_types(observation),
             switches=switches,
+            lives=self._lives,
         )
 
     def _gives_types(self, seen: Observation) -> bool:
@@ -233,6 +236,8 @@ class Companion:
         now = self._clock()
         if abs(now - self._slow_time) >= NODES_S:
             self._slow = slow_nodes([*finished, *histories.values()], now)
+            if self.settings.guests:
+                self._lives = GuestLives(self._store.guest_runs(now - KNOWN_S), now)
             self._slow_time = now
         return histories
 

@@ -138,6 +138,13 @@ class GuestSettings(_Section):
     """account that guests are charged to, so that they use up no limit of the user's own; each user needs an
     association with it"""
 
+    most: int = Field(8, ge=1)
+    """guests of one job up to which each has one GPU; more GPUs make them larger, up to a node. So do too few tasks of
+    its array. If nodes are whole, or device cgroups hide GPUs, each is a node"""
+    grace_s: Seconds = Field(0, ge=0)
+    """GraceTime of that queue, if it is a QOS: a job whose changes go by a checkpoint and take longer is expected to do
+    work again for each guest that it loses"""
+
     @model_validator(mode="after")
     def _named(self) -> GuestSettings:
         if not (self.qos or self.partition):

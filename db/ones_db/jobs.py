@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from ones_db.backend import UnknownRecord
 from ones_db.engine import Transactions, add_or_replace, reading, writing
-from ones_db.records import BlockRecord, HeldRecord, JobRecord, MembershipRecord, PromiseRecord, RunRecord
+from ones_db.records import BlockRecord, GuestRun, HeldRecord, JobRecord, MembershipRecord, PromiseRecord, RunRecord
 from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
 from ones_db.view import end_of
@@ -383,6 +383,18 @@ class BlockStore(Transactions):
             .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
         )
         return [record_of(BlockRecord, row, job_id=row["slurm_job"]) for row in connection.execute(query).mappings()]
+
+    @reading
+    def guest_runs(self, connection: Connection, since: float) -> list[GuestRun]:
+        """The guests that ran at that time or later, first to last."""
+        query = (
+            select(JOBS.c.partition, BLOCKS.c.start_time, BLOCKS.c.end_time, BLOCKS.c.state == "PREEMPTED")
+            .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
+            .where(JOBS.c.cluster_id == self._cluster, BLOCKS.c.guest)
+            .where(BLOCKS.c.end_time.is_(None) | (BLOCKS.c.end_time > since))
+            .order_by(BLOCKS.c.start_time, BLOCKS.c.job_id, BLOCKS.c.task)
+        )
+        return [GuestRun(*row) for row in connection.execute(query)]
 
     @reading
     def held(self, connection: Connection) -> list[HeldRecord]:

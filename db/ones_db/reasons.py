@@ -103,6 +103,7 @@ SENTENCES: dict[str, str] = {
     "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
     "growth_stops": "it does not grow: job {job} waits for what it would take",
     "growth_rests": "it may grow in {seconds:.0f} s: Slurm preempted blocks of it",
+    "guests_leave": "it waits for guests of other jobs, which Slurm takes for it",
     # What owners ask for by hand (rules/asked.py)
     "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
     "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",

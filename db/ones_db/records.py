@@ -118,6 +118,19 @@ class BlockRecord:
     start_time: float
     end_time: float | None = None
     """None until it ended."""
+    guest: bool = False
+    """It ran in a queue of guests, which Slurm preempts."""
+
+
+class GuestRun(NamedTuple):
+    """One start of a guest."""
+
+    partition: str
+    """That its job was submitted to."""
+    start_time: float
+    end_time: float | None
+    """None while it runs."""
+    preempted: bool
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,7 @@ BLOCKS = table(
     text("state", "base state, as Slurm names it"),
     number("start_time", "start, Unix seconds"),
     number("end_time", "end, Unix seconds; null until then", nullable=True),
+    flag("guest", "it ran in a queue of guests, which Slurm preempts"),
 )
 
 MEMBERSHIPS = table(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
-from slurm_ones.jobs.elastic import NO_GUESTS, BlockJob, Elastic, Guests, arrays, block_job, says_blocks
+from slurm_ones.jobs.elastic import NO_GUESTS, BlockJob, Elastic, Guests, arrays, block_job, is_guest, says_blocks
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 
@@ -143,7 +143,7 @@ class Terms:
             for array, elastic in seen.items()
             for job in elastic.blocks
             if job.start_time and not job.pending
-            for record in (_block_record(array, elastic, job),)
+            for record in (_block_record(array, elastic, job, self._guests),)
         }
         for key, record in before.items():
             if key not in now and record.end_time is None:
@@ -185,7 +185,7 @@ def _key(record: BlockRecord) -> tuple[int, int, int]:
     return record.job_id, record.task, record.restart
 
 
-def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
+def _block_record(array: int, elastic: Elastic, job: Job, guests: Guests) -> BlockRecord:
     shape = elastic.shape_of(job)
     return BlockRecord(
         job_id=array,
@@ -197,6 +197,7 @@ def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
         state=job.state.value,
         start_time=job.start_time,
         end_time=job.end_time if job.ended else None,
+        guest=is_guest(job, guests),
     )
 
 
@@ -205,4 +206,7 @@ def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
-    return replace(record, state=JobState.UNKNOWN.value, end_time=snapshot.time)
+    # A guest that waits in no hold was requeued by Slurm: the companion holds what it puts back.
+    taken = record.guest and job is not None and job.pending and not job.held
+    state = JobState.PREEMPTED if taken else JobState.UNKNOWN
+    return replace(record, state=state.value, end_time=snapshot.time)

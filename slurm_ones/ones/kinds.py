@@ -367,7 +367,8 @@ class ByKind:
         promises = {id_: one for schedule in found.values() for id_, one in schedule.promises.items()}
         given = {job.job_id for job in of.jobs if job.promised} | {id_ for id_, one in promises.items() if one.given}
         self._promised_on = {id_: tried.kinds[id_] for id_ in given if id_ not in tried.spread}
-        return Schedule(allocations, reasons, score, parked, weighed, promises=promises)
+        gains = {id_: gain for schedule in found.values() for id_, gain in schedule.gains.items()}
+        return Schedule(allocations, reasons, score, parked, weighed, gains, promises=promises)
 
     def _changes(
         self, of: _Decision, wanted: _Wanted, tried: _Try, allocations: Mapping[int, Allocation]

@@ -102,7 +102,7 @@ def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
 def _kept(job: JobView) -> tuple[object, ...]:
     return (
         *(job.job_id, job.requested, job.shape, job.nodes, job.batch, job.limits, job.smaller, _lasting(job.fixed)),
-        *(job.resizes, job.resize_s, job.shrink_s, job.prepare_s, job.deadline, job.promised, job.on),
+        *(job.resizes, job.resize_s, job.shrink_s, job.prepare_s, job.deadline, job.promised, job.on, job.borrows),
     )
 
 

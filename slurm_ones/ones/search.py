@@ -23,7 +23,7 @@ from slurm_ones.ones.candidates import (
     uniform_crossover,
 )
 from slurm_ones.ones.deadlines import Promises
-from slurm_ones.ones.sizes import UNKNOWN, Changes, Leaves, Reach
+from slurm_ones.ones.sizes import UNKNOWN, Borrowed, Changes, Leaves, Reach
 from slurm_ones.ones.terms import Caution, Fairness, Outlook, Priced, Situation, Term, Unplaced
 from slurm_ones.ones.worth import Choices, worth_of_progress
 from slurm_ones.policy.build import fits_nowhere, fixed_jobs, place
@@ -87,6 +87,8 @@ class OnesOptions:
     tenure: float = 1.0
     """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
     changed again."""
+    borrowed: bool = True
+    """Weigh that Slurm takes guests back; False as if they were the job's own."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
     places: bool = True
@@ -129,6 +131,7 @@ def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple
         found.append(Fairness(options.fair_bound))
     if options.resize_cost:
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
+    found.append(Borrowed())
     if options.deadlines:
         found.append(Promises(options.sure))
     return (*found, Unplaced())
@@ -178,7 +181,8 @@ class Search:
         reasons = _reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
         weighed = weighed_sizes([cluster], tables, choices)
         promises = {job_id: one for term in self.terms for job_id, one in term.promises().items()}
-        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=promises)
+        gains = _gains(tables, choices, columns)
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, gains, promises=promises)
 
     def remember(self, jobs: Sequence[JobView], now: float) -> None:
         """Note the most GPUs of each of these jobs, and whether one came or went."""
@@ -193,6 +197,8 @@ class Search:
         views = [self._reach.reachable(job, self.most) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
+        if not self.options.borrowed:
+            views = [replace(job, borrows=None) for job in views]
         if self._leaves is not None:
             views = self._leaves.tapered(cluster, views)
         tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
@@ -403,6 +409,16 @@ def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices
             if np.isfinite(value):
                 named.append(Weighed(got, value))
         found[tables.jobs[j].job_id] = tuple(named)
+    return found
+
+
+def _gains(tables: Tables, choices: Choices, columns: Ints) -> dict[int, float]:
+    """See `Schedule.gains`."""
+    found = {}
+    for j, (job, u) in enumerate(zip(tables.jobs, columns.tolist(), strict=True)):
+        more = int(tables.sizes[u] - tables.sizes[tables.current[j]])
+        if job.borrows is not None and more > 0:
+            found[job.job_id] = float(choices.worth[j, u] - choices.worth[j, tables.current[j]]) / more
     return found
 
 

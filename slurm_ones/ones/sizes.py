@@ -12,6 +12,11 @@ of its waiting and λ the price of a GPU, and at the size n that is best for it 
 there. So a pause costs the worth of the new size, and a change from n to m that lasts L seconds, p of them a pause,
 brings v g(m) (L − p) − v g(n) L.
 
+**Guests.** What a job has beyond its own GPUs is borrowed, in guests that Slurm preempts for others. So a change lasts
+at most as long as a guest is expected to, and a size with k of them, each lost at a rate r at a cost of c seconds, is
+worth 1 − k r c of what it would be: next to nothing less where the others train on from memory, and nothing at all
+where a loss costs as much training as a guest lives.
+
 **Leaf switches.** What of a step is gradient exchange follows from a job's model: its step on several nodes, less that
 of one GPU with the same local batch. If a size needs more than one leaf switch, that takes `taper` times longer, and a
 larger batch may be the best, in which it is a smaller share. How many jobs meet on a link is not known before they are
@@ -24,6 +29,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,6 +148,9 @@ class Changes(Term):
         with np.errstate(divide="ignore"):
             ends = ready + pause + left * np.where(at.speed > 0, 1.0 / at.speed, 0.0)
         lasts = np.minimum(np.minimum(horizon, self.horizon_share * ends), self.tenure * tenure[:, None])
+        borrowed = guests_at(at.tables)
+        if borrowed is not None:
+            lasts = np.minimum(lasts, borrowed.life_s)
         return ChangeCosts(ready, pause, lasts)
 
 
@@ -173,6 +182,37 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
 def _tenure(job: JobView) -> float:
     """Seconds that the job has kept its sizes on average, also as the last one may end now."""
     return within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)
+
+
+class Guests(NamedTuple):
+    """What jobs borrow at each size (J, U), if any of them does."""
+
+    life_s: Floats
+    """Expected seconds until a guest of it is preempted; infinite at sizes without any."""
+    lost: Floats
+    """Share of its training time that these preemptions cost the job."""
+
+
+def guests_at(tables: Tables) -> Guests | None:
+    """The guests that each size needs, all as likely to be taken; None if no job borrows anything."""
+    rows = [j for j, job in enumerate(tables.jobs) if job.borrows is not None]
+    if not rows:
+        return None
+    told = [job.borrows for job in tables.jobs if job.borrows is not None]
+    own, each, rate, loss_s = np.array(told, dtype=np.float64).T[:, :, None]
+    count = np.ceil(np.maximum(tables.sizes - own, 0.0) / np.maximum(each, 1.0))
+    life_s, lost = np.full(tables.speed.shape, np.inf), np.zeros(tables.speed.shape)
+    life_s[rows] = np.where((count > 0) & (rate > 0), 1.0 / np.maximum(rate, 1e-12), np.inf)
+    lost[rows] = np.minimum(count * rate * loss_s, 1.0)
+    return Guests(life_s, lost)
+
+
+class Borrowed(Term):
+    """Guests are Slurm's to take: a size is worth the share of its time that making up for losing them leaves."""
+
+    def worth(self, at: Priced, worth: Floats) -> Floats:
+        borrowed = guests_at(at.tables)
+        return worth if borrowed is None else worth * (1.0 - borrowed.lost)
 
 
 class Leaves(Term):

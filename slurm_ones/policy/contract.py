@@ -213,6 +213,19 @@ class Progress:
         return min(self.alpha * (1.0 / max(rho, 1e-12) - 1.0), self.most)
 
 
+class Borrows(NamedTuple):
+    """What a job stands to lose of the GPUs beyond its own: guests hold them, which Slurm preempts."""
+
+    own: int
+    """GPUs that nobody takes from it."""
+    each: int
+    """GPUs of a guest."""
+    rate: float
+    """Preemptions per second that are expected of each guest; its expected life is 1 / rate."""
+    loss_s: float
+    """Seconds of training that each costs the job."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobView:
     """One opted-in job as a policy sees it. Times in seconds of the caller's clock.
@@ -269,6 +282,9 @@ class JobView:
     prepare_s: float = 0.0
     """Seconds that it holds GPUs which it gains before they train: it trains on at its old size meanwhile. 0 where a
     resize is a requeue, whose start is part of the interruption."""
+
+    borrows: Borrows | None = None
+    """What it may lose of what it grows by; None if nobody takes that."""
 
     # How it changes where it is, of a running job of blocks.
     smaller: Mapping[int, Mapping[str, int]] | None = None
@@ -354,6 +370,8 @@ class Schedule:
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
     """For jobs that might have been given something else, the few sizes of most worth, best first; of policies that can
     tell."""
+    gains: Mapping[int, float] = field(default_factory=dict)
+    """Of jobs that grow and borrow what they grow by, what each GPU of it is worth; of policies that can tell."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
     """For each job that a limit of the site kept from something, which. Filled in by `rules`, not by policies."""
     promises: Mapping[int, Promise] = field(default_factory=dict)

@@ -180,6 +180,33 @@ def _given_up(outcome: Reason) -> set[int]:
     return {int(task) for named in dict(outcome.arguments).values() for task in str(named).split(", ")}
 
 
+class GuestSizes(NamedTuple):
+    """What becomes guests of a job that grows, and in which pieces."""
+
+    asked: int
+    """GPUs that its user asked for: base blocks make up for these first."""
+    running: frozenset[int]
+    """Tasks of its blocks that run as guests."""
+    each: int
+    """GPUs of a guest, on one node."""
+
+    def shapes(self, gpus: int, kept: Sequence[RunningBlock], full: int) -> list[Shape]:
+        """New blocks of so many GPUs for a job with the blocks `kept`, the largest first; `full` is a node. Slurm takes
+        whole guests, be it for one GPU."""
+        base = sum(block.shape.gpus for block in kept if block.task not in self.running)
+        lacks = min(max(self.asked - base, 0), gpus)
+        guests, rest = divmod(gpus - lacks, self.each)
+        found = [*_by_powers(lacks, full), *_by_powers(rest, full), *[Shape(1, self.each)] * guests]
+        return sorted(found, key=lambda shape: -shape.gpus)
+
+
+def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
+    """GPUs of each guest of a job that may grow by so many, as few as `tasks` allow; ranks that must share a node are
+    `together` in one."""
+    sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
+    return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
+
+
 @dataclass(frozen=True)
 class FreeGpus:
     """What blocks can be placed on."""
@@ -192,6 +219,8 @@ class FreeGpus:
     """Slurm hands out whole nodes."""
     split_nodes: bool = True
     """Two blocks of a job may be on one node, and see each other's GPUs."""
+    guests: GuestSizes | None = None
+    """If the job grows by guests."""
 
 
 def moves(
@@ -310,9 +339,10 @@ def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)
+    if site.guests is not None:
+        yield site.guests.shapes(gpus, kept, full)
     if not rest or not site.whole_nodes:
-        parts = [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
-        yield parts
+        yield _by_powers(gpus, full)
     if not rest:
         yield [Shape(nodes, full)]
     if site.whole_nodes:
@@ -327,6 +357,12 @@ def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator
         if gpus % each == 0:
             yield [Shape(gpus // each, each)]
     yield list(_filling(gpus, site.free, full))
+
+
+def _by_powers(gpus: int, full: int) -> list[Shape]:
+    """Blocks of whole nodes, and of one node for the rest."""
+    nodes, rest = divmod(gpus, full)
+    return [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
 
 
 def _powers(count: int) -> list[int]:

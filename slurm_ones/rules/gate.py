@@ -6,6 +6,8 @@ of the partition its free GPUs and its caps. Both are plain data and know no clo
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,18 +18,22 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation, guests_of, is_guest
+from slurm_ones.learn.guests import GuestLives
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,
+    GuestSizes,
     Moves,
     RunningBlock,
     going,
+    guest_gpus,
     hot,
     members_of,
     spare,
     starting,
     staying_at,
+    task_of,
     to_hold,
     training,
 )
@@ -40,10 +46,14 @@ from slurm_ones.rules.job_rules import (
     requeue_dwell_s,
     resized_enough,
     rested_at,
+    size_rules,
     switch_dwell_s,
     too_soon,
 )
 from slurm_ones.slurm.model import Partition, partition_gpus
+
+LOOK_S = 60.0
+"""Slurm has looked at its queue again so long after a resize, or a job's submission."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
@@ -147,6 +157,8 @@ class JobRules:
     """It may move to fewer nodes, although it keeps its number of GPUs."""
     given_back: GivenBack | None = None
     """What it is to have now: growth of it goes back."""
+    guests: frozenset[int] | None = None
+    """Tasks of its blocks that run as guests; None if it grows by none."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -205,6 +217,23 @@ class PartitionRules:
     """Nodes that take no more jobs."""
     contested: frozenset[str] = frozenset()
     """Nodes on which nobody grows: others wait for room there."""
+    most_guests: int = 0
+    """See `GuestSettings.most`; 0 if nobody grows by guests here."""
+
+    def guest_sizes(self, job: JobRules) -> GuestSizes | None:
+        """What becomes guests of the job if it grows, and in which pieces. One of its tasks is left for a base block
+        that takes the place of another."""
+        if job.guests is None or job.history is None:
+            return None
+        asked, optin = job.history.job.requested_shape.gpus, job.elastic.optin
+        most = min(job.elastic.gpu_range[1], len(self.free) * self.node_gpus)
+        tasks = min(len(job.spare) - 1, self.most_guests - len(job.guests))
+        together = max((rule.together for rule in size_rules(job.spec, self.node_gpus)), default=1)
+        together = math.lcm(together, optin.step if optin is not None else 1)
+        apart = self.whole_nodes or not self.split_nodes
+        to_grow = most - max(sum(block.shape.gpus for block in job.blocks), asked)
+        each = self.node_gpus if apart else guest_gpus(to_grow, tasks, self.node_gpus, together)
+        return GuestSizes(asked, job.guests, max(each, 1))
 
 
 @dataclass(frozen=True)
@@ -227,6 +256,8 @@ class Round:
     """See `Kinds.given`."""
     switches: Mapping[int, float] = field(default_factory=dict)
     """Of jobs of blocks the seconds for which a change is expected to interrupt them."""
+    lives: GuestLives = field(default_factory=GuestLives)
+    """How long guests live, as far as that is known."""
     growth: Growth = field(default_factory=Growth)
     """What goes back to jobs that wait, and where nobody grows."""
 
@@ -273,6 +304,7 @@ class Round:
             later,
             frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
             frozenset(contested.keys() & free.keys()),
+            self.settings.guests[name].most if name in self.settings.guests else 0,
         )
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
@@ -373,7 +405,37 @@ class Round:
             going=leaving,
             staying=staying,
             settled=hot(elastic) and self.now >= self._settled_at(elastic, history),
+            guests=self._guests(elastic),
         )
+
+    def _guests(self, elastic: Elastic) -> frozenset[int] | None:
+        """See `JobRules.guests`."""
+        if elastic.partition not in self.settings.guests or elastic.optin is None or not elastic.optin.guests:
+            return None
+        queues = guests_of(self.settings)
+        return frozenset(task_of(job) for job in elastic.running_blocks if is_guest(job, queues))
+
+    @cached_property
+    def _lent(self) -> Counter[str]:
+        """GPUs that guests hold on each node."""
+        queues, held = guests_of(self.settings), Counter[str]()
+        for elastic in self.seen.elastic.values():
+            for job in elastic.running_blocks:
+                if is_guest(job, queues):
+                    held.update(dict.fromkeys(job.node_list, elastic.shape_of(job).gpus_per_node))
+        return held
+
+    def _served(self, elastic: Elastic) -> bool:
+        """Tell whether Slurm is about to start a job that waits in place of guests: it has not waited for long."""
+        job = elastic.job
+        fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
+        if not (self.settings.guests and fresh and self._lent):
+            return False
+        free = Ledger.of_partition(self.seen.snapshot, elastic.partition, self.settings.whole_node_gpus)
+        if free.fits(elastic.shape):
+            return False
+        free.give(self._lent)
+        return free.fits(elastic.shape)
 
     def _dwell_s(self, elastic: Elastic, history: JobHistory | None) -> float:
         settings = self.settings.resize
@@ -388,6 +450,8 @@ class Round:
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
         """Of a job that is not untouchable."""
         job = elastic.job
+        if self._served(elastic):
+            return reason("guests_leave")
         dwell_s = self._dwell_s(elastic, history)
         rested = rested_at(job, history, dwell_s, by_blocks=hot(elastic))
         failed = history is not None and history.failures > 0

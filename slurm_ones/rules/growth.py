@@ -31,15 +31,13 @@ from slurm_ones.policy.contract import ClusterView, Limits, NodeView
 from slurm_ones.policy.ledger import Resources
 from slurm_ones.policy.shapes import shape_of, takes
 from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
-from slurm_ones.rules.gate import GivenBack, Growth, Round, UnderWay
+from slurm_ones.rules.gate import LOOK_S, GivenBack, Growth, Round, UnderWay
 from slurm_ones.rules.job_rules import parts
 from slurm_ones.rules.views import limits_of
 from slurm_ones.slurm.model import Job, Node
 
 MOST = 50
 """Waiting jobs that growth goes back to at once, the first in Slurm's order."""
-LOOK_S = 60.0
-"""Slurm has looked at its queue again so long after a resize, or a job's submission."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
 """Slurm's reasons of jobs that wait for room. Others name what no growth holds: a hold, a dependency, a begin time, a
 limit of the user's own, what no node has."""

@@ -30,7 +30,7 @@ from ones_wrapper.protocol import Spec
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.jobs.optin import ANY
-from slurm_ones.learn.learner import RESIZE_S
+from slurm_ones.learn.learner import RESIZE_S, JobModel
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule
 from slurm_ones.policy.tables import predict_each
 from slurm_ones.slurm.model import Job, kind_of
@@ -197,6 +197,8 @@ REPAYS = 4.0
 """A job trains at least so many times as long as a requeue interrupts it: at most a fifth of its time is lost."""
 ENDS = 2.0
 """A job that ends within so many times as long as a requeue would interrupt it is left as it is."""
+CHECKPOINT_S = 600.0
+"""Between two checkpoints that a job writes unasked: the wrapper's first interval."""
 LONGEST_S = 1800.0
 """No wait that follows from pauses is longer: jobs themselves say when they paused, and one that rests gives up no GPUs
 to others."""
@@ -267,6 +269,14 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
             wait_s = min(2.0 * wait_s, max(LONGEST_S, rest_s))
         until = at + wait_s
     return until if rest_s else 0.0
+
+
+def loss_s(known: JobModel, grace_s: float) -> float:
+    """Seconds of training that a job of blocks loses with a guest: those of blocks that leave; if each change begins a
+    term from a checkpoint, those of a term, and the work since the last checkpoint unless there is time for one."""
+    if known.shrink_s is not None:
+        return known.shrink_s
+    return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
 def resized_enough(job: Job, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:

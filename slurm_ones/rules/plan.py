@@ -135,8 +135,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
             _change(jobs[id_], schedule.allocations.get(id_), rules)
             for id_ in {*schedule.allocations, *schedule.parked} & jobs.keys() - parked.keys()
         ),
-        # Shrinks and stops first: what they free is what growing and starting wait for.
-        key=lambda change: (max(_gained(change), 0) if change.elastic.job.pending else _gained(change), change.job_id),
+        key=lambda change: _turn(change, schedule),
     )
     planner = _Planner(rules, changes)
     for change in changes:
@@ -269,6 +268,13 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
     return next((Shape(1, gpus) for gpus in sizes if gpus >= least and job.elastic.allows(gpus)), None)
 
 
+def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
+    """When a change has its turn: shrinks and stops first, since growing and starting wait for what they free. Of those
+    that borrow what is worth most begins first: of guests Slurm takes the youngest."""
+    gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
+    return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
+
+
 def _gained(change: PlannedChange) -> int:
     return change.new.gpus - change.old.gpus
 
@@ -294,7 +300,8 @@ def _with_moves(
     if change.parks or job.fixed is not None:
         return change
     only = rules.kinds.nodes(change.new_kind)
-    site = FreeGpus(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes)
+    sizes = rules.guest_sizes(job)
+    site = FreeGpus(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes, sizes)
     least = job.elastic.gpu_range[0]
     leaves = change.leaves_kind
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.

@@ -15,13 +15,21 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.learn.learner import JobModel, Learner
-from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
+from slurm_ones.policy.contract import Borrows, ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, CapUse, capped, entitled, narrowed, sizes_of
 from slurm_ones.rules.gate import GivenBack, JobRules, PartitionRules, Round
-from slurm_ones.rules.job_rules import ANY_BATCH, near_end, parts, requeue_near_end_s, size_rules, switch_near_end_s
+from slurm_ones.rules.job_rules import (
+    ANY_BATCH,
+    loss_s,
+    near_end,
+    parts,
+    requeue_near_end_s,
+    size_rules,
+    switch_near_end_s,
+)
 from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 
@@ -132,7 +140,9 @@ def job_views(
             continue
         if hot(job.elastic):
             joins = rules.split_nodes and not rules.whole_nodes and bool(job.spare) and not limits.rules
-            view = replace(view, smaller=_smaller(job, limits), joins=joins)
+            view = replace(
+                view, smaller=_smaller(job, limits), joins=joins, borrows=_borrows(job, known, rules, round_)
+            )
             view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
             if not rules.whole_nodes:
                 view = replace(view, nodes_at=_nodes_at(view, room, rules.node_gpus))
@@ -143,6 +153,19 @@ def job_views(
     ends = near_end([(view, _near_end_s(rules.jobs[view.job_id], view, round_)) for view in changed])
     ending = {view.job_id: end for view, end in zip(changed, ends, strict=True) if end is not None}
     return [replace(view, fixed=ending[view.job_id]) if view.job_id in ending else view for view in views]
+
+
+def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
+    """What the job may lose of what it grows by; None if it grows by no guests."""
+    sizes = rules.guest_sizes(job)
+    if sizes is None:
+        return None
+    base = sum(block.shape.gpus for block in job.blocks if block.task not in sizes.running)
+    queue = round_.settings.guests[rules.name]
+    partition = round_.seen.snapshot.partitions.get(queue.partition)
+    grace_s = max(queue.grace_s, partition.grace_s if partition is not None else 0.0)
+    rate = round_.lives.rate(rules.name, round_.now)
+    return Borrows(max(sizes.asked, base), sizes.each, rate, loss_s(known, grace_s))
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from ones_db import AccountingJob, BlockRecord, ReportLine, ResizeRecord, Store, ThroughputPoint, UnknownRecord
+from ones_db import (
+    AccountingJob,
+    BlockRecord,
+    GuestRun,
+    ReportLine,
+    ResizeRecord,
+    Store,
+    ThroughputPoint,
+    UnknownRecord,
+)
 from ones_db.retention import RollUpWork
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Batch, Membership
@@ -39,6 +48,22 @@ def test_a_block_is_a_row_and_changes_in_place(store: Store) -> None:
     assert store.open_blocks() == [again]
     with pytest.raises(UnknownRecord):
         store.record_blocks([replace(BLOCK, job_id=8)])
+
+
+def test_guests_are_found_again_with_their_ends(store: Store) -> None:
+    """Protects how long guests are expected to live: all of it is recomputed from here after a restart."""
+    store.record_jobs([job(7, partition="gpu")])
+    guest = replace(BLOCK, task=1, slurm_id=101, guest=True)
+    ended = {"COMPLETED": 2300.0, "PREEMPTED": 2500.0, "UNKNOWN": 1500.0}
+    store.record_blocks(
+        [BLOCK, guest, *(replace(guest, restart=i, state=s, end_time=t) for i, (s, t) in enumerate(ended.items(), 1))]
+    )
+    assert store.guest_runs(2000.0) == [
+        GuestRun("gpu", 2000.0, None, False),
+        GuestRun("gpu", 2000.0, 2300.0, False),
+        GuestRun("gpu", 2000.0, 2500.0, True),
+    ]
+    assert [run.end_time for run in store.guest_runs(2400.0)] == [None, 2500.0]
 
 
 def test_memberships_come_with_the_reports(store: Store) -> None:

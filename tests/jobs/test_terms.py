@@ -186,6 +186,27 @@ def test_blocks_are_rows(site: Site) -> None:
     assert site.store.open_blocks() == []
 
 
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        ({"state": JobState.PREEMPTED, "end_time": 3000.0}, "PREEMPTED"),
+        ({"state": JobState.PENDING, "restart": 1}, "PREEMPTED"),  # requeued by Slurm, held by nobody
+        ({"state": JobState.PENDING, "restart": 1, "held": True}, "UNKNOWN"),  # or put back by us
+        ({"state": JobState.COMPLETED, "end_time": 3000.0}, "COMPLETED"),
+    ],
+)
+def test_a_guest_that_slurm_took_is_known(site: Site, now: dict[str, Any], state: str) -> None:
+    """Whether its site cancels or requeues guests."""
+    companion = Observer(site.queue, site.store, Settings(guests={"gpu": {"qos": "guest"}}))  # type: ignore[arg-type]
+    guest = task(1, "n1", qos="guest")
+    site.tasks(task(0, "n1"), guest)
+    companion.observe()
+    assert [block.guest for block in site.store.blocks(100)] == [False, True]
+    site.tasks(task(0, "n1"), replace(guest, **now))
+    companion.observe()
+    assert [block.state for block in site.store.blocks(100) if block.task == 1] == [state]
+
+
 def test_the_job_ends_and_held_blocks_are_left(site: Site) -> None:
     """It is over in the database; who acts is told of blocks that nobody would let go."""
     site.tasks(task(0, "n1"), task(1))

@@ -1,0 +1,60 @@
+"""How long guests live: the preemptions per second that a guest runs, by partition and hour of the day.
+
+Preemptions are taken for a Poisson process whose rate has a gamma prior, so its mean is (prior + preemptions) over
+(prior + seconds run). A partition begins at `LIFE_S`, and each of its hours at what the partition has shown, since
+people ask for GPUs by day more than by night. All of it follows from the guests of the last `KNOWN_S` that the database
+has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from ones_db import GuestRun
+
+LIFE_S = 4 * 3600.0
+"""Expected life of a guest of which nothing is known."""
+PRIOR_EVENTS = 0.25
+"""Preemptions that this counts as: a partition's own few outweigh it."""
+HOUR_EVENTS = 2.0
+"""Preemptions that what a partition has shown as a whole counts as in each of its hours."""
+KNOWN_S = 14 * 86400.0
+"""Age of a guest's end from which on it no longer counts."""
+HOUR_S, HOURS = 3600.0, 24
+
+
+class GuestLives:
+    """What the guests of each partition have shown."""
+
+    def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
+        self._taken: Counter[tuple[str, int]] = Counter()
+        """Preemptions, by partition and hour."""
+        self._ran_s: dict[tuple[str, int], float] = defaultdict(float)
+        for run in runs:
+            end = run.end_time if run.end_time is not None else now
+            last = _hour(end)
+            for last, seconds in _hours(max(run.start_time, now - KNOWN_S), end):
+                self._ran_s[run.partition, last] += seconds
+            self._taken[run.partition, last] += run.preempted
+
+    def rate(self, partition: str, now: float) -> float:
+        """Expected preemptions per second of a guest that runs there at that time."""
+        taken = sum(count for (name, _), count in self._taken.items() if name == partition)
+        ran_s = sum(seconds for (name, _), seconds in self._ran_s.items() if name == partition)
+        mean = (PRIOR_EVENTS + taken) / (PRIOR_EVENTS * LIFE_S + ran_s)
+        here = partition, _hour(now)
+        return (HOUR_EVENTS + self._taken[here]) / (HOUR_EVENTS / mean + self._ran_s.get(here, 0.0))
+
+
+def _hour(time: float) -> int:
+    return int(time // HOUR_S) % HOURS
+
+
+def _hours(start: float, end: float) -> Iterator[tuple[int, float]]:
+    """The hours of the day between two times, each with the seconds in it."""
+    while start < end:
+        until = min((math.floor(start / HOUR_S) + 1) * HOUR_S, end)
+        yield _hour(start), until - start
+        start = until
