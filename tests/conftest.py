@@ -21,6 +21,7 @@ from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
 from tests.cluster.sites import GRES_TYPED
 from tests.db.server import NoServer, Server
+from tests.db.statements import shared_statements
 from tests.endtoend.warm import WarmBox
 from tests.marks import NIGHTLY
 
@@ -129,6 +130,13 @@ def kinds(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = start(request, GRES_TYPED)
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statements() -> Iterator[None]:
+    """Of all databases that tests open."""
+    with shared_statements():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from tests.cluster import Cluster
 from tests.commands import call, printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
 from tests.db.test_views import BEGAN, fill_blocks
+from tests.marks import nightly
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
@@ -253,7 +254,7 @@ class TestSettings:
 class TestWithoutSlurm:
     """A machine that has none, with real processes."""
 
-    @pytest.mark.parametrize("command", [("run",), ("run", "--act", "--own"), ("doctor",)])
+    @pytest.mark.parametrize("command", [("run",), nightly(("run", "--act", "--own")), ("doctor",)])
     def test_it_is_said_in_a_line(self, tmp_path: Path, command: tuple[str, ...]) -> None:
         """What is missing and where to go, exit code 2, no database left behind."""
         done = subprocess.run(
@@ -281,9 +282,8 @@ class TestDoctor:
     """`doctor` on both real sites."""
 
     def findings(self, cluster: Cluster, user: str, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
-        program = Path(cluster.python).with_name("slurm-ones")
         home = {"HOME": "/scratch"} if user == "slurm" else {}
-        done = cluster.run([str(program), "doctor", "--json", *options], user=user, env=home, check=False)
+        done = cluster.run(["slurm-ones", "doctor", "--json", *options], user=user, env=home, check=False)
         assert done.stdout, done.stderr
         return done.returncode, {f["what"]: f for f in json.loads(done.stdout)}
 

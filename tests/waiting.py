@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def until(
-    found: Callable[[], T], what: str | Callable[[], object] = "", within_s: float = 60.0, look_s: float = 0.02
+    found: Callable[[], T | None], what: str | Callable[[], object] = "", within_s: float = 60.0, look_s: float = 0.02
 ) -> T:
     """What it returns, once that is something; else `what` says what did not come, or is asked at the end."""
     end = time.monotonic() + within_s

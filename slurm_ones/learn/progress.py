@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
-from scipy.special import betainc, digamma, gammaln
+import scipy
 
 from slurm_ones.policy.contract import Floats, Progress
 
@@ -79,7 +78,7 @@ class BetaNetwork:
                 [level + math.log(-math.expm1(-level))],  # softplus of this is the level
             ]
         )
-        found = minimize(
+        found = scipy.optimize.minimize(
             _loss,
             start,
             args=(inputs, done, rho, guess),
@@ -127,11 +126,11 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
     log_density = (
         (alpha - 1.0) * np.log(rho)
         + (beta - 1.0) * np.log1p(-rho)
-        + gammaln(alpha + beta)
-        - gammaln(alpha)
-        - gammaln(beta)
+        + scipy.special.gammaln(alpha + beta)
+        - scipy.special.gammaln(alpha)
+        - scipy.special.gammaln(beta)
     )
-    by_beta = np.log1p(-rho) + digamma(alpha + beta) - digamma(beta)
+    by_beta = np.log1p(-rho) + scipy.special.digamma(alpha + beta) - scipy.special.digamma(beta)
     by_raw = -by_beta * guess * (0.5 + 0.5 * np.tanh(0.5 * raw)) * (beta > LEAST) / rows
 
     _, _, second, _ = _split(weights, width)
@@ -299,7 +298,7 @@ def _concentration(moments: Moments, seed: int) -> float:
         tested = moments.where(np.flatnonzero(half)[:: max(1, int(half.sum()) // (CROSSED // 2))])
         beta = np.minimum(network.to_come(tested.features, tested.guess), tested.most)
         alpha, rho = np.maximum(tested.done, NEW_ALPHA), tested.done / tested.total
-        below = betainc(CONCENTRATIONS[:, None] * alpha, CONCENTRATIONS[:, None] * beta, rho)
+        below = scipy.special.betainc(CONCENTRATIONS[:, None] * alpha, CONCENTRATIONS[:, None] * beta, rho)
         at_the_end = tested.total - tested.done >= AT_THE_END * tested.most
         covered += ((below >= LEVELS[0]) & ((below <= LEVELS[1]) | at_the_end)).sum(axis=1)
         rows += len(rho)

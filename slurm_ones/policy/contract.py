@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv
+import scipy
 
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
@@ -209,7 +209,9 @@ class Progress:
 
     def to_come(self, level: float) -> float:
         """Epochs still to come that are not exceeded with probability `level`: the quantile of α · (1/ρ - 1)."""
-        rho = float(betaincinv(self.concentration * self.alpha, self.concentration * self.beta, 1.0 - level))
+        rho = float(
+            scipy.special.betaincinv(self.concentration * self.alpha, self.concentration * self.beta, 1.0 - level)
+        )
         return min(self.alpha * (1.0 / max(rho, 1e-12) - 1.0), self.most)
 
 

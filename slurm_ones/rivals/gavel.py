@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.optimize import linprog
+import scipy
 
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
@@ -136,6 +136,8 @@ def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> F
         most.append(np.zeros(int(can.sum())))
         weight = np.append(LEFT_OVER * weight[:-1] / size, -1.0)
     possible = [(0.0, 1.0 if speed > 0 else 0.0) for speed in speeds.ravel()]
-    found = linprog(weight, np.concatenate(limits), np.concatenate(most), bounds=[*possible, (0.0, None)])
+    found = scipy.optimize.linprog(
+        weight, np.concatenate(limits), np.concatenate(most), bounds=[*possible, (0.0, None)]
+    )
     result: Floats = found.x[:-1].reshape(jobs, kinds) if found.x is not None else np.zeros((jobs, kinds))
     return result

@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+import scipy
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
@@ -166,13 +165,14 @@ def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequenc
     if not count:
         return Solved(np.zeros(jobs, dtype=np.int64), options.left_out * jobs)
     index = np.arange(count)
-    one = csr_array((np.ones(count), (row, index)), shape=(jobs, count))
-    total = csr_array(np.stack([need[column] for need in needs]).astype(np.float64))
-    found = milp(
+    one = scipy.sparse.csr_array((np.ones(count), (row, index)), shape=(jobs, count))
+    total = scipy.sparse.csr_array(np.stack([need[column] for need in needs]).astype(np.float64))
+    limit = scipy.optimize.LinearConstraint
+    found = scipy.optimize.milp(
         (costs[row, column] - options.left_out) * SCALE,
         integrality=np.ones(count, dtype=np.int64),
-        bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(one, -np.inf, 1), LinearConstraint(total, -np.inf, there)],
+        bounds=scipy.optimize.Bounds(0, 1),
+        constraints=[limit(one, -np.inf, 1), limit(total, -np.inf, there)],
         options={"time_limit": options.time_limit_s, "mip_rel_gap": options.gap},
     )
     result = np.zeros(jobs, dtype=np.int64)

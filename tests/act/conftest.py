@@ -14,7 +14,6 @@ import pytest
 
 from ones_db import Store, migrate
 from tests.act.world import World
-from tests.faults.store import shared_statements
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +28,6 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         path = Path(folder) / "empty.sqlite"
         migrate.upgrade(f"sqlite:///{path}")
         yield path
-
-
-@pytest.fixture(autouse=True)
-def statements() -> Iterator[None]:
-    """Databases of worlds that live for a second: to compile their statements anew would be a third of the time."""
-    with shared_statements():
-        yield
 
 
 @pytest.fixture(scope="session")

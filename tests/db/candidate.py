@@ -30,7 +30,7 @@ def main(url: str, takeover_s: float) -> None:
             store.add_action(ActionRecord(time.time(), "candidate", "write", str(lead.term)))
             lead.check()
             print(f"wrote {lead.term}", flush=True)
-            time.sleep(0.01)
+            time.sleep(0.05)
         except NotLeader:
             continue
         except StoreError:

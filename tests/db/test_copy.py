@@ -19,9 +19,9 @@ from tests.db.make import actions, ask, change, decision, job, node_changes, rep
 from tests.db.server import Server
 
 JOBS = 6
-SAMPLES = 700
+SAMPLES = 120
 """Of each job, and so several pages of `PAGE`."""
-PAGE = 500
+PAGE = 80
 
 
 def site(url: str) -> None:
@@ -124,10 +124,10 @@ def test_a_copy_that_was_killed_goes_on(ways: tuple[str, str]) -> None:
     """Protects a large site from starting again, and a companion from half a database."""
     source, target = ways
     site(source)
-    process = subprocess.Popen([sys.executable, "-c", COPIER, source, target, "100"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", COPIER, source, target, "25"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("copied throughput 2000 "):
+        if line.startswith("copied throughput 250 "):
             break
     os.kill(process.pid, signal.SIGKILL)
     process.stdout.close()
@@ -136,8 +136,8 @@ def test_a_copy_that_was_killed_goes_on(ways: tuple[str, str]) -> None:
         with pytest.raises(SchemaError, match="not finished; run `slurm-ones db copy` again"):
             Store.open(target, "gres", read_only=read_only)
     (there,) = ask(target, "SELECT count(*) FROM throughput")[0]
-    assert 2000 <= there < JOBS * (21 + SAMPLES)
-    moved = {line.table: line for line in copy(source, target, page=100)}
+    assert 250 <= there < JOBS * (21 + SAMPLES)
+    moved = {line.table: line for line in copy(source, target, page=25)}
     assert moved["throughput"].copied == moved["throughput"].rows - there
     with Store.open(source, "gres", read_only=True) as old, Store.open(target, "gres", read_only=True) as new:
         assert old.histories() == new.histories()

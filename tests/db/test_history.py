@@ -251,7 +251,7 @@ def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
     report(store, 1, 0, spec=SPEC, offset=0, number=None)
     numbers: Counter[tuple[int, int]] = Counter()
     with Store.open(url, "gres") as other:
-        for step in range(80):
+        for step in range(40):
             which, restart = rng.choice((1, 2, 3)), rng.choice((0, 1, 2))
             writer = rng.choice((store, other))
             n = numbers[which, restart] = numbers[which, restart] + 3
@@ -260,7 +260,7 @@ def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
             ends = [epoch(n + 1, rng.randrange(4), time=float(step))]
             first = [hello(epoch=rng.randrange(3), gpus_per_node=restart + 1)] if n == 3 else []
             report(writer, which, restart, hello=first, throughput=samples, epochs=ends, offset=n, number=n + 2)
-            if step % 20 == 19:
+            if step % 10 == 9:
                 writer.record_jobs([job(which, state="COMPLETED", end_time=float(step))])
             with Store.open(url, "gres", read_only=True) as fresh:
                 assert store.histories([1, 2, 3]) == fresh.histories([1, 2, 3])

@@ -29,6 +29,7 @@ from slurm_ones.demo.remote import RemoteClient, Served
 from slurm_ones.demo.run import address_in, samples_line
 from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
 from slurm_ones.slurm.model import Task
+from tests.marks import nightly
 from tests.slurm.simulated import SimulatedSite
 from tests.waiting import until
 
@@ -145,7 +146,7 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, nightly(signal.SIGKILL)])
 def test_nothing_outlives_a_demo_that_is_ended(started: Started, number: signal.Signals) -> None:
     """Protects the machine from trainings that nobody watches: after Ctrl-C, and after a crash."""
     started.until("spirals-1 trains on 1 GPU")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from slurm_ones.slurm.model import JobState
 from tests.cluster import Cluster
 from tests.cluster.sites import OPERATOR
-from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
+from tests.endtoend.harness import Harness
 from tests.endtoend.light_blocks import END
 
 QUICK = "max_wait_s = 30\nadvance_s = 0.1"
@@ -96,10 +95,7 @@ class Site:
         """Let a job that trains nothing end. It ends well, whatever of it waits is cancelled, and the next companion
         finds so."""
         (self.harness.directory(job_id) / END).touch()
-        deadline = time.monotonic() + WAIT_S
-        while any(t.state in ("RUNNING", "PENDING", "COMPLETING") for t in self.harness.tasks(job_id).values()):
-            assert time.monotonic() < deadline, self.harness.tasks(job_id)
-            time.sleep(LOOK_S)
+        self.harness.ended(job_id)
         assert {task.state for task in self.harness.tasks(job_id).values()} <= {"COMPLETED", "CANCELLED"}
         self.resize(settings, {})
         with self.harness.store(settings) as store:

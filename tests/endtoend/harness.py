@@ -30,6 +30,7 @@ from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths
 from tests.endtoend.scripted import STAY
+from tests.waiting import until
 
 HERE = paths.REPOSITORY / "tests/endtoend"
 TEMPLATE, WHOLE_NODES = HERE / "plain.sbatch", HERE / "plain-whole-node.sbatch"
@@ -46,7 +47,7 @@ TICK_S = 0.7
 MOST_LOSS = 1e4
 LAUNCHER = b"ones_wrapper.launch.node"
 """In the command line of what starts ranks, and of each of them."""
-LOOK_S = 0.3
+LOOK_S = 0.5
 """Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
 DATABASE = "ones.sqlite"
 HELD = ("JobHeldUser", "job requeued in held state")
@@ -156,21 +157,33 @@ class Harness:
         user: str = "alice",
     ) -> Membership:
         """The job's present membership, once that holds of it."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := self.memberships(job_id, user)[-1:]) or not holds(found[0]):
-            if time.monotonic() > deadline:
-                words = f"job {job_id}: no {what} within {timeout_s:.0f} s: {found}, {self.tasks(job_id)}"
-                raise AssertionError(f"{words}\n{self.log(job_id, user)[-3000:]}")
-            time.sleep(0.1)
-        return found[0]
+
+        def found() -> Membership | None:
+            last = self.memberships(job_id, user)[-1:]
+            return last[0] if last and holds(last[0]) else None
+
+        def missing() -> str:
+            last = self.memberships(job_id, user)[-1:]
+            return f"job {job_id}: {what}: {last}, {self.tasks(job_id)}\n{self.log(job_id, user)[-3000:]}"
+
+        return until(found, missing, timeout_s, 0.1)
 
     def wait(self, job_id: int, holds: Callable[[Job], bool], what: str, timeout_s: float = WAIT_S) -> Job:
         """The job, once that holds."""
-        deadline = time.monotonic() + timeout_s
-        while not holds(job := self.job(job_id)):
-            assert time.monotonic() < deadline, f"job {job_id} not {what} within {timeout_s:.0f} s: {job}"
-            time.sleep(LOOK_S)
-        return job
+
+        def found() -> Job | None:
+            job = self.job(job_id)
+            return job if holds(job) else None
+
+        return until(found, lambda: f"job {job_id} {what}: {self.job(job_id)}", timeout_s, LOOK_S)
+
+    def ended(self, array_id: int, within_s: float = WAIT_S) -> None:
+        """Wait until no task of an array runs, waits or is at its end."""
+
+        def over() -> bool:
+            return not {task.state for task in self.tasks(array_id).values()} & {"RUNNING", "PENDING", "COMPLETING"}
+
+        until(over, lambda: f"{self.tasks(array_id)}\n{self.log(array_id)[-6000:]}", within_s, LOOK_S)
 
     def directory(self, job_id: int, user: str = "alice") -> Path:
         """The host's name of the job's directory, in /scratch where it is not in the user's home."""
@@ -293,23 +306,23 @@ class Harness:
 
     def ticks(self, settings: str, more: int = 3) -> None:
         """Wait until the companion has made some more ticks."""
-        until = self.companion_log(settings).count("elastic jobs run") + more
-        deadline = time.monotonic() + WAIT_S
-        while self.companion_log(settings).count("elastic jobs run") < until:
-            assert time.monotonic() < deadline, self.companion_log(settings)
-            time.sleep(0.1)
+
+        def made() -> int:
+            return self.companion_log(settings).count("elastic jobs run")
+
+        wanted = made() + more
+        until(lambda: made() >= wanted, lambda: self.companion_log(settings), WAIT_S, 0.1)
 
     def resize_ended(self, settings: str, job_id: int) -> None:
         """Wait until a resize of the job was begun and has ended."""
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            assert time.monotonic() < deadline, self.companion_log(settings)
-            time.sleep(0.2)
-            if not (self._host(settings).parent / DATABASE).exists():
-                continue
-            with suppress(StoreError), self.store(settings) as store:
-                if any(resize.ended is not None for resize in store.resizes(job_id)):
-                    return
+
+        def ended() -> bool:
+            if (self._host(settings).parent / DATABASE).exists():
+                with suppress(StoreError), self.store(settings) as store:
+                    return any(resize.ended is not None for resize in store.resizes(job_id))
+            return False
+
+        until(ended, lambda: self.companion_log(settings), WAIT_S, 0.2)
 
     def stay(self, settings: str) -> Path:
         """A file: while it is there `tests.endtoend.scripted` leaves a parked job so, and does not end."""
@@ -343,10 +356,11 @@ class Harness:
         self._processes.clear()
         self.cluster.run(["scancel", "--user=alice"], user="root")
         self.cluster.run(["scancel", "--user=bob"], user="root")
-        deadline = time.monotonic() + WAIT_S
-        while left := self.cluster.run(["squeue", "-h", "-o", "%i %T"], user="root").stdout:
-            assert time.monotonic() < deadline, f"jobs that do not end: {left}"
-            time.sleep(LOOK_S)
+
+        def left() -> str:
+            return self.cluster.run(["squeue", "-h", "-o", "%i %T"], user="root").stdout
+
+        until(lambda: not left(), lambda: f"jobs that do not end: {left()}", WAIT_S, LOOK_S)
         known = self.cluster.run(["squeue", "-h", "--states=all", "-o", "%F %Z"], user="root").stdout
         places = dict.fromkeys(tuple(line.split(" ", 1)) for line in known.splitlines())
         folders = [

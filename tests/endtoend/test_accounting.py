@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from ones_db import Store
 from tests.db.make import actions, node_changes
 from tests.endtoend.harness import DATABASE, LOOK_S, WAIT_S, Harness
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -42,14 +42,12 @@ def accounted(harness: Harness, *job_ids: int) -> dict[int, list[list[str]]]:
 def recorded(harness: Harness, *job_ids: int) -> None:
     """Wait until accounting has the ends of these jobs, which have run. Slurm tells it of all ends in their order, when
     there is time; of jobs that never could start `sacct` says nothing unless it is asked for their state."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        told = accounted(harness, *job_ids)
-        last = {job_id: rows[-1] for job_id, rows in told.items()}
-        if {*last} >= {*job_ids} and all(row[1].isdecimal() and row[2] not in LIVE for row in last.values()):
-            return
-        assert time.monotonic() < deadline, told
-        time.sleep(LOOK_S)
+
+    def there() -> bool:
+        last = {job_id: rows[-1] for job_id, rows in accounted(harness, *job_ids).items()}
+        return {*last} >= {*job_ids} and all(row[1].isdecimal() and row[2] not in LIVE for row in last.values())
+
+    until(there, lambda: accounted(harness, *job_ids), WAIT_S, LOOK_S)
 
 
 def batch(harness: Harness, script: str, *options: str, user: str = "bob") -> int:
@@ -119,17 +117,15 @@ def test_an_array_of_blocks_is_one_job_of_the_past(harness: Harness) -> None:
     script = f"until [ -e /scratch/{folder.name}/go ]; do sleep 0.1; done; sleep $((1 + 3 * SLURM_ARRAY_TASK_ID))"
     array = batch(harness, script, "--array=0-3%2", "--gres=gpu:1", "--nodes=1", comment)
     sweep = batch(harness, "sleep 1", "--array=0-1", "--gres=gpu:1", "--nodes=1", "--comment=ones: gpus=1-4")
-    deadline = time.monotonic() + WAIT_S
-    shown = ["squeue", "-hr", "-tR", f"-j{array}", "-o%K"]
-    while sorted(told := harness.cluster.run(shown, user="bob").stdout.split()) != ["0", "1"]:
-        assert time.monotonic() < deadline, told
-        time.sleep(0.2)
+
+    def shown(*options: str) -> list[str]:
+        return sorted(harness.cluster.run(["squeue", "-h", *options], user="bob", check=False).stdout.split())
+
+    tasks = ("-r", "-tR", f"-j{array}", "-o%K")
+    until(lambda: shown(*tasks) == ["0", "1"], lambda: shown(*tasks), WAIT_S, LOOK_S)
     harness.cluster.run(["scancel", "--state=PENDING", str(array)], user="bob")
     (folder / "go").touch()
-    deadline = time.monotonic() + WAIT_S
-    while harness.cluster.run(["squeue", "-h", f"-j{array},{sweep}"], user="bob", check=False).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not shown(f"-j{array},{sweep}"), "the end of both arrays", WAIT_S, LOOK_S)
     command = ["sacct", "-nPDX", f"-j{array},{sweep}", "-oJobIDRaw"]
     recorded(harness, *map(int, harness.cluster.run(command, user="root").stdout.split()))
 

@@ -17,6 +17,7 @@ def ids(harness: Harness, array_id: int) -> dict[int, int]:
     return {job.array_tasks[0]: job.job_id for job in found if len(job.array_tasks) == 1}
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_tasks_of_a_sweep_are_resized_each_by_itself(harness: Harness) -> None:
     """Two of three tasks go 1 → 2 GPUs: held, reshaped and released alone, with directories of their own. The third

@@ -16,6 +16,7 @@ from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_resized_says_why(harness: Harness) -> None:
     """Unreadable comments, --no-requeue, task counts, GPUs per job, interactive: each has its sentence in `why`."""
     gpu, gpus = "--gres=gpu:1", "--comment=ones: gpus=1-4"
@@ -64,6 +65,7 @@ def test_a_script_that_fails_at_once(harness: Harness) -> None:
         assert not store.resizes()
 
 
+@pytest.mark.nightly
 def test_a_job_directory_that_cannot_be_used(harness: Harness) -> None:
     """Not writable or another's: the job fails at once with a message, before a GPU is used."""
     home = harness.cluster.home("alice")
@@ -86,6 +88,7 @@ def test_a_job_directory_that_cannot_be_used(harness: Harness) -> None:
     assert home.exists()
 
 
+@pytest.mark.nightly
 def test_a_job_directory_that_goes_missing(harness: Harness) -> None:
     """A running job whose directory is gone is left alone, and `why` says so."""
     job_id = harness.light()

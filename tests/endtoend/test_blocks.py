@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -76,10 +75,7 @@ class Training:
         """Let it hurry to its end, and judge it; the reports of all its terms."""
         harness, job_id = self.harness, self.job_id
         (self.folder / "hurry").touch()
-        deadline = time.monotonic() + 300
-        while any(t.state in ("RUNNING", "PENDING", "COMPLETING") for t in harness.tasks(job_id).values()):
-            assert time.monotonic() < deadline, f"{harness.tasks(job_id)}\n{harness.log(job_id)[-6000:]}"
-            time.sleep(0.5)
+        harness.ended(job_id, within_s=300.0)
         states = {t.state for t in harness.tasks(job_id).values()}
         assert states <= {"COMPLETED", "CANCELLED"}, f"{harness.tasks(job_id)}\n{harness.log(job_id)[-6000:]}"
         count = len(list(harness.directory(job_id).glob("reports-*.jsonl")))

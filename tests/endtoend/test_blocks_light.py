@@ -12,9 +12,10 @@ from ones_wrapper.protocol import Bye
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
-from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
+from tests.endtoend.harness import LOOK_S, WAIT_S, BlockTask, Harness
 from tests.endtoend.light_blocks import UNREADY
 from tests.marks import nightly
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
@@ -36,18 +37,15 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 def nobody_left_held_or_running(site: Site, job_id: int) -> None:
     """What trains runs; every other task waits in a user's hold, or has completed."""
     trains = site.harness.memberships(job_id)[-1].blocks
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        tasks = site.harness.tasks(job_id)
-        wrong = {
+
+    def wrong() -> dict[int, BlockTask]:
+        return {
             number: task
-            for number, task in tasks.items()
+            for number, task in site.harness.tasks(job_id).items()
             if (task.state != "RUNNING" if number in trains else not (task.held or task.state == "COMPLETED"))
         }
-        if not wrong:
-            return
-        assert time.monotonic() < deadline, f"trains: {trains}, but {wrong}"
-        time.sleep(0.2)
+
+    until(lambda: not wrong(), lambda: f"trains: {trains}, but {wrong()}", WAIT_S, LOOK_S)
 
 
 def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
@@ -115,10 +113,12 @@ def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: s
             unready = harness.directory(job_id) / UNREADY
             unready.touch()
             companion = site.start(settings, {job_id: [[0, 2, 32]]})
-            deadline = time.monotonic() + WAIT_S
-            while not (taken := [n for n, t in harness.tasks(job_id).items() if t.state == "RUNNING" and n]):
-                assert time.monotonic() < deadline, harness.companion_log(settings)
-                time.sleep(0.1)
+            taken = until(
+                lambda: [n for n, t in harness.tasks(job_id).items() if t.state == "RUNNING" and n],
+                lambda: harness.companion_log(settings),
+                WAIT_S,
+                0.1,
+            )
             harness.cluster.run(["scancel", f"{job_id}_{taken[0]}"])
             unready.unlink()
             # It is taken back, or another block comes in its place.
@@ -132,10 +132,13 @@ def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: s
             site.resize(settings, {job_id: [[0, 3, 32]]})
         if victim == "leader":
             assert any(isinstance(r, Bye) and r.reason == "moved" for r in harness.reports(job_id, 0))
-        deadline = time.monotonic() + WAIT_S
-        while (state := harness.tasks(job_id)[taken[0]].state) == "COMPLETING" and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-        assert state == "CANCELLED"
+        until(
+            lambda: harness.tasks(job_id)[taken[0]].state != "COMPLETING",
+            "the end of what was cancelled",
+            WAIT_S,
+            LOOK_S,
+        )
+        assert harness.tasks(job_id)[taken[0]].state == "CANCELLED"
         assert taken[0] not in harness.memberships(job_id)[-1].blocks
         with harness.store(settings) as store:
             assert not store.open_resizes()
@@ -151,18 +154,15 @@ def test_cancelling_the_job_leaves_nothing(site: Site) -> None:
     unit = site.unit
     settings = site.settings()
     companion = site.start(settings, {job_id: [[0, 3 * unit, 32]]})
-    deadline = time.monotonic() + WAIT_S
-    while sum(task.state == "RUNNING" for task in site.harness.tasks(job_id).values()) < 2:
-        assert time.monotonic() < deadline, site.harness.companion_log(settings)
-        time.sleep(0.1)
-    site.harness.cluster.run(["scancel", str(job_id)])
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        tasks = site.harness.tasks(job_id)
-        if all(task.state in ("CANCELLED", "COMPLETED") for task in tasks.values()):
-            break
-        assert time.monotonic() < deadline, tasks
-        time.sleep(0.3)
+    harness = site.harness
+    until(
+        lambda: sum(task.state == "RUNNING" for task in harness.tasks(job_id).values()) > 1,
+        lambda: harness.companion_log(settings),
+        WAIT_S,
+        0.1,
+    )
+    harness.cluster.run(["scancel", str(job_id)])
+    harness.ended(job_id)
     site.harness.resize_ended(settings, job_id)
     time.sleep(2)
     assert all(task.state in ("CANCELLED", "COMPLETED") for task in site.harness.tasks(job_id).values())

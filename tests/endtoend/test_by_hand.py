@@ -43,6 +43,7 @@ def test_an_owner_resizes_pins_and_releases_a_job(harness: Harness) -> None:
     assert harness.job(plain).comment == "none of ours"
 
 
+@pytest.mark.nightly
 def test_an_owner_rehearses_a_restart_and_asks_for_the_wait(harness: Harness) -> None:
     """Without a companion. The job goes on from its checkpoint at its size, and the bill adds up."""
     job_id = harness.light("--comment=ones: gpus=1-8 batch=16-64")

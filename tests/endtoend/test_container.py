@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from ones_wrapper.protocol import Checkpoint, Hello
 from tests.endtoend.harness import LOOK_S, Harness
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
@@ -36,7 +35,4 @@ def test_ranks_in_containers(harness: Harness) -> None:
     harness.cluster.run(["scancel", str(job_id)], user="alice")
     harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     # What was killed takes a moment to be gone.
-    deadline = time.monotonic() + 20
-    while ranks(harness):
-        assert time.monotonic() < deadline, harness.log(job_id)
-        time.sleep(LOOK_S)
+    until(lambda: not ranks(harness), lambda: harness.log(job_id), 20.0, LOOK_S)

@@ -10,7 +10,7 @@ from slurm_ones.act.transitions import NEEDS_COMPANION, State
 from tests.db.make import actions
 from tests.endtoend.harness import HELD, Harness
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 RUN = ("slurm-ones", "run", "--own", "--act", "--ticks", "1", "--config")
 TICKED = "elastic jobs run"
@@ -47,7 +47,6 @@ def test_runs_of_one_tick_carry_a_resize_through(harness: Harness) -> None:
     assert resizes[0].state == State.DONE, resizes
 
 
-@pytest.mark.nightly
 def test_blocks_join_and_runs_do_not_overlap(harness: Harness) -> None:
     """Blocks join between two runs; of two runs at a time one leaves at once, and neither harms the other."""
     job_id = harness.blocks()

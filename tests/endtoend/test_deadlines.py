@@ -11,6 +11,7 @@ from tests.endtoend.test_limits import gpus
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.nightly
 def test_a_deadline_is_promised_and_served_or_refused(harness: Harness) -> None:
     """All GPUs are taken. A job that would end too late on its one is promised its deadline, and another one shrinks
     for it; a job that has too much to do is refused, and trains on. A companion that starts anew keeps the promise."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,10 +180,7 @@ def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batc
     settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
     harness.carry_out(settings, {job_id: [[0, 2, 2 * batch], [0, 1, batch]]}, 240.0)
     (folder / "hurry").touch()
-    deadline = time.monotonic() + 120
-    while any(task.state in ("RUNNING", "PENDING", "COMPLETING") for task in harness.tasks(job_id).values()):
-        assert time.monotonic() < deadline, harness.log(job_id)[-6000:]
-        time.sleep(0.5)
+    harness.ended(job_id)
     assert {task.state for task in harness.tasks(job_id).values()} <= {"COMPLETED", "CANCELLED"}
     told = harness.memberships(job_id)
     assert [(m.world, m.batch) for m in told] == [(1, batch), (2, 2 * batch), (1, batch)], harness.log(job_id)[-6000:]

@@ -32,6 +32,7 @@ def blocked(harness: Harness) -> list[int]:
     return blockers
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
     """Of six jobs the first trains the others; one is cancelled on the way; each of the rest ends by itself with its

@@ -12,7 +12,7 @@ from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.harness import Harness
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 PACE = {"LIGHT_FAST": "t2,t3", "LIGHT_STEP_S": "0.08", "LIGHT_EPOCHS": "2000"}
 """About half an hour on the slower type."""
@@ -29,7 +29,6 @@ def harness(kinds: Cluster) -> Iterator[Harness]:
     harness.clear()
 
 
-@pytest.mark.nightly
 def test_a_job_moves_to_the_faster_kind(harness: Harness) -> None:
     """Its owner allows both, and the site has guessed that one is faster. Jobs whose owners do not stay, one that asked
     for no type too; `why` names the kind, and what was measured is stored with it."""

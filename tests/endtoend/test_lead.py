@@ -17,6 +17,7 @@ from slurm_ones.act.transitions import State
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.test_move import shown
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 TICK_S = 2.0
@@ -40,10 +41,8 @@ class Companion:
         return self._log.read_text()
 
     def says(self, what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while what not in self.words:
-            assert time.monotonic() < deadline and self._process.poll() is None, self.words
-            time.sleep(0.05)
+        until(lambda: what in self.words or self._process.poll() is not None, lambda: self.words, WAIT_S, 0.05)
+        assert what in self.words, self.words
 
     def send(self, number: signal.Signals) -> None:
         """To the companion itself, not to what brings it into the cluster."""
@@ -107,9 +106,12 @@ def test_a_leader_that_is_paused_holding_a_job(harness: Harness, server: Server)
             other.says("leads, in term 2")
             harness.wait(job_id, lambda job: job.running and not job.held, "running again")
             took = time.monotonic() - stopped
-            while store.resizes(job_id)[-1].id == resize.id and store.resizes(job_id)[-1].ended is None:
-                assert time.monotonic() < stopped + WAIT_S, other.words
-                time.sleep(0.1)
+            until(
+                lambda: store.resizes(job_id)[-1].id != resize.id or store.resizes(job_id)[-1].ended is not None,
+                lambda: other.words,
+                WAIT_S,
+                0.1,
+            )
             (finished,) = [r for r in store.resizes(job_id) if r.id == resize.id]
             ticks = one.words.count("elastic jobs run")
             restarts = harness.job(job_id).restart
@@ -134,9 +136,6 @@ def test_a_leader_that_is_paused_holding_a_job(harness: Harness, server: Server)
         other.send(signal.SIGKILL)
         one.says("leads, in term 3")
         ticks = one.words.count("elastic jobs run")
-        deadline = time.monotonic() + WAIT_S
-        while one.words.count("elastic jobs run") < ticks + 2:
-            assert time.monotonic() < deadline, one.words
-            time.sleep(0.1)
+        until(lambda: one.words.count("elastic jobs run") >= ticks + 2, lambda: one.words, WAIT_S, 0.1)
         assert not harness.job(job_id).admin_held
     print(f"the job ran again {took / TICK_S:.1f} ticks after its companion was stopped")

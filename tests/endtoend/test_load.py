@@ -12,7 +12,7 @@ from tests.endtoend.harness import Harness
 pytestmark = pytest.mark.cluster
 HELD = "for i in $(seq {count}); do sbatch --hold {options} --output=/dev/null --wrap 'sleep 60' >/dev/null; done"
 ELASTIC = "--nodes=1 --gres=gpu:1 --requeue --comment='ones: gpus=1-4'"
-SHORT, LONG = (6, 4), (120, 80)
+SHORT, LONG = (6, 4), (40, 30)
 """Held jobs that opted in, and others."""
 
 

@@ -34,6 +34,7 @@ def _elsewhere(query: Query) -> bool:
     return 'way="blocks"' in query.expr or query.panel == "Resizes without effect"
 
 
+@pytest.mark.nightly
 def test_the_dashboard_over_a_real_slurm(harness: Harness, scraping: Prometheus) -> None:
     """Protects an operator's dashboard: every panel shows something, Slurm's own figures beside ours, by account."""
     pytest.importorskip("prometheus_client")

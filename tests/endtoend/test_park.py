@@ -58,6 +58,7 @@ def test_slurm_22_05_parks_too(old_harness: Harness) -> None:
     check_parked_and_started(old_harness)
 
 
+@pytest.mark.nightly
 def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harness) -> None:
     """And one whose companion is stopped starts at once."""
     dead, stopped = harness.light(), harness.light()

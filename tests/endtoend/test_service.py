@@ -18,10 +18,11 @@ from tests.cluster.sites import OPERATOR
 from tests.conftest import served
 from tests.db.make import actions
 from tests.db.server import Server
-from tests.endtoend.harness import TICK_S, WAIT_S, Harness
+from tests.endtoend.harness import LOOK_S, TICK_S, WAIT_S, Harness
 from tests.endtoend.test_move import shown
 from tests.endtoend.test_people import resized
 from tests.endtoend.unit import WATCHDOG_S, Unit
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 TICKED = "elastic jobs run on"
@@ -49,10 +50,12 @@ def status(harness: Harness, settings: str, **env: str) -> tuple[int, dict[str, 
 def well(harness: Harness, settings: str, unit: Unit) -> dict[str, object]:
     """What it says, once it says that all is well: with ticks as quick as a test's, one that is slow counts as
     missing."""
-    deadline = time.monotonic() + WAIT_S
-    while (told := status(harness, settings))[0] != 0:
-        assert time.monotonic() < deadline, (told, unit.log())
-    return told[1]
+
+    def told() -> dict[str, object] | None:
+        code, words = status(harness, settings)
+        return words if code == 0 else None
+
+    return until(told, lambda: (status(harness, settings), unit.log()), WAIT_S, LOOK_S)
 
 
 def pid(harness: Harness, settings: str) -> str:
@@ -128,6 +131,7 @@ def test_the_service_from_its_start_to_its_end(harness: Harness, spool: str) -> 
     unit.close()
 
 
+@pytest.mark.nightly
 def test_a_service_that_hangs_is_killed_and_started_again(harness: Harness, spool: str) -> None:
     """A loop that stands still feeds nobody; what systemd then does ends in a companion that goes on."""
     job_id = harness.light(ONES_SPOOL=spool)
@@ -249,6 +253,7 @@ def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server
     unit.close()
 
 
+@pytest.mark.nightly
 def test_a_rate_limit_is_waited_for(harness: Harness, spool: str) -> None:
     """Slurm's commands wait where slurmctld limits them, so a tick is slow, or is given up at timeout_s and tried again
     later; it neither ends the companion nor passes for an empty queue."""

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.cluster
 FAST = "n2,n3,n4"
 
 
+@pytest.mark.nightly
 def test_a_slow_node_is_noticed_and_named(harness: Harness) -> None:
     """Three jobs on it and one elsewhere show it; `status` and `why` name it."""
 

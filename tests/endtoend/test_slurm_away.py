@@ -10,6 +10,7 @@ from ones_wrapper.protocol import Throughput
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import LOOK_S, Harness
 from tests.endtoend.light import SPEC, STEPS
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 AWAY_S = 150.0
@@ -35,10 +36,12 @@ def status(harness: Harness, settings: str) -> tuple[int, str]:
 
 
 def healthy(harness: Harness, settings: str) -> None:
-    deadline = time.monotonic() + BACK_S
-    while (found := status(harness, settings))[0] != 0:
-        assert time.monotonic() < deadline, found[1] + harness.companion_log(settings)[-4000:]
-        time.sleep(LOOK_S)
+    until(
+        lambda: status(harness, settings)[0] == 0,
+        lambda: status(harness, settings)[1] + harness.companion_log(settings)[-4000:],
+        BACK_S,
+        LOOK_S,
+    )
 
 
 def test_training_goes_on_without_slurm(harness: Harness) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from slurm_ones.config import view_name
 from tests.cluster.sites import OPERATOR, USERS
 from tests.endtoend.harness import Harness
 from tests.endtoend.unit import Unit
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -56,11 +56,8 @@ def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
         assert {job["user"] for job in jobs} <= {user, *([] if user != OPERATOR else ("alice", "bob"))}
         return [job for job in jobs if job["job_id"] >= mine]
 
-    deadline = time.monotonic() + 30
-    while not (jobs := seen("alice")) or not jobs[0]["batch"]:
-        assert time.monotonic() < deadline, (jobs, unit.log())
-        time.sleep(0.5)
-    assert [job["job_id"] for job in jobs] == [mine] and [job["job_id"] for job in seen("bob")] == [bobs]
+    until(lambda: any(job["batch"] for job in seen("alice")), unit.log, 30.0, 0.5)
+    assert [job["job_id"] for job in seen("alice")] == [mine] and [job["job_id"] for job in seen("bob")] == [bobs]
     assert f"job {mine} " in call("alice", "why", str(mine)).stdout
     refused = call("bob", "why", str(mine))
     assert refused.returncode == 2 and "it belongs to alice, and is not yours to see" in refused.stderr

@@ -13,8 +13,9 @@ from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Hello, Order, encode
 from slurm_ones.slurm.model import JobState
 from tests.cluster import ClusterError
 from tests.cluster.sites import OPERATOR
-from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
+from tests.endtoend.harness import FOR_EVER, LOOK_S, TRAIN, Harness
 from tests.endtoend.test_people import outcomes, resized
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -47,10 +48,7 @@ def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
     begun = "until grep -q throughput ones-$SLURM_JOB_ID/reports-0.jsonl; do sleep 0.2; done 2>/dev/null"
     twice = submit(harness, f"ones-run {train} &\n{begun}\nones-run {train}\necho second=$?\nwait", gpus=1)
     harness.trains(torchrun, plain, misses, twice)
-    deadline = time.monotonic() + 60
-    while "second=" not in harness.log(twice):
-        assert time.monotonic() < deadline, harness.log(twice)
-        time.sleep(0.2)
+    until(lambda: "second=" in harness.log(twice), lambda: harness.log(twice), look_s=0.2)
     settings = harness.settings()
     with harness.running(settings, "--act", "--own"):
         harness.ticks(settings, 5)
@@ -120,9 +118,7 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
             told += _refusal(harness, settings, job_id, user)
         return told
 
-    deadline = time.monotonic() + 60
-    while not ("yields" in (told := words()) or "newer order" in told):
-        assert time.monotonic() < deadline, told
+    until(lambda: any(word in words() for word in ("yields", "newer order")), words, look_s=LOOK_S)
     for settings in (own, site):
         harness.stay(settings).unlink()
     for process in both:
@@ -139,10 +135,11 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
         harness.ticks(site, 2)
         assert (spool / SPOOL_MARK).exists()
         again = harness.scripted(own, {job_id: [[1, 1, 16]]})
-        deadline = time.monotonic() + 60
-        while f"(of {operator}) acts on it" not in _refusal(harness, own, job_id):
-            assert time.monotonic() < deadline, harness.companion_log(own)
-            time.sleep(0.3)
+        until(
+            lambda: f"(of {operator}) acts on it" in _refusal(harness, own, job_id),
+            lambda: harness.companion_log(own),
+            look_s=LOOK_S,
+        )
         again.terminate()
         again.wait(60)
     assert not (spool / SPOOL_MARK).exists()

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.cluster import paths
 from tests.endtoend.harness import WAIT_S, Harness
+from tests.waiting import until
 
 UNIT = paths.REPOSITORY / "slurm_ones/service/units/slurm-ones.service"
 WATCHDOG_S = 8.0
@@ -76,11 +77,12 @@ class Unit:
 
     def until(self, holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
         """Wait until that holds."""
-        deadline = time.monotonic() + timeout_s
-        while not holds():
+
+        def missing() -> str:
             alive = self.process is None or self.process.poll() is None
-            assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what} (runs: {alive}): {self.log()}"
-            time.sleep(0.1)
+            return f"{what} (runs: {alive}): {self.log()}"
+
+        until(holds, missing, timeout_s, 0.1)
 
     def log(self) -> str:
         """What it has written."""

@@ -27,6 +27,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.simulate.world import USER
+from tests.db.statements import shared_statements
 from tests.faults import invariants
 from tests.faults.client import DOWN_S, Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
@@ -38,7 +39,7 @@ from tests.faults.kinds import ON_HOST, FaultKind
 from tests.faults.plan import GUEST, FaultPlan
 from tests.faults.random_policy import QuietPolicy, RandomPolicy
 from tests.faults.safety import BlockSafety, FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
-from tests.faults.store import FaultyStore, empty_database, shared_statements
+from tests.faults.store import FaultyStore, empty_database
 
 QUIET_TICKS = 2
 """Ticks in which nothing is to be done any more, before the companion is stopped."""

@@ -9,38 +9,15 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
+from sqlalchemy import Connection
 
-from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
+from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate
 from ones_db.reasons import Reason
 from slurm_ones.simulate.run import fast_directory
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.safety import SafetyChecker
-
-
-@cache
-def _kept() -> tuple[Dialect, dict[Any, Any]]:
-    """SQLite as SQLAlchemy speaks to it, and the statements compiled so far."""
-    engine = create_engine("sqlite://")
-    with engine.connect():  # it learns of SQLite's version
-        return engine.dialect, {}
-
-
-@contextmanager
-def shared_statements() -> Iterator[None]:
-    """While it lasts, all databases that are opened share the statements that SQLAlchemy has compiled: for companions
-    that live for minutes, compiling them anew would be a quarter of a run's time."""
-
-    def make(url: str, *, creator: Any, poolclass: Any, execution_options: dict[str, Any]) -> Engine:
-        dialect, statements = _kept()
-        options = {**execution_options, "compiled_cache": statements}
-        return Engine(poolclass(creator), dialect, make_url(url), execution_options=options)
-
-    with mock.patch.object(sqlite, "create_engine", make):
-        yield
 
 
 class FaultyStore(Store):

@@ -230,12 +230,14 @@ class TestWrapper:
             "or load your site's module\n"
         )
 
+    @pytest.mark.nightly
     def test_every_module_works_with_torch_alone(self, training: Environment) -> None:
         """Nothing of the companion's is imported anywhere; mpi4py is an extra, and frameworks are their users' own."""
         assert training.lacks(*self.FOREIGN)
         loaded = training.python(IMPORT_ALL, "ones_wrapper", *self.EXTRAS).split()
         assert "torch" in loaded
 
+    @pytest.mark.nightly
     def test_two_processes_train(self, training: Environment) -> None:
         """Two ranks by ones-run, with what `pip install 'ones-wrapper[torch]'` brings."""
         script = training.folder / "train.py"

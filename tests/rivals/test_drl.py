@@ -42,7 +42,6 @@ from slurm_ones.rivals.drl import (
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, cluster, job, rounds
 from slurm_ones.testing.rounds import Round as Situation
-from tests.marks import nightly
 
 
 def queue() -> list[JobView]:
@@ -71,7 +70,8 @@ class TestWeights:
         assert trained.curve.shape[1] == 3
         assert trained.curve[:, 2].min() < 0.95 < trained.curve[0, 2]
 
-    @pytest.mark.parametrize("number", [100, nightly(101)])
+    @pytest.mark.nightly
+    @pytest.mark.parametrize("number", [100, 101])
     def test_they_beat_equal_shares(self, number: int) -> None:
         """On a workload of each mix that neither the training nor the choice among networks has met."""
         assert trained_jct(number) < mean_jct(EqualShare(), kept_task("test", number))

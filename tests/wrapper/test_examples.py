@@ -58,6 +58,7 @@ def test_an_example_on_two_ranks(
     assert run.of(Bye)[-1].reason == "finished"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="no MPI here")
 def test_mpi_on_two_ranks(tmp_path: Path) -> None:
     """Protects the way of CPU nodes: a real MPI starts the ranks and carries the gradients; another size goes on."""

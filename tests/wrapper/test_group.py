@@ -55,12 +55,14 @@ def test_contract_over_torch(ranks: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_contract_over_mpi() -> None:
     done = under_mpi("-m", "tests.wrapper.test_group")
     assert (done.returncode, done.stdout) == (0, "kept\n" * RANKS), done.stderr
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_contract_on_one_rank() -> None:
     """Without a launcher: a single process, as the first try of a script is."""
     done = subprocess.run(

@@ -25,6 +25,7 @@ from ones_wrapper.data.feed import Feed, clamp_batch, permutation
 from ones_wrapper.kept_files import KeptFiles
 from ones_wrapper.protocol import Batch, First, Order, decode_spec
 from ones_wrapper.run_id import run_id
+from tests.marks import nightly
 from tests.wrapper.runs import Run, samples_used, write_order
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def test_a_name_for_all_runs(tmp_path: Path) -> None:
 # -- modules in place of scripts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pack.inner.train", "pack"])
+@pytest.mark.parametrize("name", ["pack.inner.train", nightly("pack")])
 def test_a_module_runs_as_by_python(tmp_path: Path, name: str) -> None:
     """Protects `ones-run -m`: arguments, search path, package and main module are those of `python -m`."""
     inner = tmp_path / "pack/inner"

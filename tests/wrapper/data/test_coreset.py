@@ -180,8 +180,8 @@ OLD_PROCESSOR = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "S
 def among_alike() -> list[str]:
     """What is chosen of rows of which many are equal."""
     random = np.random.default_rng(0)
-    rows = 1000 + random.integers(0, 99, (700, 40)) / 7
-    found = chosen_of(np.concatenate([rows, rows[:300]]), np.zeros(1000, np.int64), 200, Alone(), 256)
+    rows = 1000 + random.integers(0, 99, (350, 40)) / 7
+    found = chosen_of(np.concatenate([rows, rows[:150]]), np.zeros(500, np.int64), 100, Alone(), 128)
     return [one.tobytes().hex() for one in found]
 
 

@@ -314,7 +314,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize(("check", "ranks"), [("everything", 3), nightly("gradients", 1)])
+@pytest.mark.parametrize(("check", "ranks"), [("everything", 2), nightly("everything", 3), nightly("gradients", 1)])
 def test_exchange(check: str, ranks: int) -> None:
     done = under_mpi("-m", "tests.wrapper.gradients.test_mpi_exchange", check, ranks=ranks)
     assert (done.returncode, done.stdout) == (0, "holds\n" * ranks), done.stderr
@@ -327,6 +327,7 @@ def test_a_failing_rank_brings_down_the_others() -> None:
     assert "holds" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_ranks_that_all_end_are_left_in_peace() -> None:
     """Protects the goodbye of rank 0, and the exit code, at a stop that all agreed on."""
     done = under_mpi("-m", "tests.wrapper.gradients.test_mpi_exchange", "all-end", ranks=2)
@@ -334,6 +335,7 @@ def test_ranks_that_all_end_are_left_in_peace() -> None:
     assert "abort" not in done.stderr.lower()
 
 
+@pytest.mark.nightly
 def test_a_rank_alone_says_so() -> None:
     """As where mpi4py's MPI is not the launcher's: each rank would train the whole batch, and write the same files."""
     done = subprocess.run(

@@ -461,6 +461,7 @@ exit $code
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
     """Protects blocks of several nodes: their launchers start the ranks again each by itself, and the ranks find each
     other; where one node's rank was killed instead, the whole block starts again by `ones-run`."""

@@ -161,6 +161,7 @@ def test_ranks_know_their_place(tmp_path: Path, start: Callable[..., subprocess.
 
 
 @needs_mpirun
+@pytest.mark.nightly
 def test_killed_mpi_rank_starts_again(tmp_path: Path) -> None:
     """Protects MPI jobs from one bad moment: a killed rank leaves no word, and mpirun has codes of its own."""
     done = run(tmp_path, "--ranks-per-node=2", "--backend=mpi", "script.py", "killed")
@@ -192,7 +193,8 @@ raise SystemExit(143)
 
 @needs_mpirun
 @pytest.mark.parametrize(
-    ("launcher", "backend"), [("mpirun", "mpi"), ("ibrun", "gloo"), nightly("mpirun", "gloo"), nightly("ibrun", "mpi")]
+    ("launcher", "backend"),
+    [("mpirun", "mpi"), nightly("ibrun", "gloo"), nightly("mpirun", "gloo"), nightly("ibrun", "mpi")],
 )
 def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, backend: str) -> None:
     """Protects the checkpoint at a stop: each launcher hands on another signal, dies of a third, and ibrun is a

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import nightly
+
 pytestmark = pytest.mark.slow
 
 SRUN = """#!/bin/sh
@@ -62,7 +64,7 @@ def test_the_scripts_code_and_not_sruns(tmp_path: Path) -> None:
     assert not list((tmp_path / "ones-7").glob(".exit*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, nightly(signal.SIGUSR2)])
 def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals) -> None:
     """Protects the checkpoint at a stop: srun must not get the SIGTERM that makes it kill the ranks."""
     script = (

@@ -1,6 +1,6 @@
 """Blocks as users start them, each by an `ones-run` of its own: what dies comes back, and what has ended stays ended.
 
-The other tests of this folder fork node launchers; here `ones-run` is part of it, and of one test its imports.
+The other tests of this folder fork node launchers; here `ones-run` is part of it, and by night its imports.
 """
 
 from __future__ import annotations
@@ -133,12 +133,16 @@ def two(job: LaunchedJob) -> tuple[LaunchedBlock, LaunchedBlock, Membership]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leader", [nightly(False), True], ids=["member", "leader"])
-def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool) -> None:
+@pytest.mark.parametrize(
+    ("leader", "forked"),
+    [(True, True), nightly(True, False), nightly(False, True)],
+    ids=["leader", "command", "member"],
+)
+def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool, forked: bool) -> None:
     """Protects the size that the companion gave: the block whose rank was killed joins again by itself, without a
     requeue, and only it counts the failure; the other goes on meanwhile, with the same `ones-run` and node launcher.
     At the end what waits is cancelled, once."""
-    job.forked = not leader
+    job.forked = forked
     first, second, whole = two(job)
     victim, other = (first, second) if leader else (second, first)
     launcher = other.launchers()
