@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# It imports its parts when they are first used: all of them would take half a second of each command.
 import scipy
 
 from ones_db.reasons import Reason
