@@ -103,6 +103,7 @@ class TestJobs:
         assert "1x4" in done.stdout
         assert "job 8: it was submitted with task counts" in done.stdout
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("width", [200, 80, 60, 40])
     def test_the_jobs_number_is_there_at_any_width(self, filled: str, width: int) -> None:
         """Protects the one thing by which all commands name a job: on a terminal other columns give way, whole."""
@@ -195,6 +196,7 @@ class TestWhy:
         (found,) = printed("jobs", "7", "--json", "--database", filled)
         assert (found["passes"], found["local_batch"], found["nonfinite"], found["attempts"]) == (2, 32, 12, 2)
 
+    @pytest.mark.slow
     def test_a_script_that_tells_no_samples(self, filled: str) -> None:
         """Its steps are told, and nothing that would be made up."""
         with Store.open(filled, "gres") as store:
@@ -213,6 +215,7 @@ class TestWhy:
             report(store, 11, 0, hello=again, steps=replace(steps, number=6, time=5010.0), offset=180, number=6)
         assert "optimizer steps" not in call("why", "11", "--database", filled).stdout
 
+    @pytest.mark.slow
     def test_a_job_of_blocks(self, filled: str) -> None:
         """One job: who trains, where, how that came and what it cost. Its blocks' own names answer for it."""
         with Store.open(filled, "gres") as store:
@@ -254,6 +257,7 @@ class TestSettings:
 class TestWithoutSlurm:
     """A machine that has none, with real processes."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", [("run",), nightly(("run", "--act", "--own")), ("doctor",)])
     def test_it_is_said_in_a_line(self, tmp_path: Path, command: tuple[str, ...]) -> None:
         """What is missing and where to go, exit code 2, no database left behind."""

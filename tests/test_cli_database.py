@@ -167,6 +167,7 @@ def test_why_tells_what_was_weighed(empty_url: str) -> None:
     assert "weighed: 1x4/256 (3.5), waiting (0.25)" in call("why", "7", "--database", url).stdout
 
 
+@pytest.mark.slow
 def test_slow_nodes_are_named(empty_url: str, tmp_path: Path) -> None:
     """Protects who asks why a job is slow: two owners' jobs ran on the node and elsewhere, one of them runs there
     still, and a third job runs on other nodes."""

@@ -104,6 +104,7 @@ def test_the_time_left_follows_from_epochs_and_throughput(filled: str) -> None:
     assert left_s(one) == pytest.approx((SPEC.epochs * SPEC.dataset - done) / one.samples_per_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -174,6 +175,7 @@ async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
         await pilot.pause(0.02)
 
 
+@pytest.mark.slow
 def test_the_window(filled: str) -> None:
     """Protects the keys: each shows what it says, of the job under the cursor, and a look keeps the cursor there."""
 

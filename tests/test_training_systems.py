@@ -11,6 +11,7 @@ import pytest
 from benchmarks import systems, training_systems
 
 
+@pytest.mark.slow
 def test_systems_are_measured_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def interrupted(
         return world.events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "road"),
     [(Crash, road) for road in ROADS] + [(Unreachable, road) for road in ROADS if road.name in ("grow", "replace")],
@@ -123,6 +124,7 @@ HAPPENINGS = st.dictionaries(st.integers(0, 60), st.sampled_from(sorted(ACTIONS)
 CHANGES = st.sampled_from([({2: TWO}, ()), ({}, (1,)), ({2: ONE}, (1,)), ({2: FOUR}, (0, 1)), ({2: ONE, 3: ONE}, ())])
 
 
+@pytest.mark.slow
 @settings(phases=[Phase.generate])
 @given(change=CHANGES, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 def test_whatever_happens(

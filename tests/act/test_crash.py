@@ -159,6 +159,7 @@ def test_a_road_that_nothing_interrupts(store: Store, tmp_path: Path, road: Road
         assert not road.begin_s or world.job.begin_time == begin_time, "its owner's"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", ROADS, ids=lambda road: road.name)
 @pytest.mark.parametrize("kind", [Crash, Unreachable])
 def test_an_interruption_between_any_two_steps(
@@ -185,6 +186,7 @@ def test_an_interruption_between_any_two_steps(
     assert interrupted == number_of_steps or kind is Unreachable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [5, 45, 55, 70, 1000])
 @pytest.mark.parametrize(
     "road", [road for road in ROADS if road.name in ("there", "parked")], ids=lambda road: road.name

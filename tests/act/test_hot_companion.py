@@ -15,6 +15,7 @@ from tests.simulate.harness import RandomFaults
 from tests.simulate.test_engine import with_changing_policy, workload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [

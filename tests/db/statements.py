@@ -1,5 +1,5 @@
-"""Statements that SQLAlchemy compiles once a process: databases of tests live for a second, and to compile theirs
-again would be a quarter of the time."""
+"""Statements that SQLAlchemy compiles once a process, and what it asks of a PostgreSQL that it does not know: databases
+of tests live for a second, and to do it again for each would be a third of the time."""
 
 from __future__ import annotations
 
@@ -9,27 +9,39 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-from sqlalchemy import Dialect, Engine, create_engine, make_url
+from sqlalchemy import URL, Dialect, Engine, create_engine, event, make_url
 
-from ones_db import sqlite
+from ones_db import postgres, sqlite
+
+_STATEMENTS: dict[Any, Any] = {}
+_SERVERS: list[Dialect] = []
+"""PostgreSQL as SQLAlchemy speaks to it, once it has met one. Those of the tests are of one version."""
 
 
 @cache
-def _kept() -> tuple[Dialect, dict[Any, Any]]:
-    """SQLite as SQLAlchemy speaks to it, and the statements compiled so far."""
+def _file() -> Dialect:
     engine = create_engine("sqlite://")
     with engine.connect():  # it learns of SQLite's version
-        return engine.dialect, {}
+        return engine.dialect
+
+
+def _sqlite(url: str, *, creator: Any, poolclass: Any, execution_options: dict[str, Any]) -> Engine:
+    options = {**execution_options, "compiled_cache": _STATEMENTS}
+    return Engine(poolclass(creator), _file(), make_url(url), execution_options=options)
+
+
+def _postgresql(url: URL, *, execution_options: dict[str, Any], **more: Any) -> Engine:
+    options = {**execution_options, "compiled_cache": _STATEMENTS}
+    engine = create_engine(url, execution_options=options, _initialize=not _SERVERS, **more)
+    if _SERVERS:
+        engine.dialect = engine.pool._dialect = _SERVERS[0]
+    else:
+        event.listen(engine, "connect", lambda *met: _SERVERS.append(engine.dialect), once=True)
+    return engine
 
 
 @contextmanager
 def shared_statements() -> Iterator[None]:
-    """While it lasts, all files that are opened share them."""
-
-    def make(url: str, *, creator: Any, poolclass: Any, execution_options: dict[str, Any]) -> Engine:
-        dialect, statements = _kept()
-        options = {**execution_options, "compiled_cache": statements}
-        return Engine(poolclass(creator), dialect, make_url(url), execution_options=options)
-
-    with mock.patch.object(sqlite, "create_engine", make):
+    """While it lasts, all databases that are opened share them."""
+    with mock.patch.object(sqlite, "create_engine", _sqlite), mock.patch.object(postgres, "create_engine", _postgresql):
         yield

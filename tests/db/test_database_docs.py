@@ -38,6 +38,7 @@ def test_every_view_has_an_example() -> None:
         assert any(command.startswith(f"db query {name} ") or command == f"db query {name}" for command in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs_and_prints_the_columns_shown(
     sqlite_url: str, command: str, monkeypatch: pytest.MonkeyPatch

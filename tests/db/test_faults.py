@@ -216,6 +216,7 @@ print("as it should be")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not may_unshare(), reason="needs root that may mount a small disk")
 def test_a_files_full_disk(tmp_path: os.PathLike[str]) -> None:
     """Protects the same on SQLite."""

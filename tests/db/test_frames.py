@@ -30,6 +30,7 @@ def test_every_view_is_a_method_that_says_what_it_tells() -> None:
         assert inspect.getdoc(method) and list(inspect.signature(method).parameters) == ["self", "where"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("full", [False, True])
 def test_types_do_not_hang_on_the_rows(store: Store, url: str, name: str, full: bool) -> None:
@@ -75,6 +76,7 @@ def test_without_pandas(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Non
         ones_db.connect(sqlite_url)
 
 
+@pytest.mark.slow
 def test_the_example_draws_throughput_by_size(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the notebook that researchers copy: it runs as it is, and its picture is of the job it should be of."""
     with Store.open(sqlite_url, "gres") as store:

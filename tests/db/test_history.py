@@ -244,6 +244,7 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
     assert counts[0] == counts[1] <= 7
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
     """Protects from a memory that lies: after every write, by whichever process, a fresh store reads the same."""
     rng = random.Random(0)

@@ -122,6 +122,7 @@ def test_the_only_cluster_need_not_be_named(url: str, store: Store) -> None:
         Store.open(url, "")
 
 
+@pytest.mark.slow
 def test_thousands_of_jobs_in_one_call(store: Store) -> None:
     """Protects from databases that limit the parameters of a statement, on reading as on writing."""
     many = [job(number) for number in range(1, 33_001)]

@@ -80,6 +80,7 @@ def unmade(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     return server.url(server.fresh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_several_first_starts_make_one_database(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Protects those who start two companions, or a command beside one, where there is no database yet: each waits

@@ -28,6 +28,7 @@ from tests.db.server import Server
 DOCUMENT = (Path(__file__).parents[2] / "docs/database.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_user_gets_their_own_rows(url: str, tmp_path: Path) -> None:
     """Protects others' jobs, in every table and view and in the bytes of the file; all that is the user's is there."""
     fill(url)
@@ -89,6 +90,7 @@ def test_each_user_gets_a_file_that_is_theirs(sqlite_url: str, tmp_path: Path) -
         assert ask(f"sqlite:///{one.path}", "SELECT DISTINCT user_name FROM jobs") == [(one.user,)]
 
 
+@pytest.mark.slow
 def test_a_file_is_replaced_whole_or_not_at_all(sqlite_url: str, tmp_path: Path) -> None:
     """Protects the site's own database, and any other file, from being overwritten; and the last export."""
     fill(sqlite_url)
@@ -119,6 +121,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(sqlite_url: str, tmp_path: Path)
     assert path.read_bytes() == kept
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_leaves_the_old_file(sqlite_url: str, tmp_path: Path) -> None:
     """Protects the last export from one that ends in the middle, where only a hidden file may stay behind."""
     fill(sqlite_url)
@@ -167,6 +170,7 @@ EMPTY = {"accounting", "checkpoints", "rollups"}
 """Tables of which nothing is shown."""
 
 
+@pytest.mark.slow
 def test_a_view_has_the_users_rows_of_each_table(url: str, tmp_path: Path) -> None:
     """Protects `jobs` and `why` on PostgreSQL as on SQLite, and others' rows and texts."""
     fill(url)

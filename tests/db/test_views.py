@@ -120,6 +120,7 @@ def some(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
     return tuple(row[name] for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_columns_are_as_told(store: Store, url: str, name: str) -> None:
     """Protects documents and frames from a column that is not there or of another kind."""
@@ -227,6 +228,7 @@ SPAN = st.tuples(st.integers(0, 20 * 86_400_000), st.integers(0, 6 * 86_400_000)
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SPAN, min_size=1, max_size=6))
 def test_days_add_up_to_runs(store: Store, url: str, spans: list[tuple[float, float, int]]) -> None:

@@ -158,6 +158,7 @@ def test_nothing_outlives_a_demo_that_is_ended(started: Started, number: signal.
     assert started.gone(20.0)
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
     """The reaper ends what runs when its parent is killed, also what does not want to end."""
     code = (
@@ -189,6 +190,7 @@ def test_processes_end_with_their_context(tmp_path: Path) -> None:
     assert processes.poll(sleeps) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     """Protects the machine from a process that nobody knows of: the signal comes when it runs and is not yet noted."""

@@ -50,6 +50,7 @@ class Watched(Cluster):
         assert ended <= {id(job) for job in self.jobs if job.ended is not None and not job.gpus}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_elastic_jobs_end_sooner_and_none_is_lost(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it prints: the same jobs, all of them to their last sample, faster on average."""
@@ -81,6 +82,7 @@ def test_the_search_finds_the_best_schedule() -> None:
     assert list(decide(rates, np.array([0, 0]), np.random.default_rng(0))) == [1, GPUS - 1]
 
 
+@pytest.mark.slow
 def test_the_command() -> None:
     """As its first lines say."""
     done = subprocess.run(

@@ -35,6 +35,7 @@ def replayed() -> tuple[Result, Recording, str]:
     return result, recorders[0].recording, page(plan, result, recorders[0].recording)
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing(replayed: tuple[Result, Recording, str]) -> None:
     """Protects what a seed stands for: with a page it is the same run as without."""
     result, recording, _ = replayed

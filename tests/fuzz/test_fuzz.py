@@ -54,6 +54,7 @@ def test_an_input_follows_from_its_seed_and_number() -> None:
     assert len({input_of(seed, 0)[1] for seed in range(50)}) > 25
 
 
+@pytest.mark.slow
 def test_a_failure_is_one_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fuzzer that finds nothing because it sees nothing would say the same as one over sound readers."""
 

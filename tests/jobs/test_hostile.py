@@ -207,6 +207,7 @@ ODD: dict[str, tuple[Lay, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SPEC, REPORTS])
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_file(site: Site, kind: str, name: str) -> None:
@@ -261,6 +262,7 @@ def test_a_directory_that_is_none(site: Site, kind: str) -> None:
     assert ("ones-7" in site.note()) == (kind != "missing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work_dir",
     ["", ".", "work7", "../work7", "\0", "/x\0/y", "/\ud800", "/" + "x" * 300, "/x" * 4000, "/proc/self/cwd",
@@ -301,6 +303,7 @@ def test_a_million_lines_of_nothing(site: Site) -> None:
     assert piece.offset == MAX_LINES
 
 
+@pytest.mark.slow
 def test_a_job_fills_no_database(site: Site) -> None:
     """Of as many sound reports as it may write, a look takes so many and a run has so many, by Slurm's clock."""
     (site.folder / REPORTS).write_bytes(b"".join(line(n) for n in range(1, 30_001)))
@@ -373,6 +376,7 @@ def _swap(path: Path, ways: list[Callable[[Path], object]], stop: threading.Even
                 new.replace(path)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_while_it_is_read(site: Site) -> None:
     """File, link, FIFO and directory in turn, as fast as they come: only the job's own lines are ever believed."""
     path, secret = site.folder / REPORTS, victims(site)
@@ -401,6 +405,7 @@ def test_a_file_that_is_replaced_while_it_is_read(site: Site) -> None:
     assert seen <= {1000}
 
 
+@pytest.mark.slow
 @root_only
 def test_a_directory_that_is_swapped_while_it_is_read(site: Site) -> None:
     """By whoever owns a directory above it, between the job's own and the victim's: the open one is what counts."""

@@ -169,6 +169,7 @@ def test_a_huge_line_is_stepped_over(job: Job, write: Write) -> None:
     assert numbers(piece) == [1]
 
 
+@pytest.mark.slow
 def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
     """A long file takes several looks, each bounded, and no line is lost between them."""
     path = write(*(line(n) for n in range(1, 15_001)))

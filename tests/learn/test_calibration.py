@@ -58,6 +58,7 @@ def many(maker: Maker, seed: int = 0) -> list[FinishedJob]:
     return [maker(rng) for _ in range(120)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("maker", "error"), [(early, 0.4), (declared, 0.05), (mixed, 0.1), (erratic, 1.0)])
 def test_the_interval_of_80_percent_holds_the_truth_about_as_often(maker: Maker, error: float) -> None:
     """On jobs that finished later than those learned from, whether they stop early or train what they declared."""
@@ -66,6 +67,7 @@ def test_the_interval_of_80_percent_holds_the_truth_about_as_often(maker: Maker,
     assert found.error < error
 
 
+@pytest.mark.slow
 def test_intervals_are_no_wider_than_they_need_be() -> None:
     """An interval that always holds the truth is easy: where jobs train what they declare it is a point."""
     assert calibration(many(declared)).width < 0.1

@@ -47,6 +47,7 @@ def mixed_rounds(draw: st.DrawFn) -> Round:
 
 
 class TestContract:
+    @pytest.mark.slow
     @given(st.lists(mixed_rounds(), min_size=1, max_size=2), st.integers(0, 3))
     @pytest.mark.parametrize("name", ["ones", "sia", "gavel"])
     def test_schedules_can_be_had(self, name: str, history: list[Round], seed: int) -> None:

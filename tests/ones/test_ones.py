@@ -61,6 +61,7 @@ def test_the_order_in_which_jobs_are_named_does_not_matter(drawn: Round, dice: r
     assert (first.allocations, first.parked) == (second.allocations, second.parked)
 
 
+@pytest.mark.slow
 @given(rounds())
 def test_running_jobs_go_on(drawn: Round) -> None:
     """Nobody who trains is sent back to the queue, unless preemption is asked for."""

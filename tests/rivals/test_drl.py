@@ -165,6 +165,7 @@ class TestGradients:
                 value.append(float(weights @ moved.scores(features)) + void * moved.void(context))
             assert found[at] == pytest.approx((value[0] - value[1]) / 2e-5, abs=1e-6)
 
+    @pytest.mark.slow
     def test_of_the_actions(self) -> None:
         """Summed over many draws, the derivatives of the log probability vanish, as those of any distribution do, and
         those of one draw do not."""

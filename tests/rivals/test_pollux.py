@@ -130,6 +130,7 @@ def test_jobs_of_several_nodes_do_not_meet() -> None:
     assert dense(rows, 2).tolist() == [[2, 2], [0, 0]]
 
 
+@pytest.mark.slow
 @given(rounds(), seeds)
 def test_fitness_never_falls_over_generations(drawn: Round, seed: int) -> None:
     """The best candidate is never lost in a search, and what is in force is where it begins."""

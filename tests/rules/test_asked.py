@@ -63,6 +63,7 @@ def test_a_job_that_waits_starts_at_its_size_alone() -> None:
     assert (found.limits.gpus, found.fixed) == ((4,), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(rounds(uniform=True), st.data())
 def test_every_policy_decides_around_it(name: str, drawn: Round, data: st.DataObject) -> None:

@@ -69,6 +69,7 @@ def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None
         Companion(Settings(policy_options={"generation": 3}), Moody(), store)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_time_may_be_virtual(slurm: FakeSlurm, store: Store) -> None:
     """Hours of ticks pass in no time, by the clock that was given and through the stop alone."""
     stop, ticks = Passing(slurm, 7_200.0), []

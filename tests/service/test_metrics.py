@@ -247,6 +247,7 @@ def test_how_far_off_a_model_was() -> None:
     assert total is not None and total < 2000.0
 
 
+@pytest.mark.slow
 def test_names_are_text_and_few() -> None:
     """Protects a Prometheus from whoever names partitions and accounts: no line of its own, no series without end."""
     labels = Labels(partitions=3, pairs=5)

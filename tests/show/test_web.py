@@ -204,6 +204,7 @@ def test_many_jobs_are_drawn_to_the_end() -> None:
     assert "job 5 job5: 1 GPUs" in drawn and "job 990 job990: 1 GPUs" in drawn
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
     """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed; and whoever lets
     it choose its port: nobody else has it, and one that another has is refused with a sentence."""
@@ -246,6 +247,7 @@ def told(answer: http.client.HTTPResponse) -> bytes:
     return line
 
 
+@pytest.mark.slow
 def test_one_look_a_tick_for_a_hundred_viewers(serve: Serve) -> None:
     """Protects the database: each tick is read once, and each page made once, whatever the number of viewers."""
     page = serve()
@@ -335,6 +337,7 @@ def test_a_job_that_ended_long_ago_still_has_its_page(serve: Serve, monkeypatch:
     assert page.get("/jobs/30")[0] == 200 and "old-30" in page.get("/jobs/30")[2]
 
 
+@pytest.mark.slow
 def test_a_user_sees_their_own_last_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects users of a busy site: jobs of others that ended since do not push theirs out, at one look for each user
     and none at a tick, but where more have ended between two ticks than a look takes."""

@@ -89,6 +89,7 @@ def optimum(
     return best(0, (0.0,) * len(curves)) / len(curves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("works", "exponent", "submitted", "gpus"),
     [
@@ -107,6 +108,7 @@ def test_is_just_below_the_best_of_all_schedules(
     assert 0.9 * best <= found <= best + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("works", "exponent", "submitted", "there", "faster"),
     [
@@ -190,6 +192,7 @@ def works(draw: st.DrawFn) -> KindWork:
     return KindWork(curves, curve, submitted - submitted[0], there)
 
 
+@pytest.mark.slow
 @given(works(), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
 def test_no_schedule_drawn_at_random_beats_it(work: KindWork, weight: float, seed: int) -> None:
     weights = np.append(np.full(len(work.there) - 1, weight), 1.0)
@@ -233,6 +236,7 @@ def short(kind: str, jobs: int) -> Workload:
     return replace(found, submissions=tuple(sorted(kept, key=lambda s: s.time)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["philly", "ones-sc21", "strategies"])
 def test_no_policy_beats_it(kind: str) -> None:
     workload = short(kind, 6)
@@ -244,6 +248,7 @@ def test_no_policy_beats_it(kind: str) -> None:
         assert found.mean_jct_s <= np.mean([job.jct_s for job in outcome.jobs])
 
 
+@pytest.mark.slow
 def test_no_policy_beats_it_on_several_kinds() -> None:
     workload = short("philly", 6)
     # Only on both kinds is there room for it.
@@ -314,6 +319,7 @@ def test_a_rigid_job_may_hold_what_slurm_rounds_it_up_to() -> None:
     assert fluid_mean_jct_s(work, np.ones(1)) <= truth * 1.01
 
 
+@pytest.mark.slow
 def test_what_is_numerical_is_less_than_what_is_taken_off_for_it() -> None:
     workload, pools, one = short("philly", 5), [Pool.of(2, 4)], np.ones(1)
     coarse = work_of(workload, pools, PARTS).counted(one)
@@ -327,6 +333,7 @@ def test_what_is_numerical_is_less_than_what_is_taken_off_for_it() -> None:
     assert value(PARTS, MOMENTS) <= value(FINE_PARTS, FINE_MOMENTS) / SAFE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["2x4", "1x4:t4+1x4:a100"])
 def test_the_command_shows_and_writes_it(tmp_path: Path, cluster: str) -> None:
     path = tmp_path / "out.json"

@@ -22,6 +22,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
     return found.exit_code, found.stdout, found.stderr
 
 
+@pytest.mark.slow
 def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
     """A table on the terminal, all figures as JSON, and a page."""
     code, out, err = call(
@@ -77,6 +78,7 @@ def test_progress_where_there_is_no_terminal() -> None:
     assert written[1].endswith(", done")
 
 
+@pytest.mark.slow
 def test_the_companion_on_a_simulated_slurm(tmp_path: Path) -> None:
     """Without --idealized the same command drives the companion; every job ends."""
     path = tmp_path / "s.json"
@@ -160,6 +162,7 @@ def test_values_are_what_they_look_like() -> None:
             parse_resize_cost(cost)
 
 
+@pytest.mark.slow
 def test_hot_resizes_are_named_in_what_is_written(tmp_path: Path) -> None:
     """The file says how jobs were resized and at which costs; decisions come every 15 s unless it is said."""
     path = tmp_path / "hot.json"

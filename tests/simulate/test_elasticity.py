@@ -169,6 +169,7 @@ def small() -> ElasticityStudy:
     return studied(trace_of(*RIGID))
 
 
+@pytest.mark.slow
 def test_rigid_jobs_stay_as_they_were(small: ElasticityStudy) -> None:
     """Without elastic jobs the schedule is Slurm's alone, backfill included, and each job holds its GPUs for as long as
     it did, until its last process is gone a second later."""
@@ -249,6 +250,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
     return found.exit_code, found.stdout, found.stderr
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """One file to one page, progress on the way; a hostile name is text."""
     path, page, figures = tmp_path / "log.csv", tmp_path / "p.html", tmp_path / "f.json"
@@ -280,6 +282,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert {other: other.stat().st_mtime_ns for other in others} == times
 
 
+@pytest.mark.slow
 def test_what_a_kept_run_stands_for(small: ElasticityStudy, tmp_path: Path) -> None:
     """Protects a study from results of other jobs, another cluster, share or curves."""
     (tmp_path / "x.json").write_text("{}")

@@ -58,6 +58,7 @@ def with_changing_policy(work: Workload, faults: Faults | None = None, **other: 
     return run("fifo", {}, work, spec, faults=faults, **options)
 
 
+@pytest.mark.slow
 def test_a_whole_workload_in_the_order_of_its_submission() -> None:
     """Every job ends, starts once, holds what it asked for, and trains for as long as its application takes."""
     work = workload()
@@ -91,6 +92,7 @@ def test_every_job_resized_at_every_tick_does_its_exact_work() -> None:
     assert outcome.notes == ()
 
 
+@pytest.mark.slow
 def test_resizes_cost_what_they_are_said_to_cost() -> None:
     """From the last step to the next one; what the companion's looks add comes on top, some seconds."""
     for cost in (20.0, 60.0):
@@ -144,6 +146,7 @@ def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
     assert outcome.jobs != calm.jobs
 
 
+@pytest.mark.slow
 def test_rigid_jobs_are_never_touched() -> None:
     """They run at what they asked for, once, whatever the policy does to the others; and Slurm backfills."""
     work = workload(6, rigid=(1, 4))
@@ -154,6 +157,7 @@ def test_rigid_jobs_are_never_touched() -> None:
         assert not outcome.jobs[i].elastic
 
 
+@pytest.mark.slow
 def test_whole_nodes() -> None:
     """Where Slurm knows of no GPUs, jobs take nodes, and the companion counts their GPUs from its settings."""
     outcome = with_changing_policy(workload(4), spec=ClusterSpec(3, 4, whole_nodes=True))
@@ -233,6 +237,7 @@ def test_a_job_whose_size_is_no_part_of_a_node_runs() -> None:
     assert outcome.jobs[0].ended is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [Requeue(0.0), Hot(launch_s=0.0)])
 def test_a_job_on_a_slow_node_trains_at_its_pace(mechanism: Mechanism) -> None:
     """At half the speed the one GPU of the only node takes twice as long, but for the start."""
@@ -244,6 +249,7 @@ def test_a_job_on_a_slow_node_trains_at_its_pace(mechanism: Mechanism) -> None:
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_nodes", [False, True])
 def test_jobs_of_blocks_change_while_they_train(whole_nodes: bool) -> None:
     """All of them end, having been resized many times, and hardly a GPU stands still for it."""
@@ -260,6 +266,7 @@ def test_jobs_of_blocks_change_while_they_train(whole_nodes: bool) -> None:
     assert idle(hot) < 0.6 * idle(requeued)
 
 
+@pytest.mark.slow
 def test_nodes_that_fail_and_calls_that_get_no_answer() -> None:
     """Jobs of blocks come to their end on a cluster where much goes wrong."""
     outcome = with_changing_policy(
@@ -270,11 +277,13 @@ def test_nodes_that_fail_and_calls_that_get_no_answer() -> None:
     assert all(job.ended is not None for job in outcome.jobs)
 
 
+@pytest.mark.slow
 def test_blocks_that_slurm_requeues() -> None:
     outcome = with_changing_policy(workload(4), RandomFaults(preempt_mtbf_s=1500.0), mechanism=Hot())
     assert all(job.ended is not None for job in outcome.jobs)
 
 
+@pytest.mark.slow
 def test_a_promise_is_stored_and_kept_through_the_companion() -> None:
     """Protects the road of a deadline: comment, view, decision, database, outcome. One that cannot be met is refused,
     and that job runs to its end as well."""
@@ -332,12 +341,14 @@ def test_what_a_job_asked_for_is_not_given_to_others() -> None:
     assert waited(rigid) >= elastic.ended - AT
 
 
+@pytest.mark.slow
 def test_a_job_grows_within_its_share() -> None:
     """Alone on four GPUs, of which elastic jobs may grow into half."""
     elastic, _ = outcomes(1, share=0.5)
     assert elastic.gpu_s <= 2 * elastic.running_s
 
 
+@pytest.mark.slow
 def test_resizes_of_a_job_are_counted() -> None:
     """It is interrupted so often in its life and no more, though it would grow, shrink, and grow again."""
     assert outcomes(1)[0].resizes > 1

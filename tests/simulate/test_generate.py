@@ -56,6 +56,7 @@ def same(one: Workload, other: Workload) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXES)
 def test_a_seed_reproduces_everything_and_another_does_not(kind: str) -> None:
     """Studies are repeated from their seeds alone."""
@@ -63,6 +64,7 @@ def test_a_seed_reproduces_everything_and_another_does_not(kind: str) -> None:
     assert not same(generate(kind, seed=3), generate(kind, seed=4))
 
 
+@pytest.mark.slow
 def test_seeds_perturb_what_applications_are() -> None:
     """No policy can be tuned to one profile: speed, noise and length differ from seed to seed by tens of percent."""
     lengths, speeds = [], []
@@ -75,6 +77,7 @@ def test_seeds_perturb_what_applications_are() -> None:
         assert 0.1 < spread < 0.7
 
 
+@pytest.mark.slow
 def test_philly_is_skewed() -> None:
     """Most jobs ask for one GPU and are short; a few percent of the jobs take most of the GPU time."""
     gpus, hours, shares = [], [], []
@@ -98,6 +101,7 @@ def test_uniform_has_every_kind_as_often() -> None:
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.slow
 def test_load_is_what_is_asked_for_over_what_there_is() -> None:
     """At load 1 jobs ask for as much as in Pollux's study; twice the load is half the time."""
     found = [offered(generate("philly", seed=seed), 64, 4) for seed in range(10)]
@@ -107,6 +111,7 @@ def test_load_is_what_is_asked_for_over_what_there_is() -> None:
     assert [s.time / 2 for s in usual] == pytest.approx([s.time for s in twice], abs=0.51)
 
 
+@pytest.mark.slow
 def test_twice_the_cluster_gets_twice_the_rate() -> None:
     """Load means the same on every cluster."""
     found = [np.mean([offered(generate("philly", seed=s, gpus=g), g, 4) for s in range(6)]) for g in (64, 256)]

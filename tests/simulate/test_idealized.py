@@ -157,6 +157,7 @@ def test_a_job_is_left_alone_while_a_change_is_under_way(made: Workload) -> None
     assert all(view.shape is None or view.shape.gpus == sum(view.nodes.values()) for view in policy.seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch_s", [0.0, 7.0, 40.0])
 @pytest.mark.parametrize("policy", ["ones", "pollux", "tiresias"])
 def test_hot_gpu_seconds_are_conserved(made: Workload, policy: str, launch_s: float) -> None:
@@ -289,6 +290,7 @@ def test_no_plan_gives_a_gpu_twice(moment: tuple[Counter[str], list[GpuChange]],
     assert min(room.values()) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [Requeue(1.0), Hot()])
 def test_a_rigid_job_keeps_what_it_asked_for(mechanism: Mechanism) -> None:
     """Nobody may change the size or batch of a job that did not opt in; the bound counts on it."""

@@ -153,6 +153,7 @@ def test_processes_find_what_this_one_finds_also_after_a_kill(folder: StudyFolde
         assert StudyQueue(PLAN, folder, site, said.append, waits).left == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "second", "sent", "error"),
     [
@@ -197,6 +198,7 @@ def test_a_crash_is_a_result_of_this_command_alone(folder: StudyFolder, crashing
         assert site.sent == [2, 1][:times]
 
 
+@pytest.mark.slow
 def test_damaged_and_foreign_results_are_run_again(folder: StudyFolder) -> None:
     site = Scripted(folder.root)
     runs = study(site, folder)
@@ -234,6 +236,7 @@ def test_what_has_changed_is_run_again(tmp_path: Path, monkeypatch: pytest.Monke
         run_part(SMALL, sent.key, tmp_path)
 
 
+@pytest.mark.slow
 def test_jobs_of_a_killed_command_are_found_by_name(folder: StudyFolder) -> None:
     """Those that wait or run are not sent a second time; those that Slurm does not know are."""
     first, second = parts_of(SMALL)
@@ -247,6 +250,7 @@ def test_jobs_of_a_killed_command_are_found_by_name(folder: StudyFolder) -> None
     assert same(queue.run(lambda progress: None), run_all(SMALL, 1)) and site.sent == [1]
 
 
+@pytest.mark.slow
 def test_refusals(folder: StudyFolder) -> None:
     """Fewer at a time are tried; what Slurm takes none of ends the command; an answer that is lost is looked for."""
     site = Scripted(folder.root, refuses=[Refused("too many")])

@@ -83,6 +83,7 @@ def _short(name: str, dataset: int) -> dict[str, object]:
     return {name: build(replace(kind, dataset=dataset, epochs=2), name=name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ones", "ees"])
 def test_the_companion_keeps_their_limits(policy: str) -> None:
     """Under the companion itself they are resized, and the engine finds no job at a size outside its limits; a batch

@@ -81,6 +81,7 @@ def test_contenders_get_the_same_work_and_the_first_seed_is_drawn(runs: list[Stu
     assert len(lanes[0].jct_s) == 24, "the distribution is of all seeds"
 
 
+@pytest.mark.slow
 def test_a_crash_costs_its_policy_alone(tmp_path: Path, crashing: Contender) -> None:
     """The others' figures stand, also on the page, and the error names its place."""
     plan = replace(PLAN, contenders=(FIFO, crashing), seeds=(0,))
@@ -95,6 +96,7 @@ def test_a_crash_costs_its_policy_alone(tmp_path: Path, crashing: Contender) -> 
     assert "Policies compared: philly" in html and "a fault of its own" in html and "resnet18-cifar10" in html
 
 
+@pytest.mark.slow
 def test_seeds_that_one_lost_are_not_compared(runs: list[StudyRun]) -> None:
     """A policy that came through one seed of two is compared with the first on that seed alone."""
     lost = [StudyRun(run.label, 0, error="lost") if (run.label, run.seed) == (STRICT.label, 0) else run for run in runs]
@@ -137,6 +139,7 @@ def test_what_is_wrong_is_said_before_the_run(plan: StudyPlan, named: str) -> No
         plan.check()
 
 
+@pytest.mark.slow
 def test_page_escapes_and_holds_all_pictures(tmp_path: Path) -> None:
     """One file with three pictures that needs nothing else, and no job's or policy's name acts on it."""
     evil = "<script>alert(1)</script>"

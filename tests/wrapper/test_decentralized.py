@@ -85,6 +85,7 @@ def train(name: str, sizes: tuple[int, ...]) -> int | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lsgd", "decentlam"])
 def test_one_model_is_saved_evaluated_and_published(name: str, tmp_path: Path) -> None:
     """Ranks train apart; checkpoints, evaluations and the end hold one model, the same on all of them."""

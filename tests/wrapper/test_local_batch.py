@@ -90,6 +90,7 @@ def _probed(sizes: tuple[int, ...]) -> int | None:
     return coming[0] if coming else None
 
 
+@pytest.mark.slow
 def test_a_probe_corrects_the_formula_at_all_sizes() -> None:
     """Tried once; what follows for another size is in the spec that the companion reads, in later runs, too."""
     put = testing.run(partial(_probed, (2, 2, 4)), ranks=2, env={"ONES_MEMORY_BYTES": str(MEMORY)})

@@ -103,6 +103,7 @@ def test_a_launcher_that_is_not_there(package: Path, name: str, says: str) -> No
         planned(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["counting", nightly("site_exchange:Counting")])
 def test_an_exchange(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Two ranks train with the gradient exchange of another's."""

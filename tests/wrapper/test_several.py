@@ -176,6 +176,7 @@ def fails(number: int) -> None:
         testing.put(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_cannot_be_carried_is_said(name: str) -> None:
     """Protects people from gradients that nobody averages and state that nobody saves: an error names the thing."""

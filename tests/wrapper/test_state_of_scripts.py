@@ -226,6 +226,7 @@ def logged(path: Path, history: list[tuple[int, int]]) -> int | None:
     return None
 
 
+@pytest.mark.slow
 def test_no_line_is_there_twice(tmp_path: Path) -> None:
     """Protects logs over crashes: before the first checkpoint, between two, and at another size; and the name by which
     loggers go on."""
@@ -274,6 +275,7 @@ def test_a_name_for_all_runs(tmp_path: Path) -> None:
 # -- modules in place of scripts ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pack.inner.train", nightly("pack")])
 def test_a_module_runs_as_by_python(tmp_path: Path, name: str) -> None:
     """Protects `ones-run -m`: arguments, search path, package and main module are those of `python -m`."""

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved
 from ones_wrapper.group import Group, RankError
+from tests.marks import nightly
 from tests.wrapper.checkpoint_ranks import make, on_ranks, start, train, whole
 
 pytestmark = pytest.mark.slow
@@ -63,9 +64,9 @@ def load(group: Group, job: Path, layout: str, steps: int) -> tuple[dict[str, An
 @pytest.mark.parametrize(
     ("wrote", "reads", "behind"),
     [
-        ("ddp", "ddp", False),
+        nightly("ddp", "ddp", False),
         ("ddp", "ddp", True),
-        ("fsdp", "fsdp", False),
+        nightly("fsdp", "fsdp", False),
         ("fsdp", "fsdp", True),
         ("ddp", "fsdp", True),
         ("fsdp", "ddp", False),

@@ -65,6 +65,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_plain_data_comes_back(value: Any) -> None:
     """Protects extras: value and type come back, whatever the nesting."""

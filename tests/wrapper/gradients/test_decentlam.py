@@ -75,6 +75,7 @@ def trained(
     return at, mean, momentum
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", topologies.NAMES)
 def test_the_ranks_do_what_the_paper_says(team: Team, topology: str) -> None:
     """Over gloo, each topology: the same as all ranks in one process, and the mean is what is published."""
@@ -88,6 +89,7 @@ def test_the_ranks_do_what_the_paper_says(team: Team, topology: str) -> None:
             np.testing.assert_allclose(mean, expected.mean(0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_fixed_points_over_ranks(team: Team) -> None:
     """DecentLaM ends where decentralised SGD does with its step, DmSGD where that does with γ/(1 − β)."""
     hessians, slopes = regression(RANKS, 6, 1.0)

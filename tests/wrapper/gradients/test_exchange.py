@@ -28,6 +28,7 @@ def teams() -> Iterator[dict[int, Team]]:
         team.close()
 
 
+@pytest.mark.slow
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
@@ -41,6 +42,7 @@ def test_gradients_are_the_mean_over_all_samples(
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 @given(
     world=st.sampled_from([1, 2, 3]),
     totals=st.lists(st.integers(1, 12), min_size=2, max_size=4),

@@ -110,6 +110,7 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     one.release()
 
 
+@pytest.mark.slow
 def test_second_training_in_a_directory(tmp_path: Path) -> None:
     """Protects reports and checkpoints: whoever comes second, by ones-run or plain python, ends with code 2, says why
     in one line, and leaves every file as it was."""

@@ -120,6 +120,7 @@ def texts(tmp_path: Path, attempt: int = 1) -> list[str]:
     return [text for path in sorted(tmp_path.glob(f"rank-?-{attempt}")) if (text := path.read_text())]
 
 
+@pytest.mark.slow
 def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: Path, start: Start) -> None:
     """Environment, signals that the runtime keeps to itself, the script's exit code; and of a runtime that is killed
     nothing trains on beside the second start."""

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ones_wrapper.launch import plan
 
 SCRIPT = """
@@ -47,6 +49,7 @@ def ranks(folder: Path, command: list[str], *words: str) -> list[dict[str, dict[
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_ranks_find_the_contract_of_torchrun(tmp_path: Path) -> None:
     """Protects scripts of Accelerate, Lightning and torchtitan: each variable that torchrun sets is there with its
     meaning, `env://` works at each start, and the ranks count as torchrun's.

@@ -134,6 +134,7 @@ for script in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_exit_codes_are_those_of_python(tmp_path: Path) -> None:
     """Protects what Slurm, dependencies and the user's own excepthook see of a script's end."""
     scripts = [tmp_path / f"{number}.py" for number in range(len(ENDS))]

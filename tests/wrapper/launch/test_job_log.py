@@ -56,6 +56,7 @@ def below(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("true_command")
 def test_signals_to_every_process_of_a_step(tmp_path: Path) -> None:
     """Protects the log and the last checkpoint of jobs with loader workers: Slurm sends its signals to the workers too,

@@ -41,6 +41,7 @@ def inputs() -> list[torch.Tensor]:
     return [torch.randn(2, 3, 16, 4, generator=generator, dtype=torch.float64) for _ in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_forward_gives_the_same_pair() -> None:
     q, k, v, _ = inputs()

@@ -31,6 +31,7 @@ def teams() -> Iterator[dict[int, Team]]:
     nine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", SIDES)
 def test_products_and_their_gradients_are_exact(teams: dict[int, Team], q: int) -> None:
     assert max(teams[q].run(ranks.products, q)) < 1e-12
@@ -46,6 +47,7 @@ def test_a_model_trains_as_the_dense_one(teams: dict[int, Team], q: int, samples
         assert max(worst.values()) < 1e-11, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", SIDES)
 def test_an_output_layer_may_be_the_embedding(teams: dict[int, Team], q: int) -> None:
     assert max(teams[q].run(ranks.tied, q)) < 1e-12
@@ -116,6 +118,7 @@ def test_a_rank_keeps_its_part_of_the_activations(teams: dict[int, Team], q: int
         assert kept == pytest.approx(float(dense / q**2), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [2, 3])
 def test_a_rank_sends_what_the_formula_says(teams: dict[int, Team], q: int) -> None:
     """And beside it torch's own tensor parallelism over as many ranks, whose volume hardly falls with them."""

@@ -30,6 +30,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job.kill()
 
 
+@pytest.mark.slow
 def test_grows_and_shrinks(job: Job) -> None:
     """Protects the core: 1 → 2 → 4 → 1 ranks without a restart; the batch follows the membership it was ordered for."""
     job.start(0)
@@ -169,6 +170,7 @@ def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -
     job.assert_as_undisturbed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leader", [False, nightly(True)])
 def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
     """Protects the others' time: a node that is gone closes no connection; it is missed within seconds."""

@@ -49,6 +49,7 @@ def test_a_death_at_the_end_of_an_epoch(job: Job) -> None:
     torch.testing.assert_close(job.parameters(), job.undisturbed(EPOCHS, SAMPLES, GAMMA), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_threads_that_notice_a_loss(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the rescue on a busy machine, where the script's thread notices while the watch's, which did not wait
     for it any longer, writes: the one's exit must not cut the other's checkpoint short, for which the next leader would
