@@ -148,9 +148,8 @@ class Box:
         uid, gid, home = self._account(user)
         if cwd is None:  # accounts of daemons have a home that does not exist
             cwd = home if (self.root / home.lstrip("/")).is_dir() else "/"
-        arguments = [str(self.init), uid, gid, str(cwd), "--", *argv]
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(ENTER), *arguments],
+            [sys.executable, "-I", "-S", *self._door(argv, new_session), uid, gid, str(cwd), "--", *argv],
             env={"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", **(env or {})},
             cwd="/",
             stdin=stdin,
@@ -159,6 +158,10 @@ class Box:
             text=text,
             start_new_session=new_session,
         )
+
+    def _door(self, argv: Sequence[str], new_session: bool) -> list[str]:
+        """The program that brings the command inside, with its first arguments."""
+        return [str(ENTER), str(self.init)]
 
     def ids(self, user: str) -> tuple[int, int]:
         """The uid and gid of a user inside."""

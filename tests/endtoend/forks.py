@@ -24,7 +24,7 @@ MODULES = (
         for name in ("run", "jobs", "status", "report", "check", "doctor", "by_hand", "import_")
     ),
     *("slurm_ones.slurm.connect", "ones_db.migrate", "alembic.command", "sqlalchemy.dialects.sqlite"),
-    *("tests.endtoend.killed", "tests.endtoend.scripted"),
+    *("scipy.optimize", "scipy.special", "tests.endtoend.killed", "tests.endtoend.scripted"),
 )
 """What forks have imported."""
 CREDENTIALS = struct.Struct("3i")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.cluster import Cluster, ClusterError, paths
 from tests.cluster.box import START_SECONDS, Box
+from tests.waiting import until
 
 FORKS = Path(__file__).with_name("forks.py")
 SOCKET = "/run/forks"
@@ -32,27 +31,11 @@ class WarmBox(Box):
         self._python, self._environment = cluster.python, cluster._environment("root")
         self._server: subprocess.Popen[Any] | None = None
 
-    def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str = "root",
-        cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-        new_session: bool = True,
-        **options: Any,
-    ) -> subprocess.Popen[Any]:
+    def _door(self, argv: Sequence[str], new_session: bool) -> list[str]:
         if not (new_session and self._warm(argv)):
-            return super().popen(argv, user=user, cwd=cwd, env=env, new_session=new_session, **options)
+            return super()._door(argv, new_session)
         self._serve()
-        uid, gid, home = self._account(user)
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(FORKS), str(self.root) + SOCKET, uid, gid, str(cwd or home), "--", *argv],
-            env={"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", **(env or {})},
-            cwd="/",
-            start_new_session=True,
-            **{"stdin": subprocess.DEVNULL, "text": True, **options},
-        )
+        return [str(FORKS), str(self.root) + SOCKET]
 
     def _warm(self, argv: Sequence[str]) -> bool:
         if argv[0] == "slurm-ones":
@@ -63,11 +46,10 @@ class WarmBox(Box):
         if self._server is None:
             command = [self._python, "-m", "tests.endtoend.forks", "serve", SOCKET]
             self._server = super().popen(command, cwd=paths.REPOSITORY, env=self._environment)
-            deadline = time.monotonic() + START_SECONDS
-            while not (self.root / SOCKET.lstrip("/")).exists():
-                if self._server.poll() is not None or time.monotonic() > deadline:
-                    raise ClusterError("nobody forks commands here")
-                time.sleep(0.01)
+            listens, server = self.root / SOCKET.lstrip("/"), self._server
+            until(lambda: listens.exists() or server.poll() is not None, "forks of commands", START_SECONDS)
+            if server.poll() is not None:
+                raise ClusterError("nobody forks commands here")
 
     def stop(self) -> None:
         super().stop()

@@ -40,7 +40,7 @@ def test_the_guide_shows_the_edits() -> None:
         ("fused.py", ("--epochs", "2", "--stop-after", "1")),
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
-        ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
+        nightly("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
         nightly("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
         nightly("coreset.py", ("--epochs", "3", "--every", "2")),
     ],

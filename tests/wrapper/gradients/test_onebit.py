@@ -37,6 +37,7 @@ def _bytes(group: Group, n: int) -> tuple[int, int, int]:
     return one.bytes, half.bytes, mean.sent
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_bytes_on_the_wire_are_a_sixteenth_of_half_precision(team: Team) -> None:
     """Protects what 1-bit LAMB is for; counted at the process group, and the same by its own count."""
@@ -78,6 +79,7 @@ def test_nothing_is_lost_through_resizes(team: Team) -> None:
     assert all(kept > 0.1 for _, kept in team.run(_sums, 1003, [4, 3, 2, 1, 4], False))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_accuracy_is_lambs_through_frequent_resizes(team: Team) -> None:
     """Protects what all of it is for, in a short training: 4, 3, 2, 4 … ranks, another number every 5 steps."""

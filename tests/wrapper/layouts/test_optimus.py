@@ -38,7 +38,7 @@ def test_products_and_their_gradients_are_exact(teams: dict[int, Team], q: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("q", "samples"), [(1, 2), (2, 5), nightly(2, 1), nightly(3, 7)])
+@pytest.mark.parametrize(("q", "samples"), [nightly(1, 2), (2, 5), nightly(2, 1), nightly(3, 7)])
 def test_a_model_trains_as_the_dense_one(teams: dict[int, Team], q: int, samples: int) -> None:
     """Initial parameters, logits, loss and gradients of two steps, and the parameters after them; with rows of
     unequally many samples or none, and tokens that do not count."""
@@ -57,7 +57,7 @@ def test_an_output_layer_may_be_the_embedding(teams: dict[int, Team], q: int) ->
 @pytest.mark.parametrize(
     ("q", "sizes"),
     [
-        (1, [[2, 1], [1, 1], [0, 1], [3, 2], [1, 0], [1, 1], [1, 1], [1, 1]]),
+        nightly(1, [[2, 1], [1, 1], [0, 1], [3, 2], [1, 0], [1, 1], [1, 1], [1, 1]]),
         (2, [[4, 3], [1, 0]]),
         nightly(3, [[5, 4]]),
     ],
@@ -119,7 +119,7 @@ def test_a_rank_keeps_its_part_of_the_activations(teams: dict[int, Team], q: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("q", [2, 3])
+@pytest.mark.parametrize("q", [2, nightly(3)])
 def test_a_rank_sends_what_the_formula_says(teams: dict[int, Team], q: int) -> None:
     """And beside it torch's own tensor parallelism over as many ranks, whose volume hardly falls with them."""
     samples, length, hidden, heads = SHAPE[q]

@@ -28,8 +28,9 @@ from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 pytestmark = pytest.mark.slow
 
 ROWS = rows()
-BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb")
-"""The longest; by day `tests/wrapper/membership` has each lose ranks and change its size as blocks."""
+BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb", "lsgd", "ring")
+"""The longest; by day `tests/wrapper/membership`, and `tests/wrapper/layouts` the rings, have each change its size as
+blocks."""
 every = pytest.mark.parametrize(
     "row", [(nightly if row.name in BY_NIGHT else pytest.param)(row, id=row.name) for row in ROWS]
 )
@@ -123,7 +124,13 @@ def test_what_it_says_of_every_number_of_gpus(row: Row) -> None:
 MEASURED = [(row, world) for row in STRATEGIES if row.measure for world in row.measured_at]
 
 
-@pytest.mark.parametrize(("row", "world"), MEASURED, ids=[f"{row.name}-{world}" for row, world in MEASURED])
+@pytest.mark.parametrize(
+    ("row", "world"),
+    [
+        (nightly if row.name in BY_NIGHT and world > 2 else pytest.param)(row, world, id=f"{row.name}-{world}")
+        for row, world in MEASURED
+    ],
+)
 def test_limits_are_true(row: Row, world: int, team: dict[int, Team]) -> None:
     """Memory and bytes as a rank measures them, against what the limits say."""
     team[world] = Team(world)
