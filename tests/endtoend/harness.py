@@ -158,24 +158,25 @@ class Harness:
     ) -> Membership:
         """The job's present membership, once that holds of it."""
 
-        def found() -> Membership | None:
-            last = self.memberships(job_id, user)[-1:]
-            return last[0] if last and holds(last[0]) else None
-
         def missing() -> str:
             last = self.memberships(job_id, user)[-1:]
             return f"job {job_id}: {what}: {last}, {self.tasks(job_id)}\n{self.log(job_id, user)[-3000:]}"
 
-        return until(found, missing, timeout_s, 0.1)
+        return until(
+            lambda: last[0] if (last := self.memberships(job_id, user)[-1:]) and holds(last[0]) else None,
+            missing,
+            timeout_s,
+            0.1,
+        )
 
     def wait(self, job_id: int, holds: Callable[[Job], bool], what: str, timeout_s: float = WAIT_S) -> Job:
         """The job, once that holds."""
-
-        def found() -> Job | None:
-            job = self.job(job_id)
-            return job if holds(job) else None
-
-        return until(found, lambda: f"job {job_id} {what}: {self.job(job_id)}", timeout_s, LOOK_S)
+        return until(
+            lambda: job if holds(job := self.job(job_id)) else None,
+            lambda: f"job {job_id} {what}: {self.job(job_id)}",
+            timeout_s,
+            LOOK_S,
+        )
 
     def ended(self, array_id: int, within_s: float = WAIT_S) -> None:
         """Wait until no task of an array runs, waits or is at its end."""

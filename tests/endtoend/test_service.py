@@ -50,12 +50,12 @@ def status(harness: Harness, settings: str, **env: str) -> tuple[int, dict[str, 
 def well(harness: Harness, settings: str, unit: Unit) -> dict[str, object]:
     """What it says, once it says that all is well: with ticks as quick as a test's, one that is slow counts as
     missing."""
-
-    def told() -> dict[str, object] | None:
-        code, words = status(harness, settings)
-        return words if code == 0 else None
-
-    return until(told, lambda: (status(harness, settings), unit.log()), WAIT_S, LOOK_S)
+    return until(
+        lambda: said[1] if (said := status(harness, settings))[0] == 0 else None,
+        lambda: (status(harness, settings), unit.log()),
+        WAIT_S,
+        LOOK_S,
+    )
 
 
 def pid(harness: Harness, settings: str) -> str:
