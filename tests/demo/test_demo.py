@@ -114,6 +114,7 @@ def get(address: str, cookie: str = "") -> tuple[int, str, str]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     """Protects what the demo promises: PyTorch processes change their size while they train, no sample is lost or used
