@@ -306,6 +306,7 @@ class TestCompanion:
         assert "No live page: starlette, uvicorn, jinja2 not installed" in done.stdout
         assert "All jobs: 2 elastic jobs, 2 ended" in done.stdout
 
+    @pytest.mark.nightly
     def test_a_small_study(self, service: Environment, tmp_path: Path) -> None:
         """The simulator, with the companion in it."""
         done = service.run(
