@@ -13,9 +13,10 @@ from ones_db import JobHistory, ResizeRecord, Store
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from slurm_ones.act.actor import Actor
-from slurm_ones.act.arrays import Leftovers, waiting_arrays
+from slurm_ones.act.arrays import Leftovers, arrays_of, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import Fusions, without_fused
+from slurm_ones.act.guest_holds import GuestHolds
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
@@ -121,6 +122,7 @@ class Companion:
         self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)
         self._stale = StaleHolds(client, store, clock)
+        self._guest_holds = GuestHolds(client, self._held, guests_of(settings), clock)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
         self._actor = Actor(machine, settings, held=self._held, say=say)
         self._split_nodes: bool | None = None
@@ -206,13 +208,17 @@ class Companion:
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:
         """See to what jobs of blocks leave behind, and to what their owners let go."""
         idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
-        waiting = waiting_arrays(seen)
+        arrays = arrays_of(seen)
+        waiting = waiting_arrays(arrays)
         blocks = {job_id: one.blocks for job_id, one in seen.elastic.items() if one.blocks}
         for job_id, tasks in (blocks | waiting).items():
             self._held.look(job_id, tasks)
         self._release_stale(seen, busy)
         waiting = {id_: tasks for id_, tasks in waiting.items() if id_ not in busy}
         acting = self._actor.acting and not self.settings.stop_file.exists()
+        kept = {one.job.job_id: one for one in idle} if acting else {}
+        at_rest = {id_: tasks for id_, tasks in arrays.items() if id_ not in busy}
+        self._guest_holds.keep(at_rest, kept, seen.snapshot.partitions)
         self._leftovers.cancel_waiting(waiting, acting=acting)
         if acting:
             self._leftovers.put_back(idle)
@@ -221,6 +227,7 @@ class Companion:
         alive = {*seen.elastic, *seen.left, *waiting}
         self._held.forget(alive)
         self._leftovers.forget(alive)
+        self._guest_holds.forget(alive)
 
     def _release_stale(self, seen: Observation, busy: Collection[int]) -> None:
         blocks = {id_: one.blocks for id_, one in [*seen.elastic.items(), *seen.left.items()] if one.blocks}

@@ -65,6 +65,7 @@ def test_a_site_that_has_all() -> None:
             "note PreemptParameters",
             "PreemptParameters=min_exempt_priority=9,youngest_first,send_user_signal,reclaim_licenses",
         ),
+        ({"RequeueExit": "99"}, "note RequeueExit", ""),
         ({"PreemptExemptTime": "02:00:00"}, "note PreemptExemptTime", ""),
         ({"MinJobAge": "60 sec"}, "bad MinJobAge", "MinJobAge=300"),
     ],

@@ -82,9 +82,8 @@ def held_in_part(client: SlurmClient, resize: ResizeRecord, job: Job) -> bool:
     return any(one.pending and one.held for one in client.tasks(job.job_id))
 
 
-def waiting_arrays(seen: Observation) -> dict[int, list[Job]]:
-    """The tasks of each job array of which some wait in a hold; also of one that opted out since, whose tasks we may
-    have held before."""
+def arrays_of(seen: Observation) -> dict[int, list[Job]]:
+    """The tasks of each job array, also of one that opted out since, whose tasks we may have held before."""
     found: dict[int, list[Job]] = {}
     for job in seen.snapshot.jobs.values():
         if job.array_id:
@@ -92,7 +91,12 @@ def waiting_arrays(seen: Observation) -> dict[int, list[Job]]:
     for one in [*seen.elastic.values(), *seen.left.values()]:
         if one.blocks:
             found[one.job.job_id] = list(one.blocks)
-    return {id_: jobs for id_, jobs in found.items() if any(job.pending and job.held for job in jobs)}
+    return found
+
+
+def waiting_arrays(arrays: Mapping[int, list[Job]]) -> dict[int, list[Job]]:
+    """Those of which some tasks wait in a hold."""
+    return {id_: jobs for id_, jobs in arrays.items() if any(job.pending and job.held for job in jobs)}
 
 
 @dataclass

@@ -65,7 +65,7 @@ class HeldTasks:
                 return
             ours -= {*newest.dropped, *dict(newest.added)}
         # A record may stand for several tasks, and a task may have a second one of an earlier end.
-        seen = [(task, job.completing or (job.pending and job.held)) for job in tasks for task in job.array_tasks]
+        seen = [(task, job.completing or (job.held and not job.ended)) for job in tasks for task in job.array_tasks]
         if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:
             try:
                 self.note(self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone)))

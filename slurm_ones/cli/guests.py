@@ -109,6 +109,9 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
         yield SiteFinding("bad", "PreemptMode", "OFF", "nothing is preempted", ("PreemptMode=CANCEL",))
     else:
         yield SiteFinding("ok", "PreemptMode", mode)
+    if exits := site.value("RequeueExit") or site.value("RequeueExitHold"):
+        advice = "guests that Slurm requeues are not held meanwhile, and start again by themselves"
+        yield SiteFinding("note", "RequeueExit", exits, advice)
     yield _parameters(site)
     if (exempt_s := seconds(site.value("PreemptExemptTime"))) > LONG_EXEMPT_S:
         yield SiteFinding("note", "PreemptExemptTime", f"{exempt_s:.0f} s", "jobs wait so long for a young guest")

@@ -103,6 +103,10 @@ def block_job(
     if is_guest(whole, guests):
         own = home(blocks, guests)
         whole = replace(whole, partitions=own.partitions, account=own.account, qos=own.qos)
+    if whole.running:
+        # Its guests may be held for their next start.
+        base = [job for job in blocks if job.running and not is_guest(job, guests)][:1]
+        whole = replace(whole, held=any(job.held for job in base), admin_held=any(job.admin_held for job in base))
     return BlockJob(whole, blocks, _blocks_refusal(blocks, others, len(tasks), known))
 
 

@@ -324,6 +324,8 @@ class Quotas:
     all: tuple[Quota, ...] = ()
     parents: Mapping[str, str] = field(default_factory=dict)
     """Account above each account."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """PreemptMode of each QOS, in lower case: what becomes of its jobs; "" or off for what the cluster does."""
 
     def of(self, job: Job, partition_qos: str = "") -> tuple[Quota, ...]:
         """Those that bind the job: its own, its user's, and those of its account and all above; of two QOS that both

@@ -377,11 +377,14 @@ def parse_quotas(text: str) -> Quotas:
     """Quotas from `scontrol -o show assoc_mgr flags=assoc,qos`."""
     found: list[Quota] = []
     parents: dict[str, str] = {}
+    modes: dict[str, str] = {}
     for line in text.splitlines():
         fields = next(iter(records(line)), {})
         qos, account, user = (fields.get(name, "").partition("(")[0] for name in ("QOS", "Account", "UserName"))
         if not (qos or account):
             continue
+        if qos:
+            modes[qos] = fields.get("PreemptMode", "").lower()
         if account and not user:
             parents[account] = fields.get("ParentAccount", "").partition("(")[0]
         found += _quotas(fields.get("GrpTRES"), Quota("", 0, qos=qos, account=account, user=user))
@@ -390,7 +393,7 @@ def parse_quotas(text: str) -> Quotas:
             whose = {"user": name} if uid else {"account": name}
             key = "MaxTRESPU" if uid else "MaxTRESPA"
             found += _quotas(records(inside)[0].get(key), Quota("", 0, qos=qos)._replace(**whose))
-    return Quotas(tuple(found), parents)
+    return Quotas(tuple(found), parents, modes)
 
 
 def _quotas(tres: str | None, of: Quota) -> list[Quota]:
@@ -446,7 +449,7 @@ def nodes_of(
     }
 
 
-def _setting(config: Mapping[str, str], name: str) -> str:
+def setting(config: Mapping[str, str], name: str) -> str:
     """Setting in lower case, however its name is written; "" if it is not shown."""
     return next((value.strip().lower() for key, value in config.items() if key.lower() == name.lower()), "")
 
@@ -457,18 +460,18 @@ def hides_gpus(config: Mapping[str, str]) -> bool | None:
 
     It shows cgroup.conf if a plugin uses cgroups; task/cgroup alone constrains devices.
     """
-    plugins = _setting(config, "TaskPlugin")
+    plugins = setting(config, "TaskPlugin")
     if plugins and "cgroup" not in plugins:
         return False
-    return {"yes": True, "no": False}.get(_setting(config, "ConstrainDevices"))
+    return {"yes": True, "no": False}.get(setting(config, "ConstrainDevices"))
 
 
 def allows_arrays(config: Mapping[str, str]) -> bool:
     """Job arrays of more than one task may be submitted, as they may if Slurm shows no limit."""
-    most = _setting(config, "MaxArraySize")
+    most = setting(config, "MaxArraySize")
     return not DIGITS.fullmatch(most) or int(most) > 1
 
 
 def started_at(config: Mapping[str, str]) -> float:
     """When slurmctld started, by its own clock; 0 if Slurm does not show it."""
-    return float(_figure(_setting(config, "BOOT_TIME")))
+    return float(_figure(setting(config, "BOOT_TIME")))

@@ -11,8 +11,9 @@ from typing import Any
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
-from slurm_ones.act.arrays import Leftovers, waiting_arrays
+from slurm_ones.act.arrays import Leftovers, arrays_of, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.guest_holds import GuestHolds
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
@@ -21,7 +22,7 @@ from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
-from slurm_ones.simulate.slurm.nodes import PartitionSpec, Qos, SlurmConf
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode, Qos, SlurmConf
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Hot, Submission
@@ -56,18 +57,21 @@ class BlockWorld(Interrupted):
         waits: bool = False,
         quick: bool = False,
         guests: Queue | None = None,
+        conf: SlurmConf = CONF,
+        preempt: PreemptMode = "",
     ) -> None:
         """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
         none: its nodes are drained. If it is `quick`, a block takes 5 s until it is ready,
-        and is waited for 12 s, rather than 30 and 40. `guests` is the queue of its partition's guests."""
+        and is waited for 12 s, rather than 30 and 40. `guests` is the queue of its partition's guests,
+        whose partition, scavenge, is preempted by `preempt`."""
         super().__init__()
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
         hot = Hot(launch_s=5.0 if quick else 30.0)
         elsewhere = PartitionSpec("elsewhere", ("e1",), 4, default=False)
         (own,) = ClusterSpec(4, 4).partitions()
-        beside = [elsewhere, replace(own, name="scavenge", default=False)]
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, beside=beside, conf=CONF)
+        beside = [elsewhere, replace(own, name="scavenge", default=False, preempt=preempt)]
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, beside=beside, conf=conf)
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert training.hot is not None
@@ -106,6 +110,7 @@ class BlockWorld(Interrupted):
         orders = OrderWriter(self.client, None, self.clock)
         self.held = HeldTasks(self.store)
         self.leftovers = Leftovers(self.client, self.store, self.held, orders, self.clock)
+        self.guest_holds = GuestHolds(self.client, self.held, guests_of(self.settings), self.clock)
         self.observer = observer
         return ResizeMachine(
             client=self.client,
@@ -209,10 +214,14 @@ class BlockWorld(Interrupted):
     def tidy(self) -> None:
         """What the companion does of jobs of blocks at a tick."""
         seen = self.observer.observe()
-        for id_, one in seen.elastic.items():
-            self.held.look(id_, one.blocks)
-        self.leftovers.cancel_waiting(waiting_arrays(seen))
+        arrays = arrays_of(seen)
+        blocks = {id_: list(one.blocks) for id_, one in seen.elastic.items()}
+        for id_, tasks in (blocks | waiting_arrays(arrays)).items():
+            self.held.look(id_, tasks)
+        self.leftovers.cancel_waiting(waiting_arrays(arrays))
         self.leftovers.put_back(() if self.store.open_resizes() else seen.elastic.values())
+        if not self.store.open_resizes():
+            self.guest_holds.keep(arrays, {} if self.stop_file.exists() else seen.elastic, seen.snapshot.partitions)
         known = self.store.histories(list(seen.elastic))
         self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])
 

@@ -268,6 +268,7 @@ def test_quotas() -> None:
     guests = Quota("gres/gpu", 8, qos="guest")
     assert {*found.all} == {lab, own, per_user, *cpus, guests}
     assert found.parents == {"root": "", "lab": "root"}
+    assert found.modes == {"normal": "off", "guest": ""}
     assert {*found.of(job)} == {lab, own, per_user, *cpus}
     assert {*found.of(replace(job, user="bob", qos="guest"))} == {lab, cpus[0], guests}
     assert {*found.of(replace(job, user="bob", account="other"), "guest")} == {guests}

@@ -100,7 +100,8 @@ class SimulatedCluster:
         most = {("", account, ""): gpus for account, gpus in self.conf.account_gpus.items()}
         for qos in self.conf.qos:
             most |= {(qos.name, "", ""): qos.gpus} | {(qos.name, "", user): qos.user_gpus for user in users}
-        return Quotas(tuple(Quota("gres/gpu", gpus, used[whose], *whose) for whose, gpus in most.items() if gpus))
+        found = tuple(Quota("gres/gpu", gpus, used[whose], *whose) for whose, gpus in most.items() if gpus)
+        return Quotas(found, modes={qos.name: qos.mode for qos in self.conf.qos})
 
     def live_ids(self) -> dict[int, None]:
         """What sbatch answered for the jobs that have not ended, in the order of submission."""

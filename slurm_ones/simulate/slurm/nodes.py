@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from slurm_ones.policy.ledger import NOTHING, Ledger, Resources
@@ -40,7 +40,8 @@ class PartitionSpec:
 
     def to_model(self) -> Partition:
         """As Slurm shows it."""
-        return Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
+        its = Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
+        return replace(its, tier=self.tier, preempt_mode=self.preempt.upper(), grace_s=self.grace_s)
 
 
 class Qos(NamedTuple):
@@ -78,6 +79,8 @@ class SlurmConf:
     """Jobs are preempted for their licenses too."""
     kill_wait_s: float = 30.0
     """From SIGTERM to SIGKILL."""
+    requeue_exit: str = ""
+    """Exit codes after which a job waits again (RequeueExit)."""
 
     def qos_of(self, name: str) -> Qos:
         """The QOS of that name; "" for the first."""

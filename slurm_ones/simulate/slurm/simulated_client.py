@@ -158,7 +158,15 @@ class SimulatedClient:
 
     def config(self) -> dict[str, str]:
         self._faults.ask("config")
-        return {"ClusterName": "simulated", "SlurmUser": "slurm(64030)", "MinJobAge": "300 sec"}
+        conf = self._cluster.conf
+        return {
+            "ClusterName": "simulated",
+            "SlurmUser": "slurm(64030)",
+            "MinJobAge": "300 sec",
+            "PreemptType": "preempt/qos" if any(qos.mode for qos in conf.qos) else "preempt/partition_prio",
+            "PreemptMode": "CANCEL",
+            "RequeueExit": conf.requeue_exit or "(null)",
+        }
 
     def snapshot(self) -> Snapshot:
         self._faults.ask("snapshot")

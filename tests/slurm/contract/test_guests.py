@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db.shape import Shape
+from slurm_ones.act.guest_holds import comes_back
 from slurm_ones.simulate.slurm.nodes import PreemptMode, Qos, SlurmConf
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient
 from slurm_ones.slurm.model import JobState, Queue, Quota, Reservation, Task
@@ -145,6 +146,27 @@ def test_a_guest_that_is_requeued(guests: GuestSite, held: bool) -> None:
         assert guests.site.owner.job(task).held
         guests.mover.release(task)
     guests.site.wait(task, lambda job: job.running, "RUNNING again")
+
+
+@pytest.mark.parametrize("mode", ["cancel", "requeue"])
+def test_what_becomes_of_guests_is_known_before(guests: GuestSite, mode: PreemptMode) -> None:
+    """Whether they come back, by QOS or partition; `RequeueExit` is seen, and without it they would be held."""
+    guests.ends(mode)
+    task, client = guests.guest(), guests.site.owner
+    config, job, modes = client.config(), client.job(task), client.quotas(()).modes
+    partition = client.snapshot().partitions[job.partition]
+    assert comes_back(job, {**config, "RequeueExit": "(null)"}, partition, modes) is (mode == "requeue")
+    if not isinstance(guests.site, SimulatedSite):
+        assert not comes_back(job, config, partition, modes)
+
+
+def test_the_hold_of_a_running_guest_is_its_owners(guests: GuestSite) -> None:
+    """It is seen, and lifted while it runs, whoever put it on."""
+    task = guests.guest()
+    guests.mover.hold(task)
+    guests.site.wait(task, lambda job: job.running and job.held and not job.admin_held, "RUNNING and held")
+    guests.site.owner.release(task, start_now=False)
+    guests.site.wait(task, lambda job: job.running and not job.held, "RUNNING, in no hold")
 
 
 def test_a_guest_that_may_not_be_requeued_is_lost(guests: GuestSite) -> None:

@@ -1,0 +1,109 @@
+"""Running guests of sites that requeue what they preempt: they are held meanwhile, so that they come back held.
+
+Slurm then starts none of them again by itself, in GPUs that were wanted a moment ago. Each hold is written down before
+it is put on (`HeldTasks.take`), as that of a task that waits. It is an ordinary hold, which its owner may release. Two
+things would make it one that an owner cannot release, or a job stand still for nobody: `RequeueExit`, by which Slurm
+turns it into its own, and a job without a base block. There guests are not held: Slurm starts them, and they rejoin.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from slurm_ones.act.holds import HeldTasks, forgotten
+from slurm_ones.jobs.elastic import Elastic, Guests, is_guest
+from slurm_ones.rules.blocks import task_of
+from slurm_ones.slurm.client import Refused, SlurmClient
+from slurm_ones.slurm.model import Job, Partition, Task
+from slurm_ones.slurm.parse import setting
+
+log = logging.getLogger(__name__)
+
+EXITS = ("RequeueExit", "RequeueExitHold")
+NOT_SET = {"", "(null)", "n/a"}
+ASK_S = 300.0
+"""Between two looks at what Slurm is set to do with jobs that it preempts."""
+
+
+def comes_back(job: Job, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
+    """Tell whether Slurm requeues the job when it preempts it, and leaves a hold on it to its owner. `modes` are the
+    PreemptMode of each QOS."""
+    if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
+        return False
+    by_qos = setting(config, "PreemptType").endswith("qos")
+    mode = modes.get(job.qos, "") if by_qos else partition.preempt_mode if partition is not None else ""
+    own = mode.lower() not in ("", "off", "cluster", "disabled")
+    return "requeue" in (mode.lower() if own else setting(config, "PreemptMode"))
+
+
+@dataclass
+class GuestHolds:
+    """Holds on running guests, seen to once a tick."""
+
+    client: SlurmClient
+    held: HeldTasks
+    guests: Guests
+    clock: Callable[[], float]
+    _site: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    """Slurm's settings, and the PreemptMode of each QOS."""
+    _asked: float = -math.inf
+    _put: dict[tuple[Task, int], float] = field(default_factory=dict)
+    """When each was held, by task and restart: a guest that its owner releases then is not held again."""
+
+    def keep(
+        self, arrays: Mapping[int, Iterable[Job]], jobs: Mapping[int, Elastic], partitions: Mapping[str, Partition]
+    ) -> None:
+        """Hold the running guests of `jobs`, and lift our holds on all other running blocks of `arrays`, as a snapshot
+        shows them. None of them is in a resize. Raises `Unreachable`."""
+        for job_id, tasks in arrays.items():
+            wanted = self._wanted(jobs[job_id], partitions) if job_id in jobs else ()
+            for job in (job for job in tasks if job.running):
+                task = Task(job_id, task_of(job))
+                if task.task in wanted:
+                    self._hold(task, job)
+                elif job.held and not job.admin_held and task.task in self.held.of(job_id):
+                    self._lift(task, job)
+
+    def _wanted(self, one: Elastic, partitions: Mapping[str, Partition]) -> set[int]:
+        guests = [job for job in one.running_blocks if is_guest(job, self.guests)]
+        allowed = one.optin is not None and one.optin.guests and not one.refusal
+        if not (guests and allowed and len(guests) < len(one.running_blocks) and self._read_site()):
+            return set()
+        config, modes = self._site
+        return {task_of(job) for job in guests if comes_back(job, config, partitions.get(job.partition), modes)}
+
+    def _read_site(self) -> bool:
+        if not 0.0 <= self.clock() - self._asked < ASK_S:
+            try:
+                self._site = self.client.config(), self.client.quotas(()).modes
+            except Refused as error:
+                log.warning("what Slurm does with jobs that it preempts is not known: %s", error)
+                return False
+            self._asked = self.clock()
+        return True
+
+    def _hold(self, task: Task, job: Job) -> None:
+        put = self._put.get((task, job.restart))
+        if job.held or (put is not None and not forgotten(self.client, put)):
+            return
+        if not self.held.take(task.array, [task.task]):
+            return
+        try:
+            self.client.hold(task)
+            self._put[task, job.restart] = self.clock()
+        except Refused as error:
+            log.info("block %s: it is not held for its next start: %s", task, error)
+
+    def _lift(self, task: Task, job: Job) -> None:
+        self._put.pop((task, job.restart), None)
+        try:
+            self.client.release(task, start_now=False)
+        except Refused as error:
+            log.error("block %s: its hold could not be lifted: %s", task, error)
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Leave nothing behind of jobs that have ended."""
+        self._put = {key: time for key, time in self._put.items() if key[0].array in alive}
