@@ -14,6 +14,7 @@ from ones_db import Store
 from tests import debian
 from tests.cluster import paths
 from tests.db.make import job
+from tests.marks import nightly
 from tests.show.conftest import TOKEN, Page
 from tests.waiting import until
 
@@ -93,7 +94,7 @@ def picture(browser: Any, name: str) -> None:
         browser.save_screenshot(str(PICTURES / name))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", nightly("dark")])
 def test_each_width_light_and_dark(serve: Callable[..., Page], browser: Any, scheme: str) -> None:
     """Protects readers: nothing beside the window, every text has WCAG AA's contrast, nothing in the console."""
     page = serve()
