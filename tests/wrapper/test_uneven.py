@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -83,10 +82,8 @@ def test_passes_of_uneven_shares_use_each_sample_once(
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    found = Team(3)
-    yield found
-    found.close()
+def team(teams: dict[int, Team]) -> Team:
+    return teams[3]
 
 
 @given(

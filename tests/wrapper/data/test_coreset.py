@@ -155,10 +155,8 @@ def test_the_weighted_gradient_is_near_that_of_all_data() -> None:
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    found = Team(3)
-    yield found
-    found.close()
+def team(teams: dict[int, Team]) -> Team:
+    return teams[3]
 
 
 def on_rank(group: Group, shard: int, count: int) -> tuple[Ints, Floats]:

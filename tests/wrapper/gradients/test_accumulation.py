@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -312,11 +312,9 @@ def train_on_rank(
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
+def team(teams: dict[int, Team]) -> Team:
     """Two ranks."""
-    team = Team(2)
-    yield team
-    team.close()
+    return teams[2]
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [("ddp", {}), ("ddp", {"gradient_as_bucket_view": True}), ("fsdp", {})]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -24,13 +22,6 @@ from tests.wrapper.gradients.quadratics import (
 )
 
 RANKS = 4
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    found = Team(RANKS)
-    yield found
-    found.close()
 
 
 def path_in_numpy(hessians: Array, slopes: Array, weights: Array, rate: float, beta: float, steps: int) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,6 @@ from tests.wrapper.forked import Team
 from tests.wrapper.steps import Seen, Sizes, in_one_process, local_batch, loss, made, on_ranks, passes_of, step_sizes
 
 OPTIONS: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}]
-
-
-@pytest.fixture(scope="module")
-def teams() -> Iterator[dict[int, Team]]:
-    found = {world: Team(world) for world in (1, 2, 3)}
-    yield found
-    for team in found.values():
-        team.close()
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,6 @@ from tests.wrapper.steps import (
 pytestmark = pytest.mark.slow
 
 OPTIONS: list[dict[str, Any]] = [{}, {"modules": nn.Linear}, {"reshard_after_forward": False}]
-
-
-@pytest.fixture(scope="module")
-def teams() -> Iterator[dict[int, Team]]:
-    found = {world: Team(world) for world in (1, 2, 3, 4)}
-    yield found
-    for team in found.values():
-        team.close()
 
 
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))

@@ -20,13 +20,6 @@ from tests.wrapper.wire import sent_bytes
 RANKS = 4
 
 
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    found = Team(RANKS)
-    yield found
-    found.close()
-
-
 def double_well(x: torch.Tensor) -> torch.Tensor:
     """(x² − 1)², which has a maximum at 0 between its minima."""
     return (x.square() - 1).square().sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
-from benchmarks.systems import onebit_lamb
 from ones_wrapper.gradients.onebit import OneBitMean, pack, unpack
 from ones_wrapper.group import Group
 from ones_wrapper.optimizers.onebit_lamb import CompressedLamb
@@ -18,13 +16,6 @@ from tests.wrapper.forked import Team
 from tests.wrapper.traffic import Traffic
 
 WORLD = 4
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    made = Team(WORLD)
-    yield made
-    made.close()
 
 
 def _bytes(group: Group, n: int) -> tuple[int, int, int]:
@@ -83,6 +74,9 @@ def test_nothing_is_lost_through_resizes(team: Team) -> None:
 @pytest.mark.slow
 def test_accuracy_is_lambs_through_frequent_resizes(team: Team) -> None:
     """Protects what all of it is for, in a short training: 4, 3, 2, 4 … ranks, another number every 5 steps."""
+    # Not by every rank of the other tests: it takes two seconds.
+    from benchmarks.systems import onebit_lamb
+
     short = {"steps": 160, "warmup": 32}
     lamb, carried = (team.run(onebit_lamb.accuracy, how, 0, *short.values())[0] for how in ("lamb", "carried"))
     assert lamb > 0.9

@@ -1,0 +1,12 @@
+"""Four ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wrapper.forked import Team
+
+
+@pytest.fixture(scope="session")
+def team(teams: dict[int, Team]) -> Team:
+    return teams[4]
