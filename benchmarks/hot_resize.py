@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,7 +35,7 @@ from slurm_ones.policy.contract import Allocation
 from tests.cluster import Cluster, paths
 from tests.conftest import quick
 from tests.endtoend.harness import Harness
-from tests.wrapper.runs import lines_that_count
+from tests.wrapper.runs import samples_wrong
 
 BATCH = 32
 CYCLE = (2, 4, 2, 1, 3, 2, 1)
@@ -244,17 +243,6 @@ def change_of(resize: ResizeRecord, steps: Sequence[Step], told: Sequence[Member
     return change
 
 
-def samples_wrong(folder: Path) -> tuple[int, int]:
-    """Samples lost and repeated, in all epochs but the last."""
-    lines = [json.loads(t) for path in sorted(folder.glob("trace-*.jsonl")) for t in path.read_text().splitlines()]
-    used: dict[int, Counter[int]] = {}
-    for line in lines_that_count(lines):
-        used.setdefault(line["epoch"], Counter()).update(line["samples"])
-    whole = [used[epoch] for epoch in sorted(used)[:-1]]
-    lost = sum(SAMPLES - len(counter) for counter in whole)
-    return lost, sum(sum(counter.values()) - len(counter) for counter in whole)
-
-
 def sending(size: int) -> float:
     """Seconds in which so many bytes go once through a socket of this machine, between two processes."""
     server = socket.create_server(("127.0.0.1", 0))
@@ -326,7 +314,7 @@ class Bench:
                 self.missed.append(f"resize {resize.id} of job {job_id}: {resize.state} {resize.outcome!s}")
             else:
                 yield change
-        lost, repeated = samples_wrong(folder)
+        _, lost, repeated = samples_wrong(folder, SAMPLES)
         self.lost, self.repeated = self.lost + lost, self.repeated + repeated
 
 

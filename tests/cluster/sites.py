@@ -178,15 +178,28 @@ TYPED = Partition("gpu", "t", 17001, nodes=3, kinds=("2080ti", "a100", "a100"), 
 GRES_TYPED = replace(GRES, name="gres-typed", base="gres", accounting=False, partitions=(TYPED,))
 OLD_TYPED = replace(OLD, name="old-typed", base="old", partitions=(TYPED,))
 
-PREEMPTIBLE = replace(GPU, options=f"{GPU.options} PriorityTier=10")
-GUEST_PARTITION = "PartitionName=scavenge Nodes=n[1-4] PriorityTier=1 PreemptMode=CANCEL MaxTime=1-00:00:00"
-"""Over the nodes of partition gpu."""
+OTHERS = (
+    "PartitionName=other Nodes=n[1-4] PriorityTier=10 PreemptMode=OFF MaxTime=1-00:00:00",
+    "PartitionName=high Nodes=n[1-4] PriorityTier=20 PreemptMode=OFF MaxTime=1-00:00:00",
+    "PartitionName=excl Nodes=n[1-4] PriorityTier=10 PreemptMode=OFF OverSubscribe=EXCLUSIVE MaxTime=1-00:00:00",
+)
+"""Partitions of others over the nodes of partition gpu, in slurm.conf."""
+MEMORY = ("SelectTypeParameters=CR_Core_Memory", "DefMemPerCPU=100")
+TIER = "PriorityTier=10 PreemptMode=OFF"
+GUEST_PARTITIONS = (
+    "PartitionName=scavenge Nodes=n[1-4] PriorityTier=1 PreemptMode=CANCEL MaxTime=1-00:00:00",
+    "PartitionName=scavenge-whole Nodes=w[1-4] OverSubscribe=EXCLUSIVE PriorityTier=1 PreemptMode=CANCEL",
+)
+"""Over the nodes of partitions gpu and whole."""
+GUEST_ACCOUNT = ("add account guests", "add user alice account=guests")
+PREEMPTIBLE = (replace(GPU, options=f"{GPU.options} {TIER}"), replace(WHOLE, options=f"{WHOLE.options} {TIER}"))
 GRES_GUESTS = replace(
     GRES,
     name="gres-guests",
     base="gres",
-    partitions=(GPU,),
     conf=(
+        *(line.replace("PreemptMode=OFF ", "") for line in OTHERS),
+        *MEMORY,
         "PreemptType=preempt/qos",
         "PreemptMode=CANCEL",
         "PreemptParameters=youngest_first,send_user_signal,reclaim_licenses",
@@ -198,17 +211,41 @@ GRES_GUESTS = replace(
         "add qos guest",
         "modify qos guest set priority=0 preemptmode=cancel",
         "modify qos normal set priority=10 preempt=guest",
-        "add account guests",
-        "add user alice account=guests",
+        *GUEST_ACCOUNT,
     ),
 )
 """Guests are of QOS `guest`, which no user has, or in account `guests`, which alice may charge."""
+GRES_SCAVENGE = replace(
+    GRES,
+    name="gres-scavenge",
+    base="gres",
+    partitions=PREEMPTIBLE,
+    conf=(
+        *OTHERS,
+        *GUEST_PARTITIONS,
+        *MEMORY,
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=CANCEL",
+        "PreemptParameters=youngest_first,send_user_signal,reclaim_licenses",
+        "AccountingStorageEnforce=associations,limits,qos",
+    ),
+    accounts=GUEST_ACCOUNT,
+)
+"""Guests are in partition `scavenge`, or `scavenge-whole`."""
 OLD_GUESTS = replace(
     OLD,
     name="old-guests",
     base="old",
-    partitions=(PREEMPTIBLE,),
-    conf=(GUEST_PARTITION, "PreemptType=preempt/partition_prio", "PreemptMode=CANCEL", "RequeueExit=99"),
+    partitions=PREEMPTIBLE,
+    conf=(
+        *OTHERS,
+        *GUEST_PARTITIONS,
+        *MEMORY,
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=CANCEL",
+        "RequeueExit=99",
+    ),
 )
+"""The same without accounting."""
 
-SITES: dict[str, Site] = {site.name: site for site in (GRES, OLD, GRES_GUESTS, OLD_GUESTS)}
+SITES: dict[str, Site] = {site.name: site for site in (GRES, OLD, GRES_GUESTS, GRES_SCAVENGE, OLD_GUESTS)}

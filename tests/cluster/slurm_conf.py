@@ -46,7 +46,9 @@ def slurm_conf(site: Site, cluster: str, accounting: bool = False) -> str:
     ]
     for partition in site.partitions:
         lines += _partition(partition, cluster)
-    return "\n".join([*lines, *site.conf]) + "\n"
+    # Without accounting slurmctld would end at it.
+    lines += [line for line in site.conf if accounting or not line.startswith("AccountingStorageEnforce")]
+    return "\n".join(lines) + "\n"
 
 
 def _accounting(cluster: str) -> list[str]:

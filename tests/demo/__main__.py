@@ -1,4 +1,5 @@
-"""`make demo`: ten training jobs on a real Slurm, resized by the companion, beside the same ten on Slurm alone."""
+"""`make demo`: ten training jobs on a real Slurm, resized by the companion, and the same ten on Slurm alone; two rigid
+jobs of others each time."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.demo import results
-from tests.demo.scenario import DATABASE, TOP, Outcome, companion, gpus_of, operator, run
+from tests.demo.scenario import DATABASE, RIGID, SITE, TOP, Outcome, companion, gpus_of, operator, run
 
 # Wide enough for the last table where nobody says how wide it is.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -77,7 +78,7 @@ class Watch:
             elif job is not None and job.pending:
                 words.append(f"{o.job.name} {'requeued' if job.restart else 'waits'}")
         done = sum(bool(o.state) for o in outcomes)
-        return f"{done}/{len(ON_CLUSTER)} done; " + ", ".join(words)
+        return f"{done}/{len(ON_CLUSTER) + len(RIGID)} done; " + ", ".join(words)
 
     @staticmethod
     def _table(outcomes: list[Outcome], jobs: dict[int, Job], elapsed: float) -> Table:
@@ -108,7 +109,7 @@ def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
     with companion(cluster):
         path = cluster.scratch / DATABASE
         with Store.open(f"sqlite:///{path}", "demo", read_only=True) as store, Watch("slurm-ones", store) as watch:
-            outcomes = run(cluster, elastic=ON_CLUSTER, show=watch.show)
+            outcomes = run(cluster, elastic=ON_CLUSTER, show=watch.show, rigid=RIGID)
             # The companion stores the ends of the last jobs in its next tick.
             until = time.monotonic() + STORED_S
             while store.live_jobs() and time.monotonic() < until:
@@ -123,14 +124,15 @@ def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
         # One file to take away, with no log beside it.
         target.execute("PRAGMA journal_mode = DELETE")
     with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
-        return outcomes, results.disagreements(outcomes, store, json.loads(told))
+        trained = [one for one in outcomes if one.waited_s is None]
+        return outcomes, results.disagreements(trained, store, json.loads(told))
 
 
 def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
     found = [f"{o.job.name}: {o.state or 'never ended'}" for o in (*ones, *slurm) if not o.finished]
     resized = sum(len(o.sizes) > 1 for o in ones)
     if resized < 6:
-        found.append(f"only {resized} of {len(ones)} jobs were resized")
+        found.append(f"only {resized} of {len(ON_CLUSTER)} jobs were resized")
     return found
 
 
@@ -150,15 +152,15 @@ def main() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     try:
-        with Cluster("gres", report=Progress(), compile=False) as cluster:
+        with Cluster(SITE, report=Progress(), compile=False) as cluster:
             how = "PySlurm" if cluster.pyslurm else f"the command line ({cluster.pyslurm_why})"
             who = operator(cluster)
             console.print(f"A real Slurm runs: 4 nodes × 4 GPUs. The companion talks to it as {who}, through {how}.")
-            console.print(f"2 of 3: ten jobs, resized by slurm-ones; {RESIZED}")
+            console.print(f"2 of 3: ten jobs, resized by slurm-ones, and two of others; {RESIZED}")
             ones, disagree = _elastic(cluster)
-        console.print(f"3 of 3: the same ten jobs on Slurm alone; {ALONE}")
-        with Cluster("gres", report=Progress(), compile=False) as cluster, Watch("Slurm alone", None) as watch:
-            slurm = run(cluster, elastic=(), show=watch.show)
+        console.print(f"3 of 3: the same jobs on Slurm alone; {ALONE}")
+        with Cluster(SITE, report=Progress(), compile=False) as cluster, Watch("Slurm alone", None) as watch:
+            slurm = run(cluster, elastic=(), show=watch.show, rigid=RIGID)
     except ClusterError as error:
         console.print(f"make demo: {error}", style="red", markup=False)
         return 2

@@ -27,6 +27,7 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
         "user": outcome.job.user,
         "jct_s": round(outcome.jct_s, 1) if outcome.ended else None,
         "accuracy": outcome.accuracy,
+        "waited_s": round(outcome.waited_s, 2) if outcome.waited_s is not None else None,
         "state": outcome.state,
         "shapes": [_shape(size) for size in outcome.sizes],
         "batches": [size.batch for size in outcome.sizes],
@@ -50,7 +51,7 @@ def result(ones: list[Outcome], slurm: list[Outcome]) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> Table:
     """The demo's last word."""
-    shown = Table(title="Ten jobs, twice: resized by slurm-ones, and at fixed sizes by Slurm alone", caption=EMULATED)
+    shown = Table(title="Ten jobs, twice: resized by slurm-ones, and at fixed sizes by Slurm alone")
     for column in ("job", "user", "GPUs over time", "batch"):
         shown.add_column(column)
     for column in ("JCT", "accuracy", "resizes", "pauses", "│ GPUs", "batch", "JCT", "accuracy"):
@@ -73,6 +74,12 @@ def table(found: dict[str, Any]) -> Table:
             f"{other['accuracy']:.3f}" if other["accuracy"] is not None else "–",
         )
     shown.add_section()
+    waits = [
+        f"{job['name']} started after {job['waited_s']} s, on Slurm alone after {alone[job['name']]['waited_s']} s"
+        for job in found["ones"]["jobs"]
+        if job["waited_s"] is not None
+    ]
+    shown.caption = "\n".join([*waits, EMULATED])
     means = [seconds(found[side]["mean_jct_s"]) for side in ("ones", "slurm")]
     shown.add_row("mean", "", "", "", means[0], "", "", "", "│", "", means[1], "", style="bold")
     return shown

@@ -1,10 +1,11 @@
-"""Running the ten jobs once: under the companion, all of them elastic or some, or under Slurm alone."""
+"""Running the ten jobs once: under the companion, all of them elastic or some, or under Slurm alone. Next to two rigid
+jobs of others, in another partition over the same nodes."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from slurm_ones.jobs.elastic import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster
-from tests.cluster.sites import OPERATOR
+from tests.cluster.sites import GRES_SCAVENGE, OPERATOR
 
 TOP = Path(__file__).resolve().parents[2]
 GIVE_UP_S = 300.0
@@ -27,21 +28,42 @@ cluster = "demo"
 mode = "act"
 spool = "/scratch/ones"
 tick_s = 5
+[guests.gpu]
+partition = "scavenge"
 """
 """All else is as shipped; the tick is shorter since these jobs last a minute."""
+SITE = GRES_SCAVENGE
 
+
+@dataclass(frozen=True)
+class RigidJob:
+    """A job that knows nothing of slurm-ones: `gpus` GPUs of one node for `seconds`."""
+
+    name: str
+    at: float
+    gpus: int
+    seconds: int
+    user: str
+
+
+RIGID = (RigidJob("rigid-1", 34, 2, 20, "bob"), RigidJob("rigid-2", 66, 4, 20, "alice"))
 
 TEMPLATE, PLAIN = TOP / "sbatch_templates/ddp.sbatch", TOP / "tests/endtoend/plain.sbatch"
 """With slurm-ones, of blocks; and for Slurm alone, which makes no use of any but the first."""
 LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
 
 
-def arguments(job: DemoJob, *, elastic: bool) -> list[str]:
+def arguments(job: DemoJob | RigidJob, *, elastic: bool) -> list[str]:
     """sbatch's arguments: the user's options, the template, the script and its own.
 
-    Its user scales batch and learning rate to the GPUs asked for, by the same linear rule that the wrapper applies at
-    each size. Both ways the job is the same but that it opts in by its comment, and is an array of blocks.
+    A rigid job only notes when it starts. The user of another one scales batch and learning rate to the GPUs asked for,
+    by the same linear rule that the wrapper applies at each size. Both ways the job is the same but that it opts in by
+    its comment, and is an array of blocks.
     """
+    if isinstance(job, RigidJob):
+        script = f"date +%s.%N > started-{job.name}; sleep {job.seconds}"
+        options = ("--partition=other", f"--gres=gpu:{job.gpus}", "--time=1", "--output=/dev/null")
+        return [f"--job-name={job.name}", *options, f"--wrap={script}"]
     nodes, per_node = (1, job.gpus) if job.gpus <= 4 else (job.gpus // 4, 4)
     return [
         f"--job-name={job.name}",
@@ -76,7 +98,7 @@ class Size:
 class Outcome:
     """What became of one job. Times are Unix seconds by Slurm's clock, which is this machine's."""
 
-    job: DemoJob
+    job: DemoJob | RigidJob
     job_id: int
     submitted: float
     state: str = ""
@@ -90,6 +112,8 @@ class Outcome:
     memberships: list[Membership] = field(default_factory=list)
     """Of a job of blocks: who trained together, in order."""
     accuracy: float | None = None
+    waited_s: float | None = None
+    """Of a rigid job: from its submission to its first line."""
     left: int = 0
     """Tasks of the job that still waited when it had ended."""
 
@@ -125,7 +149,7 @@ def gpus_of(job: Job) -> int:
     return job.gpus_total or job.nodes * job.gpus_per_node
 
 
-def _submit(cluster: Cluster, job: DemoJob, *, elastic: bool) -> Outcome:
+def _submit(cluster: Cluster, job: DemoJob | RigidJob, *, elastic: bool) -> Outcome:
     command = ["sbatch", "--parsable", *arguments(job, elastic=elastic)]
     env = {"ONES_SPOOL": "/scratch/ones"} if elastic else {}
     now = time.time()
@@ -135,7 +159,13 @@ def _submit(cluster: Cluster, job: DemoJob, *, elastic: bool) -> Outcome:
 
 def _finish(cluster: Cluster, outcome: Outcome, job: Job) -> None:
     outcome.state, outcome.restarts, outcome.ended = job.state.value, job.restart, job.end_time
-    directory = cluster.home(outcome.job.user) / f"ones-{outcome.job_id}"
+    home = cluster.home(outcome.job.user)
+    if isinstance(outcome.job, RigidJob):
+        began = float((home / f"started-{outcome.job.name}").read_text())
+        outcome.waited_s = began - outcome.submitted
+        outcome.sizes = [Size(began, outcome.ended, 1, outcome.job.gpus, outcome.job.gpus, 0)]
+        return
+    directory = home / f"ones-{outcome.job_id}"
     # A term of a job of blocks is what a restart is of another job.
     for run in range(len(list(directory.glob("reports-*.jsonl")))):
         _read(outcome, list(reports(directory, run)))
@@ -203,14 +233,18 @@ def companion(cluster: Cluster) -> Iterator[None]:
 
 
 def run(
-    cluster: Cluster, *, elastic: Collection[DemoJob], show: Callable[[list[Outcome], dict[int, Job]], None]
+    cluster: Cluster,
+    *,
+    elastic: Collection[DemoJob],
+    show: Callable[[list[Outcome], dict[int, Job]], None],
+    rigid: Sequence[RigidJob] = (),
 ) -> list[Outcome]:
-    """Submit the jobs on their timetable, some of them elastic, and wait until all have ended.
+    """Submit the jobs on their timetable, some of them elastic, and rigid ones, and wait until all have ended.
 
     `show` is called about once a second.
     """
     begin = time.time()
-    waiting = sorted(ON_CLUSTER, key=lambda job: job.at)
+    waiting: list[DemoJob | RigidJob] = sorted((*ON_CLUSTER, *rigid), key=lambda job: job.at)
     outcomes: list[Outcome] = []
     while time.time() < begin + waiting_until(waiting) + GIVE_UP_S:
         while waiting and time.time() >= begin + waiting[0].at:
@@ -231,6 +265,6 @@ def run(
     return outcomes
 
 
-def waiting_until(waiting: list[DemoJob]) -> float:
+def waiting_until(waiting: Sequence[DemoJob | RigidJob]) -> float:
     """When the last of these jobs is to be submitted, in seconds from the beginning."""
     return max((job.at for job in waiting), default=ON_CLUSTER[-1].at)

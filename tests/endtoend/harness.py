@@ -117,9 +117,9 @@ class Harness:
         script = HERE / "light_blocks.py"
         return self.submit(str(script), user=user, options=options, template=script.with_suffix(".sbatch"), **env)
 
-    def rigid(self, *options: str, user: str = "bob") -> int:
+    def rigid(self, *options: str, user: str = "bob", script: str = "exec sleep 600") -> int:
         """A job that knows nothing of us."""
-        command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 600"]
+        command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script]
         return int(self.cluster.run(command, user=user).stdout)
 
     def job(self, job_id: int) -> Job:

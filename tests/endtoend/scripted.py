@@ -4,7 +4,8 @@
 
 Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn; [0, 0, N] parks it until it has been
 seen waiting N times, [0, G, 32] asks for G GPUs, wherever they lie. Ends once it had the last and no resize is open.
-While there is a file `stay` beside the settings a parked job stays so, and the companion does not end.
+While there is a file `stay` next to the settings a parked job stays so, each last step is wanted again whenever it is
+lost, and the companion does not end.
 All else is the companion as it is.
 """
 
@@ -46,7 +47,7 @@ class Scripted:
         allocations, parked = {}, set()
         for job in jobs:
             left = self.steps.get(job.job_id, [])
-            if left and not job.fixed and self._has(job, left[0]):
+            if len(left) > self._stays and not job.fixed and self._has(job, left[0]):
                 left.pop(0)
             if left and left[0].shape == PARKED:
                 parked.add(job.job_id)

@@ -125,11 +125,30 @@ def lines_that_count(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def samples_used(job_dir: Path) -> dict[int, Counter[int]]:
     """How often each sample of each epoch was used, by epoch, from the traces in a job's directory."""
-    lines = [json.loads(t) for path in sorted(job_dir.glob("trace-*.jsonl")) for t in path.read_text().splitlines()]
     used: dict[int, Counter[int]] = {}
-    for line in lines_that_count(lines):
+    for line in lines_that_count(_trace(job_dir)):
         used.setdefault(line["epoch"], Counter()).update(line["samples"])
     return used
+
+
+def _trace(job_dir: Path) -> list[dict[str, Any]]:
+    texts = (path.read_text() for path in sorted(job_dir.glob("trace-*.jsonl")))
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def samples_wrong(job_dir: Path, samples: int) -> tuple[int, int, int]:
+    """Epochs but the last, in which it may have been stopped, and the samples lost and repeated in them."""
+    used = samples_used(job_dir)
+    whole = [used.get(epoch, Counter()) for epoch in range(max(used, default=0))]
+    lost = sum(samples - len(counter) for counter in whole)
+    return len(whole), lost, sum(counter.total() - len(counter) for counter in whole)
+
+
+def steps_undone(job_dir: Path) -> int:
+    """Steps that were taken again."""
+    lines = _trace(job_dir)
+    counted = {id(line) for line in lines_that_count(lines)}
+    return len({(line["restart"], line["step"]) for line in lines if "samples" in line and id(line) not in counted})
 
 
 def assert_exactly_once(job_dir: Path, epochs: int, samples: int) -> None:

@@ -1,0 +1,164 @@
+"""What others want while a job has grown over a cluster, as data: tests and `benchmarks/guests.py` share these rows."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from slurm_ones.slurm.model import Queue
+from tests.cluster.sites import GRES_GUESTS, GRES_SCAVENGE, OLD_GUESTS, Site
+
+
+class GuestVariant(NamedTuple):
+    """A Slurm, and how a job grows there."""
+
+    site: Site
+    about: str
+    queue: Queue | None = None
+    """Of guests; None: growth is in the user's own queue, and goes back by the companion's rule."""
+    plain: bool = False
+    """The job is one without blocks."""
+
+
+VARIANTS = {
+    "qos": GuestVariant(GRES_GUESTS, "26.05, guests by QOS", Queue(qos="guest")),
+    "partition": GuestVariant(GRES_SCAVENGE, "26.05, guests by partition", Queue("scavenge")),
+    "old": GuestVariant(OLD_GUESTS, "22.05, guests by partition", Queue("scavenge")),
+    "blocks": GuestVariant(GRES_GUESTS, "26.05, blocks without guests"),
+    "old-blocks": GuestVariant(OLD_GUESTS, "22.05, blocks without guests"),
+    "plain": GuestVariant(GRES_GUESTS, "26.05, a plain job", plain=True),
+    "old-plain": GuestVariant(OLD_GUESTS, "22.05, a plain job", plain=True),
+}
+
+
+class GrownJob(NamedTuple):
+    """An elastic job that asked for one GPU, or one node, and has grown."""
+
+    gpus: tuple[int, ...] = (16,)
+    """Sizes of a job of blocks, one after the other: of one node, or of whole nodes."""
+    plain: tuple[int, int] | None = (4, 4)
+    """Nodes of a plain one and GPUs of each; None: its growth holds nothing that others want."""
+    options: tuple[str, ...] = ()
+    whole: bool = False
+    """In partition `whole`, whose nodes have one GPU that Slurm does not know."""
+    account: str = ""
+    """Guests are charged to it."""
+    step_ms: int = 400
+    admin: tuple[str, ...] = ()
+    """What root does before it is submitted, and takes back by `undo`."""
+    grows: tuple[str, ...] = ()
+    """The same before it grows."""
+    undo: tuple[str, ...] = ()
+
+
+LAB_8 = "sacctmgr -i modify account lab set grptres=gres/gpu=8"
+LAB_ANY = "sacctmgr -i modify account lab set grptres=gres/gpu=-1"
+USER = "sacctmgr -i modify qos normal set maxtresperuser=gres/gpu="
+MAINTENANCE = (
+    "scontrol create reservation ReservationName=maint StartTime=now+30minutes Duration=60 Users=root Nodes=ALL "
+    "Flags=MAINT,IGNORE_JOBS"
+)
+GROWN = {
+    "full": GrownJob(),
+    "memory": GrownJob((8,), (4, 1), ("--mem=3500",)),
+    "licences": GrownJob((2, 3), None, ("--licenses=matlab:1",)),
+    "limit": GrownJob((8,), (2, 4), admin=(LAB_8,), undo=(LAB_ANY,)),
+    "account": GrownJob(plain=None, account="guests", admin=(LAB_8,), undo=(LAB_ANY,)),
+    "user": GrownJob(plain=None, admin=(f"{USER}4",), undo=(f"{USER}-1",)),
+    "whole": GrownJob((4,), (4, 1), whole=True),
+    "reserved": GrownJob(
+        plain=None, options=("--time=60",), grows=(MAINTENANCE,), undo=("scontrol delete ReservationName=maint",)
+    ),
+    "slow": GrownJob((8,), None, step_ms=9000),
+}
+
+
+class GuestRow(NamedTuple):
+    """What somebody wants, and what is to become of it."""
+
+    about: str
+    options: tuple[str, ...]
+    """Of sbatch; {base} is the node of the job's base, {other} one that has growth alone."""
+    grown: str = "full"
+    user: str = "bob"
+    first: str = ""
+    """What is submitted before: a waiting `guest`, or a job that is `impossible` now."""
+    admin: tuple[str, ...] = ()
+    undo: tuple[str, ...] = ()
+    judged: Literal["served", "waits", "limits"] = "served"
+    """It is served; it waits and nothing is taken for it; or the time limits of guests are looked at."""
+    rule: bool = False
+    """Slurm does not preempt for it: the companion's rule serves it, with guests too."""
+    accounting: bool = False
+    """It needs accounting."""
+    by_qos: bool = False
+    """It needs guests in a QOS of their own."""
+    guests: bool = False
+    """It makes sense with guests alone."""
+
+
+IMPOSSIBLE = ("--nodes=4", "--gres=gpu:4")
+RESERVED = (
+    "scontrol create reservation ReservationName=theirs StartTime=now Duration=30 Users=bob Nodes={other} "
+    "Flags=IGNORE_JOBS"
+)
+ROWS = {
+    "a1": GuestRow("a GPU in another partition of the same tier", ("--partition=other", "--gres=gpu:1")),
+    "a2": GuestRow("a GPU in a partition of a higher tier", ("--partition=high", "--gres=gpu:1")),
+    "b": GuestRow("a GPU", ("--gres=gpu:1",)),
+    "b2": GuestRow("three whole nodes", ("--nodes=3", "--gres=gpu:4")),
+    "c1": GuestRow("16 CPUs of a node", ("--nodes=1", "--ntasks=16")),
+    "c2": GuestRow("2 CPUs", ("--ntasks=2",)),
+    "d": GuestRow("a GPU of a node by name", ("--nodelist={other}", "--gres=gpu:1")),
+    "d2": GuestRow("3 GPUs next to the base", ("--nodelist={base}", "--gres=gpu:3")),
+    "j1": GuestRow("a node of an exclusive partition", ("--partition=excl", "--nodes=1")),
+    "j2": GuestRow("three of its nodes", ("--partition=excl", "--nodes=3")),
+    "k": GuestRow("--exclusive", ("--nodes=1", "--exclusive")),
+    "l": GuestRow("the same user's rigid job, a GPU", ("--gres=gpu:1",), user="alice"),
+    "m": GuestRow(
+        "the first block of another elastic job",
+        ("--array=0-1%1", "--comment=ones: gpus=1-2 batch=32-64 array=blocks", "--gres=gpu:1"),
+        # Without guests its policy decides for which elastic job another one shrinks.
+        guests=True,
+    ),
+    "n": GuestRow("four whole nodes, impossible next to the base", IMPOSSIBLE, judged="waits"),
+    "n2": GuestRow("a GPU for 5 min behind that", ("--time=5", "--gres=gpu:1"), first="impossible"),
+    "o": GuestRow("a node, while a guest of somebody waits", ("--gres=gpu:4",), first="guest", guests=True),
+    "i2": GuestRow(
+        "a GPU in one's own reservation",
+        ("--reservation=theirs", "--gres=gpu:1"),
+        admin=(RESERVED,),
+        undo=("scontrol delete ReservationName=theirs",),
+    ),
+    "e": GuestRow("3000 MB, GPUs and CPUs being free", ("--mem=3000",), "memory"),
+    "f": GuestRow("a licence", ("--licenses=matlab:1",), "licences"),
+    "g0": GuestRow("a GPU, an account's GrpTRES being used up", ("--gres=gpu:1",), "limit", rule=True, accounting=True),
+    "g2": GuestRow(
+        "the same, guests having an account of their own", ("--gres=gpu:1",), "account", accounting=True, guests=True
+    ),
+    "h": GuestRow(
+        "3 GPUs within the user's own MaxTRESPU",
+        ("--gres=gpu:3",),
+        "user",
+        user="alice",
+        accounting=True,
+        by_qos=True,
+        guests=True,
+    ),
+    "p1": GuestRow("a whole node that has no GRES", ("--partition=whole", "--nodes=1"), "whole"),
+    "p2": GuestRow("two of them", ("--partition=whole", "--nodes=2"), "whole"),
+    "i1": GuestRow("maintenance in 30 min", (), "reserved", judged="limits", guests=True),
+    "kill": GuestRow("a node, in steps of 9 s", ("--nodelist={other}", "--gres=gpu:4"), "slow", guests=True),
+}
+
+
+def rows_of(variant: GuestVariant) -> list[str]:
+    """The rows that can be there, those of one grown job together."""
+    found = []
+    for name, row in ROWS.items():
+        grown = GROWN[row.grown]
+        possible = variant.site.accounting or not row.accounting
+        possible &= variant.queue is not None or not row.guests
+        possible &= not row.by_qos or (variant.queue is not None and bool(variant.queue.qos))
+        if possible and (not variant.plain or grown.plain is not None):
+            found.append(name)
+    return sorted(found, key=lambda name: list(GROWN).index(ROWS[name].grown))

@@ -1,0 +1,299 @@
+"""A real Slurm on which one elastic job has grown by guests, or without, and what others then get: see `guest_rows`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from ones_wrapper.protocol import Membership
+from tests.cluster import Cluster
+from tests.endtoend.block_site import Site
+from tests.endtoend.guest_rows import GROWN, IMPOSSIBLE, GrownJob, GuestRow, GuestVariant
+from tests.endtoend.harness import BLOCKS, TEMPLATE, TRAIN, WAIT_S, WHOLE_NODE_BLOCKS, Harness
+from tests.wrapper.runs import samples_wrong, steps_undone
+
+TICK_S = 1.0
+BATCH = 64
+SAMPLES = 640
+SERVED_WITHIN_S = 60.0
+"""Who has not started by then is not served."""
+IN_VAIN_S = 15.0
+"""For so long nothing is taken for a job that cannot start anyway."""
+POLL_S = 0.15
+STARTS = "date +%s.%N > {file}; exec sleep 600"
+RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\npreempted_s = 2\ndwell_s = 0"
+
+
+@dataclass
+class RowOutcome:
+    """What became of a row."""
+
+    served_s: float | None = None
+    """From before sbatch to the job's first line."""
+    taken: int = 0
+    """Blocks that went."""
+    pauses_s: list[float] = field(default_factory=list)
+    """Of each membership until all of them had left, as the training reported it."""
+    reuse_s: list[float] = field(default_factory=list)
+    """Of each block that went: from when Slurm had ended it until it was held, or ran, again."""
+    base_taken: int = 0
+    requeues: int = 0
+    """Of a plain job, or of the base."""
+    wrong: str = ""
+    """Why the row does not hold."""
+
+
+class Before(NamedTuple):
+    """The job before somebody wants something."""
+
+    time: float
+    blocks: tuple[int, ...]
+    base: set[int]
+    generation: int
+    restarts: int
+
+
+class GuestStage:
+    """One cluster, its companion, and the job that has grown."""
+
+    def __init__(self, cluster: Cluster, variant: GuestVariant, *, trains: bool) -> None:
+        self.cluster, self.variant, self.trains = cluster, variant, trains
+        self.harness = Harness(cluster)
+        self.settings = ""
+        self._site = Site(self.harness, owner=False)
+        self._folder = self.harness.folder("guests")
+        self._name = ""
+        self._job = self._count = 0
+
+    # -- the job that has grown ----------------------------------------------------------------------------------------
+
+    @property
+    def _grown(self) -> GrownJob:
+        return GROWN[self._name]
+
+    def grow(self, name: str) -> None:
+        """Begin a job that is to have grown so, unless there is one; returns at its full size."""
+        if name != self._name:
+            self.end()
+            self._begin(name)
+        self.full()
+
+    def _begin(self, name: str) -> None:
+        self._name, grown = name, GROWN[name]
+        self._site = Site(self.harness, owner=False, whole=1 if grown.whole else 0)
+        self._folder = self.harness.folder("guests")
+        self._run(grown.admin)
+        self._job = self._submit()
+        self._run(grown.grows)
+        self.settings = self._site.settings(RESIZE, tick_s=str(TICK_S), **self._queue())
+        self.harness.stay(self.settings).touch()
+        self._site.start(self.settings, {self._job: self._steps()})
+
+    def _steps(self) -> list[list[int]]:
+        if self.variant.plain:
+            return [[*(self._grown.plain or (1, 1)), BATCH]]
+        return [[0, gpus, BATCH] for gpus in self._grown.gpus]
+
+    def _queue(self) -> dict[str, str]:
+        queue, grown = self.variant.queue, self._grown
+        if queue is None:
+            return {}
+        name = "whole" if grown.whole else "gpu"
+        partition = f"{queue.partition}-whole" if grown.whole and queue.partition else queue.partition
+        words = {"qos": queue.qos, "partition": partition, "account": grown.account}
+        given = ", ".join(f'{key} = "{one}"' for key, one in words.items() if one)
+        return {"guests": f"{{{name} = {{{given}}}}}"}
+
+    def _submit(self) -> int:
+        plain, options = self.variant.plain, self._grown.options
+        comment = f"ones: gpus=1-16 batch=32-{BATCH}" + ("" if plain else " array=blocks")
+        options, env = self._site.asked((f"--comment={comment}", *options), {})
+        env |= {"ONES_TRACE": f"{self._inside}/trace-{{restart}}-{{rank}}.jsonl"}
+        if not self.trains:
+            light = self.harness.light if plain else self.harness.blocks
+            cpus = "--gres=none" if self._grown.whole else "--cpus-per-gpu=4"
+            job_id = light(cpus, *options, **env)
+        else:
+            length = ("--epochs", 100_000, "--samples", SAMPLES, "--batch", 32, "--step-ms", self._grown.step_ms)
+            whole = WHOLE_NODE_BLOCKS if self._grown.whole else BLOCKS
+            template = TEMPLATE if plain else whole
+            job_id = self.harness.submit(str(TRAIN), *map(str, length), options=options, template=template, **env)
+        if plain:
+            self.harness.trains(job_id)
+        else:
+            self.harness.membership(job_id, lambda m: m.why == "first", "first membership")
+        return job_id
+
+    def full(self) -> None:
+        """Wait until the job has its full size, and all of it trains together."""
+        if not self.variant.plain:
+            gpus = self._grown.gpus[-1]
+            self.harness.membership(self._job, lambda m: m.world == gpus and self._steady(m), f"{gpus} GPUs")
+            return
+        nodes, each = self._grown.plain or (1, 1)
+        job = self.harness.wait(
+            self._job, lambda job: job.running and (job.nodes, job.gpus_per_node) == (nodes, each), "grown"
+        )
+        self.harness.trains(self._job, restart=job.restart)
+
+    def _steady(self, now: Membership) -> bool:
+        return {*now.blocks} == {n for n, task in self._tasks().items() if task == "RUNNING"}
+
+    @property
+    def _inside(self) -> str:
+        return f"/scratch/{self._folder.name}"
+
+    def _tasks(self) -> dict[int, str]:
+        """State of each task; held if it waits so."""
+        if self.variant.plain:
+            return {}
+        return {n: "held" if one.held else one.state for n, one in self.harness.tasks(self._job).items()}
+
+    def guests(self) -> set[int]:
+        """Tasks of the job that run in the queue of guests."""
+        command = ["squeue", "-h", "--array", "--states=RUNNING", f"--jobs={self._job}", "-o", "%K|%P|%q"]
+        queue = self.variant.queue
+        if queue is None:
+            return {*self._members().blocks[1:]}
+        found = [line.split("|") for line in self._root(command).splitlines()]
+        return {int(n) for n, partition, qos in found if qos == queue.qos or queue.partition in partition.split("-")}
+
+    def _members(self) -> Membership:
+        return self.harness.memberships(self._job)[-1]
+
+    # -- what others get -----------------------------------------------------------------------------------------------
+
+    def judge(self, row: GuestRow) -> RowOutcome:
+        """Have somebody want that, and the job grow again afterwards."""
+        self.grow(row.grown)
+        places = self._places()
+        self._run([line.format(**places) for line in row.admin])
+        others = [self._first(row.first)] if row.first else []
+        try:
+            if row.judged == "limits":
+                return self._limits()
+            before = self._now()
+            others.append(self._rigid(row, places))
+            return self._waits(before, others[-1]) if row.judged == "waits" else self._served(before, others[-1])
+        finally:
+            self._run([f"scancel {' '.join(map(str, others))}"] if others else ())
+            self._run([line.format(**places) for line in row.undo])
+
+    def _places(self) -> dict[str, str]:
+        """The nodes of the base, and one that has none of it."""
+        if self.variant.plain:
+            nodes = self.harness.job(self._job).node_list
+            return {"base": nodes[0], "other": nodes[-1]}
+        tasks = self.harness.tasks(self._job)
+        base = {tasks[n].node_list for n in self._base()}
+        other = {tasks[n].node_list for n in self.guests() if "[" not in tasks[n].node_list} - base
+        return {"base": min(base), "other": max(other, default="n4")}
+
+    def _base(self) -> set[int]:
+        return set() if self.variant.plain else {*self._members().blocks} - self.guests()
+
+    def _rigid(self, row: GuestRow, places: dict[str, str]) -> int:
+        self._count += 1
+        options = [option.format(**places) for option in row.options]
+        script = STARTS.format(file=f"{self._inside}/started-{self._count}")
+        return self.harness.rigid(*options, user=row.user, script=script)
+
+    def _first(self, what: str) -> int:
+        if what == "impossible":
+            return self.harness.rigid(*IMPOSSIBLE)
+        queue = self.variant.queue
+        assert queue is not None
+        job_id = self.harness.rigid("--hold", "--gres=gpu:4")
+        word = f"QOS={queue.qos}" if queue.qos else f"Partition={queue.partition}"
+        self._run([f"scontrol update JobId={job_id} {word}", f"scontrol release {job_id}"])
+        return job_id
+
+    def _now(self) -> Before:
+        members = () if self.variant.plain else self._members().blocks
+        restarts = self.harness.job(self._job).restart if self.variant.plain else 0
+        generation = 0 if self.variant.plain else self._members().generation
+        return Before(time.time(), members, {*members} - self.guests(), generation, restarts)
+
+    def _served(self, before: Before, rigid: int) -> RowOutcome:
+        """Follow what goes, and who starts, until both are over."""
+        gone, again = dict[int, float](), dict[int, float]()
+        while time.time() < before.time + SERVED_WITHIN_S:
+            states, now = self._tasks(), time.time()
+            for task in before.blocks:
+                state = states.get(task, "")
+                if state == "COMPLETING" or (task not in gone and state != "RUNNING"):
+                    gone[task] = now
+                if task in gone and state in ("held", "RUNNING"):
+                    again.setdefault(task, now)
+            started = self._started()
+            if started is not None and now > started + TICK_S and gone.keys() == again.keys():
+                break
+            time.sleep(POLL_S)
+        found = RowOutcome(taken=len(gone), base_taken=len(before.base & gone.keys()))
+        if (started := self._started()) is None:
+            found.wrong = f"not served: {self._root(['squeue', '-h', f'--jobs={rigid}', '-o', '%T %r']).strip()}"
+        else:
+            found.served_s = round(started - before.time, 2)
+        found.reuse_s = [round(again[task] - at, 2) for task, at in gone.items() if task in again]
+        if gone.keys() != again.keys():
+            found.wrong += f" not used again: {sorted(gone.keys() - again.keys())}"
+        found.pauses_s = self._pauses(before, {*gone}) if gone else []
+        found.requeues = self._now().restarts - before.restarts
+        if not (found.taken or found.requeues or found.wrong):
+            found.wrong = "it was served by what was free"
+        return found
+
+    def _pauses(self, before: Before, gone: set[int]) -> list[float]:
+        """How long no rank trained, at each change until these had left."""
+        later = [m for m in self.harness.memberships(self._job) if m.generation > before.generation]
+        left = len([*takewhile(lambda m: not gone.isdisjoint(m.blocks), later)]) + 1
+        return [round(m.pause_s, 4) for m in later[:left]]
+
+    def _started(self) -> float | None:
+        with suppress(OSError, ValueError):
+            return float((self._folder / f"started-{self._count}").read_text())
+        return None
+
+    def _waits(self, before: Before, rigid: int) -> RowOutcome:
+        time.sleep(IN_VAIN_S)
+        same = self._now()._replace(time=before.time) == before
+        waits = "PENDING" in self._root(["squeue", "-h", f"--jobs={rigid}", "-o", "%T"])
+        return RowOutcome(wrong="" if same and waits else "something was taken in vain")
+
+    def _limits(self) -> RowOutcome:
+        shown = self._root(["scontrol", "-o", "show", "reservations"])
+        starts = _seconds(shown.partition("StartTime=")[2].split()[0])
+        command = ["squeue", "-h", "--array", "--states=RUNNING", f"--jobs={self._job}", "-o", "%K|%e"]
+        ends = dict(line.split("|") for line in self._root(command).splitlines())
+        late = sorted(n for n in self.guests() if _seconds(ends[str(n)]) > starts)
+        return RowOutcome(wrong=f"these guests end within the reservation: {late}" if late else "")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def end(self) -> dict[str, int]:
+        """Clear up. Samples lost and repeated in whole epochs, and steps taken again, if it trained."""
+        if not self._name:
+            return {}
+        self.harness.clear()
+        self._run(self._grown.undo)
+        self._name = ""
+        if not self.trains:
+            return {}
+        epochs, lost, repeated = samples_wrong(self._folder, SAMPLES)
+        return {"epochs": epochs, "lost": lost, "repeated": repeated, "steps_again": steps_undone(self._folder)}
+
+    def _run(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._root(shlex.split(line))
+
+    def _root(self, command: list[str]) -> str:
+        return self.cluster.run(command, user="root").stdout
+
+
+def _seconds(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
