@@ -113,19 +113,15 @@ def run(variant: str, names: Sequence[str], results: Results, trains: bool) -> N
         cluster.box = WarmBox(cluster)
         stage = GuestStage(cluster, where, trains=trains)
         for grown, group in groupby(names, lambda name: ROWS[name].grown):
-            rows, began = list(group), time.monotonic()
             tell(f"{variant}: {where.about}: a job grows ({grown})")
-            try:
-                stage.grow(grown)
-                tell(f"{variant}: grown after {time.monotonic() - began:.0f} s")
-                for name in rows:
-                    row(stage, variant, name, results)
-            except (AssertionError, ClusterError) as error:
-                tell(f"{variant}: {grown} is given up: {error}")
-            finally:
-                trained = stage.end()
-                if trained:
-                    results.add(results.jobs, variant=variant, grown=grown, **trained)
+            for name in group:
+                row(stage, variant, name, results)
+            end(stage, variant, grown, results)
+
+
+def end(stage: GuestStage, variant: str, grown: str, results: Results) -> None:
+    if trained := stage.end():
+        results.add(results.jobs, variant=variant, grown=grown, **trained)
 
 
 def row(stage: GuestStage, variant: str, name: str, results: Results) -> None:
@@ -133,7 +129,8 @@ def row(stage: GuestStage, variant: str, name: str, results: Results) -> None:
     try:
         found = stage.judge(ROWS[name])
     except (AssertionError, ClusterError) as error:
-        tell(stage.harness.companion_log(stage.settings)[-3000:])
+        tell(stage.companion_log())
+        end(stage, variant, ROWS[name].grown, results)
         found = RowOutcome(wrong=f"{type(error).__name__}: {error}"[:1500])
     results.add(
         results.rows,

@@ -131,16 +131,19 @@ def hold_command(job_id: JobKey) -> list[str]:
     return ["scontrol", "uhold", str(job_id)]
 
 
-def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: str, queue: Queue = Queue()) -> list[str]:
+def reshape_command(
+    job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: str, queue: Queue = Queue(), tasks: bool = False
+) -> list[str]:
     """The pair N-N, since a job submitted with -N1 has a maximum too. `kind` is the type of GPUs that the job asks for:
     without it Slurm would take any.
 
     The CPUs come along: Slurm raises their number with the nodes and leaves it there, so that a job back on one node
     may ask for more CPUs than that has, and after a node count that was refused can be neither updated nor released.
-    Slurm adds what --cpus-per-gpu and --cpus-per-task ask for.
+    Slurm adds what --cpus-per-gpu and --cpus-per-task ask for. With `tasks` the number of tasks comes along, see
+    `CommandClient.update_shape`.
     """
     command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
-    command += [f"NumCPUs={shape.nodes}"]
+    command += [f"NumCPUs={shape.nodes}", *([f"NumTasks={shape.nodes}"] if tasks else [])]
     command += [] if whole_nodes else [f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue, strict=True)
     return command + [
@@ -336,7 +339,10 @@ class CommandClient:
 
     def update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
         """Ask for a shape of GPUs of the job's kind, without looking at what became of it."""
-        self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind, queue=queue))
+        whole, kind = job.gpus_per_node == 0, job.kind
+        # 22.05 keeps the tasks, and with them the CPUs, of the run before: a job back on one GPU had all of a node.
+        tasks = self._release < (25, 11)
+        self.run(reshape_command(job.key, shape, whole_nodes=whole, kind=kind, queue=queue, tasks=tasks))
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
         reshape(self._look, self.tasks, self.update_shape, job_id, shape, kind, queue)

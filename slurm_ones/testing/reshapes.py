@@ -75,6 +75,15 @@ class ReshapeContract:
             assert shape(site.owner.job(job_id)) == wanted
             assert shape(site.owner.snapshot().jobs[job_id]) == wanted
 
+    @both
+    def test_fewer_gpus_come_with_fewer_cpus(self, site: Site, user: str) -> None:
+        """Or it would hold the CPUs of all of a node: 22.05 keeps the number of the run before."""
+        job_id = site.requeued("--nodes=1", "--gres=gpu:4", "--cpus-per-gpu=4")
+        site.as_(user).reshape(job_id, Shape(1, 1))
+        site.owner.release(job_id)
+        job = site.wait(job_id, lambda job: job.running, "RUNNING")
+        assert (shape(job), job.cpus) == (Shape(1, 1), 4)
+
     def test_a_job_that_never_ran(self, site: Site) -> None:
         """A waiting job may get another shape before its first start."""
         job_id = site.held("--nodes=1-2", "--gres=gpu:1")

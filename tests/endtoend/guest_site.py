@@ -26,7 +26,7 @@ IN_VAIN_S = 15.0
 """For so long nothing is taken for a job that cannot start anyway."""
 POLL_S = 0.15
 STARTS = "date +%s.%N > {file}; exec sleep 600"
-RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\npreempted_s = 2\ndwell_s = 0"
+RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\npreempted_s = 1\ndwell_s = 0"
 
 
 @dataclass
@@ -64,7 +64,7 @@ class GuestStage:
     def __init__(self, cluster: Cluster, variant: GuestVariant, *, trains: bool) -> None:
         self.cluster, self.variant, self.trains = cluster, variant, trains
         self.harness = Harness(cluster)
-        self.settings = ""
+        self._settings = ""
         self._site = Site(self.harness, owner=False)
         self._folder = self.harness.folder("guests")
         self._name = ""
@@ -84,15 +84,15 @@ class GuestStage:
         self.full()
 
     def _begin(self, name: str) -> None:
-        self._name, grown = name, GROWN[name]
+        self._name, grown, self._settings = name, GROWN[name], ""
         self._site = Site(self.harness, owner=False, whole=1 if grown.whole else 0)
         self._folder = self.harness.folder("guests")
         self._run(grown.admin)
         self._job = self._submit()
         self._run(grown.grows)
-        self.settings = self._site.settings(RESIZE, tick_s=str(TICK_S), **self._queue())
-        self.harness.stay(self.settings).touch()
-        self._site.start(self.settings, {self._job: self._steps()})
+        self._settings = self._site.settings(RESIZE, tick_s=str(TICK_S), **self._queue())
+        self.harness.stay(self._settings).touch()
+        self._site.start(self._settings, {self._job: self._steps()})
 
     def _steps(self) -> list[list[int]]:
         if self.variant.plain:
@@ -272,6 +272,10 @@ class GuestStage:
         ends = dict(line.split("|") for line in self._root(command).splitlines())
         late = sorted(n for n in self.guests() if _seconds(ends[str(n)]) > starts)
         return RowOutcome(wrong=f"these guests end within the reservation: {late}" if late else "")
+
+    def companion_log(self) -> str:
+        """The end of what the companion has said."""
+        return self.harness.companion_log(self._settings)[-6000:] if self._settings else ""
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -39,5 +39,5 @@ def test_who_waits_for_growth_is_served(stage: GuestStage, name: str) -> None:
     except BaseException:
         stage.end()
         raise
-    assert not found.wrong, f"{found}\n{stage.harness.companion_log(stage.settings)[-6000:]}"
+    assert not found.wrong, f"{found}\n{stage.companion_log()}"
     assert not found.base_taken and found.requeues <= 1, found

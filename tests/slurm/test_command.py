@@ -56,6 +56,8 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     same = ["NumNodes=2-2", "NumCPUs=2"]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="")[3:] == [*same, "Gres=gpu:4"]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100")[3:] == [*same, "Gres=gpu:a100:4"]
+    counted = command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", tasks=True)
+    assert counted[3:] == [*same, "NumTasks=2"]
     queue = Queue("scavenge", "guest", "guests", 659.0)
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there

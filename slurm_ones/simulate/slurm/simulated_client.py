@@ -36,9 +36,9 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(name, default="")
     for name in ("--qos", "--account", "--licenses", "--nodelist", "--exclude", "--reservation"):
         parser.add_argument(name, default="")
-    for name in ("--ntasks", "--ntasks-per-node", "--gpus", "--mem"):
+    for name in ("--ntasks", "--ntasks-per-node", "--gpus", "--mem", "--cpus-per-gpu"):
         parser.add_argument(name, type=int, default=0)
-    for name in ("--output", "--cpus-per-gpu", "--cpus-per-task", "--open-mode", "--signal"):
+    for name in ("--output", "--cpus-per-task", "--open-mode", "--signal"):
         parser.add_argument(name)
     for name in ("--hold", "--requeue", "--no-requeue", "--exclusive"):
         parser.add_argument(name, action="store_true")
@@ -71,6 +71,7 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
         gpus_total=given.gpus,
         tasks=tasks,
         cpus_per_node=max(math.ceil(tasks / max(nodes, 1)), 1),
+        cpus_per_gpu=given.cpus_per_gpu,
         memory_mb=given.mem,
         licenses=LICENCES.text(given.licenses),
         node_names=hosts(given.nodelist),
