@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,10 +33,14 @@ from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, PlannedChange, plans
+from slurm_ones.rules.quotas import READ_S, QuotaReading
+from slurm_ones.rules.restart import loses_licenses, reserved_ahead
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
-from slurm_ones.slurm.model import Job, Snapshot, Task, fewest_switches
-from slurm_ones.slurm.parse import hides_gpus
+from slurm_ones.slurm.model import Job, Quotas, Snapshot, Task, fewest_switches
+from slurm_ones.slurm.parse import hides_gpus, release_of
+
+log = logging.getLogger(__name__)
 
 NODES_S = 300.0
 """Between two looks at which nodes are slow, and how long guests live."""
@@ -117,6 +122,7 @@ class Companion:
             told=read_spec,
             switches=self._switches,
             guests=guests_of(settings),
+            reserved=self._reserved,
         )
         self._machine = machine
         self._fusions = Fusions(client, deferrals, orders, clock)
@@ -127,6 +133,8 @@ class Companion:
         self._actor = Actor(machine, settings, held=self._held, say=say)
         self._split_nodes: bool | None = None
         self._types_given: bool | None = None
+        self._loses_licenses: bool | None = None
+        self._quotas, self._quotas_time = QuotaReading(), -math.inf
         self._slow: Mapping[str, SlowNode] = {}
         self._lives = GuestLives()
         self._slow_time = -math.inf
@@ -159,6 +167,32 @@ class Companion:
             return 0
         return fewest_switches(seen, job.partition, shape.nodes)
 
+    def _reserved(self, job: Job, shape: Shape) -> Reason | None:
+        """See `Machine.reserved`."""
+        seen = self._seen
+        return reserved_ahead(job, shape, seen, self.settings.whole_node_gpus, self._clock()) if seen else None
+
+    def _read_quotas(self, seen: Observation) -> Quotas:
+        """What Slurm lets hold whom, read every few minutes, with what is held now; as before if it does not answer."""
+        now = self._clock()
+        if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
+            self._quotas_time = now
+            try:
+                read = self._client.quotas({one.job.user for one in seen.elastic.values()} - {""})
+                self._quotas = QuotaReading.of(read, seen)
+            except Refused as error:
+                log.info("Slurm's quotas are not known: %s", error)
+        return self._quotas.now(seen)
+
+    def _may_lose_licenses(self, seen: Observation) -> bool:
+        """Whether a requeue has Slurm forget licences; it is asked once there is a job that has any."""
+        if self._loses_licenses is None and any(one.job.licenses for one in seen.elastic.values()):
+            try:
+                self._loses_licenses = loses_licenses(release_of(self._client.config()))
+            except Refused:
+                return True
+        return self._loses_licenses is True
+
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """The waiting jobs that are trained within others. None where nothing may be changed: they may start then."""
         if not self._actor.acting or self.settings.stop_file.exists():
@@ -183,6 +217,8 @@ class Companion:
             types_given=self._gives_types(observation),
             switches=switches,
             lives=self._lives,
+            quotas=self._read_quotas(observation),
+            loses_licenses=self._may_lose_licenses(observation),
         )
 
     def _gives_types(self, seen: Observation) -> bool:
@@ -251,7 +287,7 @@ class Companion:
     def _decide(self, round_: Round, rules: PartitionRules, models: Mapping[int, JobModel]) -> PartitionSchedule:
         cluster = cluster_view(round_, rules)
         jobs = job_views(round_, rules, cluster, models)
-        within = bounds_of(rules)
+        within = bounds_of(round_, rules, cluster, jobs)
         started = time.monotonic()
         schedule = decide_within(self._policy(rules.name), cluster, jobs, within, round_.now, self._rng)
         views = {job.job_id: job for job in jobs}

@@ -112,6 +112,9 @@ class LimitSettings(_Section):
     """caps of single users, in place of gpus_per_user"""
     gpus_of_account: dict[str, Count] = {}
     """caps of single accounts, in place of gpus_per_account"""
+    growth_cost: float = Field(1.1, ge=1)
+    """how many times the GPU-hours that its progress would take at the size asked for a job may use by growing, if
+    growth is charged; `cost=` in a job's comment takes its place"""
     resizes_per_hour: Count | None = None
     """most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows"""
     resizes_per_job: Count | None = None
@@ -137,6 +140,8 @@ class GuestSettings(_Section):
     account: Lower = ""
     """account that guests are charged to, so that they use up no limit of the user's own; each user needs an
     association with it"""
+    charged: bool = True
+    """false: GPU-hours of guests count nothing, which Slurm shows of a QOS alone (UsageFactor 0)"""
 
     most: int = Field(8, ge=1)
     """guests of one job up to which each has one GPU; more GPUs make them larger, up to a node. So do too few tasks of

@@ -99,6 +99,14 @@ SENTENCES: dict[str, str] = {
     "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
     "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
     "no_room_under_cap": "it has no room since a cap keeps others where they are",
+    # Limits that Slurm has, known before (rules/restart.py, rules/quotas.py), and what growth costs (rules/cost.py)
+    "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
+    "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
+    "quota": "Slurm lets {whose} hold {most} {what} at once, of which {left} are left",
+    "quota_of_job": "Slurm lets one job of {whose} hold {most} {what}",
+    "partition_nodes": "partition {partition} gives one job at most {nodes:node|nodes}",
+    "growth_cost": "beyond {gpus:GPU|GPUs} it would use more than {factor:.2f} times the GPU hours of the {asked} "
+    "asked for (limits.growth_cost, or cost= in its comment)",
     # What goes back to jobs that wait (rules/growth.py)
     "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
     "growth_stops": "it does not grow: job {job} waits for what it would take",
@@ -198,6 +206,7 @@ SENTENCES: dict[str, str] = {
     "old_shape_refused": "the old shape was refused: {answer}",
     "release_refused": "Slurm does not release it at this shape: {answer}",
     "never_starts": "Slurm never starts it at this shape: {cause}",
+    "limit_reached": "Slurm has it wait for a limit, not for room: {cause}",
     "waits_for_other": "it waits for its earliest start, or for another job",
     "queued_too_long": "it waited longer than {seconds:.0f} s",
     "parked": "it is parked",
@@ -234,6 +243,12 @@ SITE_LIMITS = frozenset(
         "user_cap",
         "account_cap",
         "no_room_under_cap",
+        "reserved_ahead",
+        "licenses_lost",
+        "quota",
+        "quota_of_job",
+        "partition_nodes",
+        "growth_cost",
     }
 )
 """Codes of limits that a site has set."""
@@ -243,6 +258,12 @@ CAUSES = {
     "user_cap": "capped by user",
     "partition_share": "capped by the partition's share",
     "no_room_under_cap": "kept in place by a cap of others",
+    "reserved_ahead": "with a reservation ahead",
+    "licenses_lost": "with licences that a requeue would lose",
+    "quota": "at a limit of Slurm's",
+    "quota_of_job": "at a limit of Slurm's",
+    "partition_nodes": "at the size of the partition's jobs",
+    "growth_cost": "at the cost that growth may have",
     "near_time_limit": "near the time limit",
     "near_end": "near the end",
     "resizes_per_job": "resized as often as allowed",

@@ -274,6 +274,8 @@ def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
         # Before a hold: Slurm itself holds what it will never start.
         if job.pending and job.never_starts:
             return reason("never_starts", cause=job.reason)
+        if job.limited:
+            return reason("limit_reached", cause=job.reason)
         if may_be_ours(job) and forgotten(machine.client, machine.store.resize_steps(resize.id)[-1].time):
             return reason("block_release_forgotten", task=task)
         if job.pending and job.held:

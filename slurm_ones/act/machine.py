@@ -9,13 +9,14 @@ from typing import Protocol
 
 from ones_db import MembershipRecord, ResizeRecord, Store
 from ones_db.reasons import NO_REASON, Reason, reason
-from ones_db.shape import Shape
+from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.transitions import LASTS, Stage, State, check_transition
 from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import Guests
+from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
 from slurm_ones.slurm.model import Job, JobKey
@@ -60,6 +61,8 @@ class Machine:
     """Number of the newest order that another companion gave the job; 0 for none."""
     switches: Callable[[Job, Shape], int] = lambda job, shape: 0
     """Fewest leaf switches that a shape of the job needs; 0 if none are to be asked for."""
+    reserved: Callable[[Job, Shape], Reason | None] = lambda job, shape: None
+    """The reservation for which a job that runs could not start again at a shape."""
     told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
     guests: Guests = field(default_factory=dict)
@@ -120,8 +123,9 @@ class Machine:
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def hindered(self, resize: ResizeRecord, job: Job) -> Reason | None:
-        """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, or the job's
-        strategy cannot use the new size any more. Nothing hinders the way back."""
+        """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, the job's
+        strategy cannot use the new size any more, or it could not start again before a reservation. Nothing
+        hinders the way back."""
         if resize.back:
             return None
         if not self.wanted(job):
@@ -129,7 +133,10 @@ class Machine:
         spec, problem = self.told(job)
         if problem:
             return reason("strategy_unread", problem=problem)
-        return breaks(spec, resize.new_shape, resize.old_batch, resize.new_batch)
+        against = breaks(spec, resize.new_shape, resize.old_batch, resize.new_batch)
+        if against is None and resize.mechanism == REQUEUE and job.running and resize.new_shape != PARKED:
+            return self.reserved(job, resize.new_shape)
+        return against
 
     def release(self, key: JobKey, *, now: bool) -> None:
         """Release what we hold: `now` if Slurm delays it, as all that was requeued. Raises `Refused`."""

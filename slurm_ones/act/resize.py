@@ -265,6 +265,8 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
         return machine.move(resize, State.HOLDING, reason("never_starts", cause=job.reason), back=True)
     if job.held:
         return _wait_at_old_shape(machine, resize, reason("held_by_owner"))
+    if job.limited and (resize.restart >= 0 or resize.new_shape.gpus > resize.old_shape.gpus):
+        return machine.move(resize, State.HOLDING, reason("limit_reached", cause=job.reason), back=True)
     late = machine.late(resize)
     if resize.restart < 0:
         # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.

@@ -292,10 +292,11 @@ def _allowed(optin: OptIn) -> str:
         hours = optin.deadline.seconds / 3600.0
         moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(optin.deadline.seconds))
         due = f", to end within {hours:.2f} h" if optin.deadline.since_submission else f", to end by {moment}"
+    cost = f", using up to {optin.cost:g} times the GPU hours of its own size" if optin.cost is not None else ""
     kinds = ""
     if optin.kinds:
         kinds = f", {'any type of GPU' if ANY in optin.kinds else 'GPUs of type ' + ' or '.join(optin.kinds)}"
-    return f"{size}{kinds}, {batch}{due}" + ("" if optin.resize else ", measured and never resized")
+    return f"{size}{kinds}, {batch}{due}{cost}" + ("" if optin.resize else ", measured and never resized")
 
 
 def _examined(what: str) -> Verdict:

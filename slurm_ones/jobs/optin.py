@@ -5,7 +5,8 @@ steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` kee
 for measuring alone; `array=blocks` says that the tasks of this job array are blocks of one job; `size=8` asks for 8
 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `deadline=2026-12-01T18:00`, local time,
 or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
-have GPUs of these types of Slurm's, and change between them; `guests=off` has no block of it preempted for others.
+have GPUs of these types of Slurm's, and change between them; `guests=off` has no block of it preempted for others;
+`cost=1.5` lets it use 1.5 times the GPU-hours of the size that it asked for, if growth is charged.
 
 A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
 may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
@@ -42,6 +43,7 @@ _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
 """Between words: spaces, or a comma that is not between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
+_COST = re.compile(r"\d{1,3}(\.\d{1,3})?", re.ASCII)
 _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
 
@@ -89,6 +91,8 @@ class OptIn:
     """Types of GPU that the job may have, `any` alone for all; empty: what it asked sbatch for."""
     guests: bool = True
     """Blocks beyond what it asked sbatch for may wait in the queue of guests, which Slurm preempts."""
+    cost: float | None = None
+    """GPU-hours that it may use, over those that it would at the size asked for; None for as many as its site lets."""
 
 
 class _NotUnderstood(ValueError):
@@ -154,6 +158,12 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
+def _cost(text: str) -> float:
+    if _COST.fullmatch(text) is None or float(text) < 1.0:
+        raise _NotUnderstood("a factor of at least 1 such as cost=1.5")
+    return float(text)
+
+
 _VALUES: dict[str, Callable[[str], Any]] = {
     "gpus": _stepped,
     "nodes": lambda text: _range(text, MAX_GPUS),
@@ -165,6 +175,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "deadline": _deadline,
     "kinds": _kinds,
     "guests": _one_of("guests", on=True, off=False),
+    "cost": _cost,
 }
 """Keys of a comment, and the reader of each one's value."""
 

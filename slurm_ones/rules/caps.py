@@ -2,7 +2,8 @@
 
 A cap bounds what the companion gives. What a user asked Slurm for is Slurm's to grant, and what a job has it keeps: so
 every job may always have what it asked for or already has, whichever is more, and anything beyond only as long as all
-jobs under the cap stay within it. A cap never shrinks a job, also not where it was lowered.
+jobs under the cap stay within it. A strict cap, which is Slurm's own, leaves a running job only what it has: for the
+rest Slurm would have it wait. A cap never shrinks a job, also not if it was lowered.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Cap:
     jobs: frozenset[int]
     reason: Reason
     """What it is, for the jobs' owners."""
+    strict: bool = False
+    """It holds below what a job asked for, too."""
 
 
 class CappedJob(NamedTuple):
@@ -95,10 +98,15 @@ class CapUse:
         """The job has so many GPUs for a moment, or what it had where that is more."""
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
-    def hindering(self, job_id: int, gpus: int) -> Cap | None:
-        """The first cap that keeps the job from having so many GPUs, while each of the others has what was counted."""
+    def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
+        """The first cap that keeps the job from having so many GPUs, while each of the others has what was counted;
+        only a strict one does up to those that it is `due`."""
         more = gpus - self._have.get(job_id, 0)
-        return next((self._caps[place] for place in self._of.get(job_id, ()) if more > self._left[place]), None)
+        for place in self._of.get(job_id, ()):
+            cap = self._caps[place]
+            if (gpus > due or (cap.strict and more > 0)) and more > self._left[place]:
+                return cap
+        return None
 
 
 def entitled(job: JobView) -> int:
@@ -117,10 +125,11 @@ def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
 
 
 def _narrowed(job: JobView, use: CapUse) -> JobView:
-    counts, due = job.limits.gpus, entitled(job)
-    if not counts or use.hindering(job.job_id, counts[-1]) is None:
+    counts, due, held = job.limits.gpus, entitled(job), job.shape.gpus if job.shape is not None else 0
+    if not counts or use.hindering(job.job_id, counts[-1], due) is None:
         return job
-    gpus = tuple(n for n in counts if n <= max(due, counts[0]) or use.hindering(job.job_id, n) is None)
+    stays = max(held, counts[0])
+    gpus = tuple(n for n in counts if n <= stays or use.hindering(job.job_id, n, due) is None)
     return replace(job, limits=replace(job.limits, gpus=gpus))
 
 
@@ -164,28 +173,49 @@ def _cut(
 ) -> bool:
     """Cut what is `given` down to the caps; True where that changed anything."""
     due = {id_: entitled(job) for id_, job in jobs.items()}
-    # Whoever waits and may start counts with what it asks for.
-    have = {id_: due[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
-    have |= {id_: min(got.shape.gpus, due[id_]) for id_, got in given.items()}
-    use, changed = CapUse(caps, have), False
+    held = {id_: job.shape.gpus if job.shape is not None else due[id_] for id_, job in jobs.items()}
+    use = _use(caps, jobs, given, parked, due, strict=False)
+    strict = _use(caps, jobs, given, parked, held, strict=True)
+    changed = False
+
+    def hindering(id_: int, gpus: int) -> Cap | None:
+        return use.hindering(id_, gpus, due[id_]) or strict.hindering(id_, gpus, due[id_])
+
     for id_, job in jobs.items():
         got = given.get(id_)
-        if got is None or got.shape.gpus <= due[id_]:
+        if got is None or got.shape.gpus <= held[id_]:
             continue
-        cap = use.hindering(id_, got.shape.gpus)
+        cap = hindering(id_, got.shape.gpus)
         if cap is not None:
             refused[id_] = cap.reason
             changed = True
             _keep(job, given)
-            held = job.shape.gpus if job.shape is not None else 0
+            now = job.shape.gpus if job.shape is not None else 0
             for gpus, batch in sorted(sizes_of(cluster, job, got.kind).items(), reverse=True):
-                fits = gpus <= due[id_] or use.hindering(id_, gpus) is None
                 smaller = shape_of(_part(cluster, got.kind), gpus)
-                if held < gpus < got.shape.gpus and fits and smaller is not None:
+                if now < gpus < got.shape.gpus and hindering(id_, gpus) is None and smaller is not None:
                     given[id_] = Allocation(smaller, batch, kind=got.kind)
                     break
-        use.count(id_, given[id_].shape.gpus if id_ in given else due[id_])
+        gpus = given[id_].shape.gpus if id_ in given else due[id_]
+        use.count(id_, gpus)
+        strict.count(id_, gpus)
     return changed
+
+
+def _use(
+    caps: Sequence[Cap],
+    jobs: Mapping[int, JobView],
+    given: Mapping[int, Allocation],
+    parked: frozenset[int],
+    least: Mapping[int, int],
+    *,
+    strict: bool,
+) -> CapUse:
+    """What of the caps, of those that are strict or of the others, jobs use that have at most their `least` for now."""
+    # Whoever waits and may start counts with what it asks for.
+    have = {id_: least[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
+    have |= {id_: min(got.shape.gpus, least[id_]) for id_, got in given.items()}
+    return CapUse([cap for cap in caps if cap.strict == strict], have)
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:

@@ -50,7 +50,9 @@ from slurm_ones.rules.job_rules import (
     switch_dwell_s,
     too_soon,
 )
-from slurm_ones.slurm.model import Partition, partition_gpus
+from slurm_ones.rules.quotas import Growing, quota_caps
+from slurm_ones.rules.restart import NOTHING_AHEAD, Ahead, ahead_of, reserved_ahead
+from slurm_ones.slurm.model import Partition, Quotas, partition_gpus
 
 LOOK_S = 60.0
 """Slurm has looked at its queue again so long after a resize, or a job's submission."""
@@ -159,6 +161,8 @@ class JobRules:
     """What it is to have now: growth of it goes back."""
     guests: frozenset[int] | None = None
     """Tasks of its blocks that run as guests; None if it grows by none."""
+    ahead: Ahead = NOTHING_AHEAD
+    """Reservations before which what it begins now would not end."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -260,6 +264,10 @@ class Round:
     """How long guests live, as far as that is known."""
     growth: Growth = field(default_factory=Growth)
     """What goes back to jobs that wait, and where nobody grows."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """What Slurm lets accounts, QOS and users hold, and what they hold now."""
+    loses_licenses: bool = False
+    """Slurm forgets the licences of jobs that are requeued."""
 
     def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
         """The same once these resizes are under way as well, for the rules of the partitions that follow."""
@@ -278,16 +286,19 @@ class Round:
         """The rules of one partition: what a policy is shown and what may begin are read from the same."""
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
+        growing: dict[bool, dict[int, Growing]] = {True: {}, False: {}}
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
             gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
             capped = CappedJob(one.job.user, one.job.account, gpus)
+            growing[one.partition == name][job_id] = self._growing(one, gpus)
             if one.partition == name:
                 here[job_id], jobs[job_id] = capped, self._job_rules(one)
             else:
                 there.append(capped)
         contested = self.growth.unserved if name in self.settings.guests else self.growth.contested
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name)) + self._growth_caps(jobs)
+        caps += quota_caps(growing[True], growing[False].values(), self.quotas, self.seen.snapshot)
         by_blocks = sum(one.moves is not None for one in self.under_way.values())
         free, later = self._free(name)
         return PartitionRules(
@@ -306,6 +317,11 @@ class Round:
             frozenset(contested.keys() & free.keys()),
             self.settings.guests[name].most if name in self.settings.guests else 0,
         )
+
+    def _growing(self, one: Elastic, about_to_have: int) -> Growing:
+        history = self.histories.get(one.job.job_id)
+        asked = history.job.requested_shape.gpus if history is not None else one.shape.gpus
+        return Growing.of(one, guests_of(self.settings).get(one.partition), asked, about_to_have)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
         """Caps under which a job does not grow: another waits for what it would take, or Slurm took blocks of it."""
@@ -388,7 +404,8 @@ class Round:
         back = self.growth.back.get(job_id)
         if back is not None:
             resting = None
-        rules = JobRules(elastic, history, under_way, untouchable, resting, given_back=back)
+        ahead = self._ahead(elastic)
+        rules = JobRules(elastic, history, under_way, untouchable, resting, given_back=back, ahead=ahead)
         if not elastic.blocks:
             return rules
         blocks = training(elastic, history)
@@ -437,6 +454,22 @@ class Round:
         free.give(self._lent)
         return free.fits(elastic.shape)
 
+    def _ahead(self, elastic: Elastic) -> Ahead:
+        """Of blocks that are to join; guests end before a reservation."""
+        if hot(elastic) and elastic.partition in self.settings.guests:
+            return NOTHING_AHEAD
+        joining = next((job for job in elastic.blocks if job.pending), elastic.job)
+        return ahead_of(joining, self.seen.snapshot, self.now)
+
+    def _restarts(self, elastic: Elastic) -> Reason | None:
+        """Why a job could not start again once it is requeued; None if it could."""
+        if not elastic.job.running:
+            return None
+        if self.loses_licenses and elastic.job.licenses:
+            return reason("licenses_lost")
+        snapshot, given = self.seen.snapshot, self.settings.whole_node_gpus
+        return reserved_ahead(elastic.job, elastic.shape, snapshot, given, self.now)
+
     def _dwell_s(self, elastic: Elastic, history: JobHistory | None) -> float:
         settings = self.settings.resize
         if hot(elastic):
@@ -475,7 +508,8 @@ class Round:
         limits = self.settings.limits
         if hot(elastic):
             return None  # of its blocks each has a time limit of its own: see `rules.blocks.going`
-        return near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
+        worn = near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
+        return worn or self._restarts(elastic)
 
 
 def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:

@@ -217,12 +217,24 @@ class _Planner:
         """That there is no room for the change now; if there is, a job that is requeued takes it."""
         if hot(job.elastic):
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
+        if self._is_reserved(change, job):
+            return job.ahead.reason
         if job.elastic.job.running:
-            only = self._rules.kinds.nodes(change.new_kind)
-            none = not self._room.free.take(change.new, change.elastic.holdings, only)
+            none = not self._room.free.take(
+                change.new, change.elastic.holdings, _open_nodes(job, self._rules, change.new_kind)
+            )
         else:
             none = bool(job.elastic.blocks) and change.job_id in (self._without or ())
         return reason("gpus_not_free", shape=str(change.new)) if none else None
+
+    def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
+        """Tell whether there would be room but for a reservation ahead."""
+        if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
+            return False
+        kind, own = change.new_kind, change.elastic.holdings
+        only = self._rules.kinds.nodes(kind), _open_nodes(job, self._rules, kind)
+        room, rest = (self._room.free.nodes_for(change.new, own, names) is not None for names in only)
+        return room and not rest
 
     def _begin(self, change: PlannedChange, job: JobRules, pack: bool) -> None:
         by_blocks = hot(job.elastic)
@@ -275,6 +287,12 @@ def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
 
+def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[str] | None:
+    """Nodes with that kind of GPU on which the job would end before a reservation begins; None for all."""
+    only = rules.kinds.nodes(kind)
+    return (only or frozenset(rules.free)) - job.ahead.nodes if job.ahead.nodes else only
+
+
 def _gained(change: PlannedChange) -> int:
     return change.new.gpus - change.old.gpus
 
@@ -299,7 +317,7 @@ def _with_moves(
     change = replace(change, blocks=tuple([task for task in running if task in members] or running))
     if change.parks or job.fixed is not None:
         return change
-    only = rules.kinds.nodes(change.new_kind)
+    only = _open_nodes(job, rules, change.new_kind)
     sizes = rules.guest_sizes(job)
     site = FreeGpus(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes, sizes)
     least = job.elastic.gpu_range[0]
@@ -375,9 +393,7 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
         return against
     # Who gives GPUs up has more for the moment in which other blocks take the place of its own.
     gpus = change.new.gpus if change.new.gpus < change.old.gpus else max(change.new.gpus, _at_once(change))
-    if gpus <= job.requested:
-        return None
-    cap = use.hindering(change.job_id, gpus)
+    cap = use.hindering(change.job_id, gpus, job.requested)
     return cap.reason if cap is not None else None
 
 

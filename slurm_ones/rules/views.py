@@ -20,6 +20,7 @@ from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, CapUse, capped, entitled, narrowed, sizes_of
+from slurm_ones.rules.cost import cost_caps
 from slurm_ones.rules.gate import GivenBack, JobRules, PartitionRules, Round
 from slurm_ones.rules.job_rules import (
     ANY_BATCH,
@@ -58,12 +59,30 @@ def decide_within(
 
     Pure like the policy. `Schedule.refused` says which jobs a limit kept from something.
     """
-    views = with_sizes(cluster, narrowed(jobs, bounds.caps), bounds.sizes, bounds.caps)
+    within = narrowed(jobs, bounds.caps)
+    views = with_sizes(cluster, within, bounds.sizes, bounds.caps)
     schedule = capped(cluster, views, policy.decide(cluster, views, now, rng), bounds.caps)
+    schedule = _explained(schedule, jobs, within, bounds.caps)
     if len(jobs) == 1:
         schedule = replace(schedule, reasons={job_id: alone(why) for job_id, why in schedule.reasons.items()})
     limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
     return replace(schedule, refused={**schedule.refused, **limited}) if limited else schedule
+
+
+def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[JobView], caps: Sequence[Cap]) -> Schedule:
+    """The schedule that says of a job which gets the largest size that its caps leave it which cap that is."""
+    use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
+    found = {}
+    for job, narrow in zip(jobs, within, strict=True):
+        got = schedule.allocations.get(job.job_id)
+        if narrow is job or got is None or job.fixed or job.job_id in schedule.refused:
+            continue
+        more = next((gpus for gpus in job.limits.gpus if gpus > max(narrow.limits.gpus)), 0)
+        cap = use.hindering(job.job_id, more, entitled(job)) if got.shape.gpus == max(narrow.limits.gpus) else None
+        if cap is not None:
+            found[job.job_id] = cap.reason
+    refused, reasons = {**schedule.refused, **found}, {**schedule.reasons, **found}
+    return replace(schedule, refused=refused, reasons=reasons) if found else schedule
 
 
 def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
@@ -102,9 +121,12 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     )
 
 
-def bounds_of(rules: PartitionRules) -> Bounds:
-    """What a policy must decide within in this partition: caps, and what owners ask for by hand."""
-    return Bounds(rules.caps, {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None})
+def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]) -> Bounds:
+    """What a policy must decide within in this partition: caps, those of what growth costs among them, and what owners
+    ask for by hand."""
+    caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
+    asked = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
+    return Bounds((*rules.caps, *caps), asked)
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
@@ -384,10 +406,8 @@ def _with_size(cluster: ClusterView, job: JobView, gpus: int, jobs: Mapping[int,
         return replace(job, limits=replace(job.limits, gpus=(gpus,)))
     if job.shape.gpus == gpus:
         return replace(job, fixed=reason("size_kept", gpus=gpus))
-    if gpus > entitled(job):
-        cap = use.hindering(job.job_id, gpus)
-        if cap is not None:
-            return replace(job, fixed=cap.reason)
+    if (cap := use.hindering(job.job_id, gpus, entitled(job))) is not None:
+        return replace(job, fixed=cap.reason)
     others = [other for other in jobs.values() if other.job_id != job.job_id]
     nodes = (job.smaller or {}).get(gpus) or _room(part, others, shape)
     if not nodes:

@@ -100,6 +100,8 @@ class Usage:
     stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
     """Its JCT at the size it asked for, by its own measurement there (view `what_if`)."""
+    asked_gpu_hours: float | None = None
+    """GPU-hours of that."""
 
     @property
     def lasted_s(self) -> float:
@@ -151,13 +153,15 @@ def _measured(reader: Reader, cluster: str, job: JobUsage) -> Usage:
         return tuple(kind(**row) for row in _rows(reader, sql, of_job))
 
     stretches = rows("membership_timeline", SizeSpan, "start_time", "start_time, lasted_s AS running_s, gpus")
-    predicted = rows("what_if", dict, "predicted_jct_s", "predicted_jct_s")
+    asked = "predicted_jct_s, requested_nodes * requested_gpus_per_node * (predicted_jct_s - wait_s) / 3600.0 AS hours"
+    predicted = rows("what_if", dict, "predicted_jct_s", asked)
     return Usage(
         job,
         rows("scaling", Measured, "gpus, nodes, batch"),
         rows("resize_cost", Resized, "start_time"),
         stretches or rows("run_timeline", SizeSpan, "start_time"),
         predicted[0]["predicted_jct_s"] if predicted else None,
+        predicted[0]["hours"] if predicted else None,
     )
 
 
@@ -235,6 +239,11 @@ def _resizes(usage: Usage) -> list[str]:
             f"  gain       {seconds(job.jct_s)} from submission to end, against {seconds(usage.predicted_jct_s)} at "
             f"the size asked for ({job.requested_gpus}), by its own throughput there: "
             f"{usage.predicted_jct_s / job.jct_s:.2f} times as fast"
+        )
+    if usage.asked_gpu_hours and job.gpu_hours and job.resizes:
+        lines.append(
+            f"  cost       {_hours(job.gpu_hours)}, against {usage.asked_gpu_hours:.1f} at the size asked for: "
+            f"{job.gpu_hours / usage.asked_gpu_hours:.2f} times as many"
         )
     return lines
 

@@ -96,7 +96,10 @@ class SlurmClient(Protocol):
         """
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """What these users' associations, the accounts above them and all QOS let their jobs hold, in one call."""
+        """What these users' associations, the accounts above them and all QOS let their jobs hold.
+
+        Consistency: a UsageFactor is shown if slurmdbd answers at once.
+        """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         """Submit a batch script with further sbatch options; return the job's id."""

@@ -53,6 +53,7 @@ from slurm_ones.slurm.parse import (
     parse_quotas,
     parse_reservations,
     parse_topology,
+    parse_usage_factors,
     separator,
 )
 
@@ -305,7 +306,18 @@ class CommandClient:
 
     def quotas(self, users: Collection[str]) -> Quotas:
         whose = [f"users={','.join(sorted(users))}"] if users else []
-        return parse_quotas(self._ask(["scontrol", "-o", "show", "assoc_mgr", *whose, "flags=assoc,qos"]))
+        found = parse_quotas(self._ask(["scontrol", "-o", "show", "assoc_mgr", *whose, "flags=assoc,qos"]))
+        # Without accounting there are no accounts either.
+        return replace(found, usage_factors=self._usage_factors()) if found.parents else found
+
+    def _usage_factors(self) -> dict[str, float]:
+        """By QOS; none if slurmdbd does not answer: what it knows is not needed to go on."""
+        try:
+            answer = self.run(["sacctmgr", "-nP", "show", "qos", "format=name,usagefactor"])
+        except SlurmError as error:
+            log.info("no usage factors: %s", error)
+            return {}
+        return parse_usage_factors(answer)
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         answer = self.run(["sbatch", "--parsable", *arguments, str(script)], directory=directory)

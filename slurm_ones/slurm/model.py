@@ -223,6 +223,11 @@ class Job:
         """Slurm took a shape that it will not start: beyond what the partition has, or one job may have."""
         return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
 
+    @property
+    def limited(self) -> bool:
+        """It waits for a limit of its account or QOS, or for nodes that it may not have: for as long as that lasts."""
+        return self.pending and self.reason.startswith(("Assoc", "QOS", "ReqNodeNotAvail"))
+
     def has_shape(self, shape: Shape) -> bool:
         """Slurm holds exactly this shape for it while it waits; a job without GRES is its nodes."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
@@ -326,14 +331,21 @@ class Quotas:
     """Account above each account."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """PreemptMode of each QOS, in lower case: what becomes of its jobs; "" or off for what the cluster does."""
+    usage_factors: Mapping[str, float] = field(default_factory=dict)
+    """UsageFactor of each QOS: what a GPU-hour there counts. {} if accounting does not answer."""
+
+    def above(self, account: str) -> set[str]:
+        """The accounts above one."""
+        found, name = {""}, self.parents.get(account, "")
+        while name not in found:
+            found.add(name)
+            name = self.parents.get(name, "")
+        return found - {""}
 
     def of(self, job: Job, partition_qos: str = "") -> tuple[Quota, ...]:
-        """Those that bind the job: its own, its user's, and those of its account and all above; of two QOS that both
-        name a quota Slurm takes one, here both count."""
-        above, name = {""}, self.parents.get(job.account, "")
-        while name not in above:
-            above.add(name)
-            name = self.parents.get(name, "")
+        """Those that bind the job: its own, its user's, and those of its account and all above, but for what its QOS
+        names as well: that takes their place. Of two QOS that both name a quota Slurm takes one, here both count."""
+        above = self.above(job.account) | {""}
 
         def binds(quota: Quota) -> bool:
             if not (quota.user or quota.qos) and quota.account in above:
@@ -341,7 +353,9 @@ class Quotas:
             its = quota.qos in ("", job.qos, partition_qos) and quota.user in ("", job.user)
             return its and quota.account in (job.account, "" if quota.qos else job.account)
 
-        return tuple(filter(binds, self.all))
+        found = list(filter(binds, self.all))
+        of_qos = {(one.resource, one.per_job) for one in found if one.qos and not (one.user or one.account)}
+        return tuple(one for one in found if one.qos or (one.resource, one.per_job) not in of_qos)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ _OF_QOS = re.compile(r" ([^\s=(){}]+)(\([0-9]+\))?=\{([^{}]*)\}")
 """A user, whose id follows, or an account, and what one QOS lets it have."""
 _QUOTA = re.compile(r"(?:^|,)([^,=()]+)=([0-9]{1,15})(?:\(([0-9]{1,15})\))?(?=,|$)")
 """A resource, most, and used; without a quota N stands for the most."""
+_FACTOR = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
 _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
@@ -403,6 +404,12 @@ def _quotas(tres: str | None, of: Quota) -> list[Quota]:
     ]
 
 
+def parse_usage_factors(text: str) -> dict[str, float]:
+    """Factors from `sacctmgr -nP show qos format=name,usagefactor`."""
+    rows = (line.rpartition("|") for line in text.splitlines())
+    return {name: float(factor) for name, _, factor in rows if name and _FACTOR.fullmatch(factor)}
+
+
 @understood("scontrol")
 def parse_topology(text: str) -> dict[str, str]:
     """Leaf switch, or block, of each node from `scontrol -o show topology`; empty if there is none."""
@@ -470,6 +477,12 @@ def allows_arrays(config: Mapping[str, str]) -> bool:
     """Job arrays of more than one task may be submitted, as they may if Slurm shows no limit."""
     most = setting(config, "MaxArraySize")
     return not DIGITS.fullmatch(most) or int(most) > 1
+
+
+def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
+    """Slurm's release, (26, 5, 3) for 26.05.3; zeros if it is not shown."""
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", _setting(config, "SLURM_VERSION"))
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match is not None else (0, 0, 0)
 
 
 def started_at(config: Mapping[str, str]) -> float:

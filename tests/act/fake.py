@@ -109,6 +109,8 @@ class FakeSlurm:
         self.release_refused: Callable[[Shape], str] = lambda shape: ""
         """Slurm's words where it does not release a job because of a shape that it took."""
         self.impossible: Callable[[Shape], bool] = lambda shape: False
+        self.waits_for = "Resources"
+        """Why jobs that could start wait."""
         """Whether it takes a shape, and never starts the job."""
         self.booted = 0.0
         """When slurmctld started."""
@@ -329,7 +331,7 @@ class FakeSlurm:
             return "BeginTime"
         if job.state is not JobState.PENDING or job.held_by or self.impossible(job.shape):
             return ""
-        return "Resources"
+        return self.waits_for
 
     def _seen(self, job: FakeJob) -> Job:
         running = job.state is JobState.RUNNING

@@ -20,6 +20,7 @@ from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
 from slurm_ones.jobs.elastic import guests_of
 from slurm_ones.rules.blocks import Moves
+from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Queue, Task
 from tests.act.block_world import BlockWorld
@@ -145,6 +146,19 @@ def test_a_block_that_waits_too_long_is_taken_back(make: Make) -> None:
     world.check()
     assert world.states == ["preparing", "opening", "joining", "leaving_back", "rolled_back"]
     assert resize.outcome.code == "queued_too_long" and world.order.blocks == (0,) and world.order.batch == 16
+
+
+def test_a_block_that_waits_for_a_limit_is_taken_back_at_once(make: Make) -> None:
+    """Nobody knows for how long it would wait."""
+    world = make()
+    world.cluster.conf = SlurmConf(account_gpus={"": 2})
+    world.begin({1: FOUR})
+    began = world.clock()
+    resize = world.finish()
+    world.check()
+    assert resize.state == State.ROLLED_BACK and resize.outcome.code == "limit_reached"
+    assert dict(resize.outcome.arguments) == {"cause": "AssocGrpGRES"}
+    assert resize.ended is not None and resize.ended - began < world.settings.resize.blocks_wait_s / 2
 
 
 def test_a_block_that_dies_before_it_joined(make: Make) -> None:

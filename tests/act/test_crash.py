@@ -64,6 +64,11 @@ def _not_at_once(world: World) -> None:
     world.slurm.start_now_refused = "no"
 
 
+def _limited(world: World) -> None:
+    _crowded(world)
+    world.slurm.waits_for = "AssocGrpGRES"
+
+
 def _not_requeued_or_held(world: World) -> None:
     world.slurm.requeue_refused = world.slurm.hold_refused = "Requested operation is presently disabled"
 
@@ -94,6 +99,7 @@ DRAINED, HELD, WAITS = "draining requeuing reshaping", "holding reshaping", {"ru
 THERE, PARKING = f"{DRAINED} releasing waiting starting done", "draining requeuing parking"
 RELEASED = "releasing_back waiting_back starting_back rolled_back"
 BACK, WAITS_BACK = f"reshaping_back {RELEASED}", "releasing_back waiting_back rolled_back"
+BACK_WAITING = f"reshaping_back {WAITS_BACK}"
 LATE, TYPES, PARKS = f"{DRAINED} releasing waiting holding_back {BACK}", {"kinds": ("v100", "a100")}, {"parks": True}
 ROADS = [
     Road("there", THERE, "stands"),
@@ -119,6 +125,8 @@ BYWAYS = [
     Road("old-shape-refused-too", f"{DRAINED} {BACK}", "old_shape_refused", _all_refused),
     Road("not-released", f"{DRAINED} releasing {BACK}", "release_refused", _not_released),
     Road("never-started", LATE, "never_starts", _never_started),
+    Road("limited", LATE, "limit_reached", _limited, {"settings": {"max_wait_s": 300}}),
+    Road("limited-waiting", f"{HELD} releasing waiting holding_back {BACK_WAITING}", "limit_reached", _limited, WAITS),
     Road("not-requeued", "draining requeuing abandoned", "requeue_refused", _not_requeued_or_held),
     Road("not-held", f"holding {WAITS_BACK}", "hold_refused", _not_requeued_or_held, WAITS, 500.0),
     Road("not-at-once", THERE, "stands", _not_at_once, {"settings": {"max_wait_s": 300}}),

@@ -255,7 +255,10 @@ class Harness:
         quick = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2", "settle_s": "0"}
         quick |= dict(line.split(" = ") for line in resize.splitlines())
         # Epochs of half a second, of which nobody knows how many come, are always near their end.
-        near = {"near_end_s": "0", "near_limit_s": "0"} | dict(line.split(" = ") for line in limits.splitlines())
+        # What trains nothing scales no better for growing, and here it is to grow.
+        near = {"near_end_s": "0", "near_limit_s": "0", "growth_cost": "1000"} | dict(
+            line.split(" = ") for line in limits.splitlines()
+        )
         given = {"epochs_before_doubling": "1"} if lines["policy"] == '"ones-sc21"' else {}
         given |= dict(line.split(" = ") for line in options.splitlines())
         sections = {"policy_options": given, "resize": quick, "limits": near}

@@ -1,12 +1,15 @@
-"""Limits that protect people, on a real Slurm: growth goes back, reserved and drained nodes are nobody's."""
+"""Limits that protect people, on a real Slurm: growth goes back, reserved and drained nodes are nobody's, and Slurm's own
+limits are known before a job is changed."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
 from slurm_ones.slurm.model import Job
+from tests.cluster.errors import ClusterError
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 
@@ -100,6 +103,53 @@ def test_reserved_and_drained_nodes_are_left_alone(harness: Harness) -> None:
     finally:
         root(harness, "scontrol", "delete", "ReservationName=class")
         root(harness, "scontrol", "update", f"NodeName={names[0]}", "State=RESUME")
+
+
+def test_an_hour_is_not_lost_to_a_reservation(harness: Harness) -> None:
+    """A job that would begin its limit again before a maintenance keeps what it has, and grows once that is called
+    off."""
+    elastic = harness.light("--nodes=1", "--gres=gpu:1", "--time=60", "--comment=ones: gpus=1-4 batch=16-64")
+    harness.trains(elastic)
+    names = ",".join(_nodes(harness))
+    create = ("scontrol", "create", "reservation", "ReservationName=window", "StartTime=now+30minutes", "Duration=180")
+    root(harness, *create, "Users=root", "Flags=maint,ignore_jobs", f"Nodes={names}")
+    settings = harness.settings()
+    try:
+        with harness.running(settings, "--act", "--own"):
+            harness.ticks(settings, 6)
+            job = harness.job(elastic)
+            assert (job.restart, gpus(job), job.running) == (0, 1, True)
+            words = said(harness, settings, elastic)
+            assert "could not start again within its time limit: reservation window begins in" in words
+            root(harness, "scontrol", "delete", "ReservationName=window")
+            harness.wait(elastic, lambda job: job.running and gpus(job) == 4, "grown once there is no reservation")
+    finally:
+        with suppress(ClusterError):
+            root(harness, "scontrol", "delete", "ReservationName=window")
+
+
+def test_growth_stays_within_a_limit_of_the_account(harness: Harness) -> None:
+    """GrpTRES, of which another user's job holds a part: the job grows into the rest, once, and waits for nothing."""
+    if not harness.cluster.accounting:
+        pytest.skip("there is no accounting")
+    rigid = harness.rigid("--nodes=1", "--gres=gpu:2")
+    harness.wait(rigid, lambda job: job.running, "running")
+    root(harness, "sacctmgr", "-i", "modify", "account", "lab", "set", "grptres=gres/gpu=5")
+    try:
+        elastic = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-4 batch=16-64")
+        harness.trains(elastic)
+        settings = harness.settings()
+        with harness.running(settings, "--act", "--own"):
+            grown = harness.wait(elastic, lambda job: job.running and gpus(job) > 1, "grown")
+            harness.trains(elastic, restart=grown.restart)
+            harness.ticks(settings, 6)
+            job = harness.job(elastic)
+            assert (job.restart, gpus(job), job.running) == (1, 3, True)
+            assert "Slurm lets account lab hold 5 GPUs at once" in said(harness, settings, elastic)
+        resizes = harness.why(settings, elastic)["resizes"]
+        assert [one["state"] for one in resizes] == ["done"], resizes
+    finally:
+        root(harness, "sacctmgr", "-i", "modify", "account", "lab", "set", "grptres=gres/gpu=-1")
 
 
 def test_a_cap_is_kept_and_explained(harness: Harness) -> None:

@@ -372,6 +372,7 @@ def records(data: bytes) -> None:
         parse.nodes_of(nodes, {}, parse.parse_reservations(text), NOW)
         for quota in parse.parse_quotas(text).all:
             storable(quota.resource + quota.account + quota.user + quota.qos)
+        parse.parse_usage_factors(text)
     except SlurmError as error:
         refused(error)
         return

@@ -28,6 +28,8 @@ from slurm_ones.jobs.optin import MAX_BATCH, MAX_GPUS, BadComment, Deadline, Opt
         ("ones: kinds=2080ti,gpus=1-2", OptIn((1, 2), None, None, kinds=("2080ti",))),
         ("ones: gpus=1-2 kinds=any", OptIn((1, 2), None, None, kinds=("any",))),
         ("ones: gpus=1-2 guests=off", OptIn((1, 2), None, None, guests=False)),
+        ("ones: gpus=1-2 cost=1.25", OptIn((1, 2), None, None, cost=1.25)),
+        ("ones: gpus=1-2 cost=2", OptIn((1, 2), None, None, cost=2.0)),
         ("ones: gpus=1 deadline=6h", OptIn((1, 1), None, None, deadline=Deadline(21600.0, True))),
         ("ones: gpus=1 deadline=1d2h3m4s", OptIn((1, 1), None, None, deadline=Deadline(93784.0, True))),
         ("  ONES:gpus=1-2", OptIn((1, 2), None, None)),

@@ -270,13 +270,23 @@ def test_quotas() -> None:
     assert found.parents == {"root": "", "lab": "root"}
     assert found.modes == {"normal": "off", "guest": ""}
     assert {*found.of(job)} == {lab, own, per_user, *cpus}
-    assert {*found.of(replace(job, user="bob", qos="guest"))} == {lab, cpus[0], guests}
+    # A quota of the QOS takes the place of the account's.
+    assert {*found.of(replace(job, user="bob", qos="guest"))} == {cpus[0], guests}
     assert {*found.of(replace(job, user="bob", account="other"), "guest")} == {guests}
     below = Quotas(found.all, {**found.parents, "team": "lab", "loop": "loop"})
     assert {*below.of(replace(job, account="team"))} == {lab, per_user, cpus[0]}
     assert below.of(replace(job, account="loop", qos="")) == ()
+    assert (below.above("team"), below.above("loop"), below.above("")) == ({"lab", "root"}, {"loop"}, set())
     # Without accounting.
     assert parse.parse_quotas("No associations currently cached in Slurm.\n\n") == Quotas()
+
+
+def test_usage_factors() -> None:
+    assert parse.parse_usage_factors("normal|1.000000\nguest|0.000000\nodd|\n|1\nx|y|0.5\n") == {
+        "normal": 1.0,
+        "guest": 0.0,
+        "x|y": 0.5,
+    }
 
 
 @pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])

@@ -101,7 +101,8 @@ class SimulatedCluster:
         for qos in self.conf.qos:
             most |= {(qos.name, "", ""): qos.gpus} | {(qos.name, "", user): qos.user_gpus for user in users}
         found = tuple(Quota("gres/gpu", gpus, used[whose], *whose) for whose, gpus in most.items() if gpus)
-        return Quotas(found, modes={qos.name: qos.mode for qos in self.conf.qos})
+        modes = {qos.name: qos.mode for qos in self.conf.qos}
+        return Quotas(found, modes=modes, usage_factors={qos.name: qos.usage_factor for qos in self.conf.qos})
 
     def live_ids(self) -> dict[int, None]:
         """What sbatch answered for the jobs that have not ended, in the order of submission."""

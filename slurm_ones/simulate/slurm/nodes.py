@@ -60,6 +60,8 @@ class Qos(NamedTuple):
     """Most GPUs of all its jobs (GrpTRES), 0 for no limit."""
     user_gpus: int = 0
     """The same of each user's (MaxTRESPU)."""
+    usage_factor: float = 1.0
+    """What a GPU-hour of its jobs counts."""
 
 
 @dataclass(frozen=True)

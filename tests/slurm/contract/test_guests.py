@@ -25,7 +25,9 @@ from tests.slurm.sites import OPERATOR, STRANGER, Site
 GUESTS = ("--hold", "--array=0-1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--time=60")
 NODES = ("n1", "n2", "n3", "n4")
 EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--cpus-per-gpu=1", "--time=10")
-CONF = SlurmConf(qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16)))
+CONF = SlurmConf(
+    qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16, usage_factor=0.0))
+)
 
 
 class GuestSite:
@@ -258,10 +260,11 @@ def test_quotas_are_known_before(guests: GuestSite) -> None:
     if not isinstance(guests.site, SimulatedSite):
         limit = ["sacctmgr", "-i", "modify", "qos"]
         guests.site.cluster.run([*limit, "normal", "set", "grptres=gres/gpu=64"], user="root")
-        guests.site.cluster.run([*limit, "guest", "set", "maxtresperuser=gres/gpu=16"], user="root")
+        guests.site.cluster.run([*limit, "guest", "set", "maxtresperuser=gres/gpu=16", "usagefactor=0"], user="root")
     guests.ends("cancel")
     job = guests.site.owner.job(guests.guest())
     client = guests.site.owner
     per_user = Quota("gres/gpu", 16, 2, qos="guest", user="alice")
     guests.site.until(lambda: per_user in client.quotas(["alice"]).of(job), "what the guest holds")
+    assert client.quotas(["alice"]).usage_factors == {"normal": 1.0, "guest": 0.0}
     assert client.quotas(["alice"]).of(replace(job, qos="normal")) == (Quota("gres/gpu", 64, 0, qos="normal"),)

@@ -1,0 +1,121 @@
+"""What growth may cost: GPU-hours of a job in all, against those of the same progress at the size that was asked for.
+
+Growth that is charged is admitted while the GPU-hours so far and those predicted stay within a factor (1.10, or the
+job's own word `cost=`) of that: progress is goodput times seconds, as in the view `what_if`. Where nobody counts
+GPU-hours, or growth counts nothing (UsageFactor 0), any growth is free. Nothing that a job has is taken from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ones_db import JobHistory
+from ones_db.reasons import reason
+from slurm_ones.config import GuestSettings, Settings
+from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.policy.contract import Bools, ClusterView, JobView
+from slurm_ones.policy.tables import Tables, build_tables
+from slurm_ones.rules.blocks import hot
+from slurm_ones.rules.caps import Cap
+from slurm_ones.rules.gate import JobRules
+
+LOWER = 0.8416
+"""Standard deviations below the mean of what is reached with a chance of 80 %."""
+
+
+def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
+    """What a GPU-hour of growth counts, against one that the user asked for; 0 if nobody counts."""
+    job, guests = elastic.job, settings.guests.get(elastic.partition)
+    own = factors.get(job.qos, 1.0)
+    if not job.account or not own:
+        return 0.0
+    if guests is None or not hot(elastic) or elastic.optin is None or not elastic.optin.guests:
+        return 1.0
+    return _of_guests(guests, job.qos, factors) / own
+
+
+def _of_guests(guests: GuestSettings, qos: str, factors: Mapping[str, float]) -> float:
+    return factors.get(guests.qos or qos, 1.0) if guests.charged else 0.0
+
+
+def factor_of(elastic: Elastic, settings: Settings) -> float:
+    """How many times the GPU-hours of its own size the job may use: the owner's word, else the site's."""
+    own = elastic.optin.cost if elastic.optin is not None else None
+    return own if own is not None else settings.limits.growth_cost
+
+
+def cost_caps(
+    cluster: ClusterView,
+    views: Sequence[JobView],
+    jobs: Mapping[int, JobRules],
+    settings: Settings,
+    factors: Mapping[str, float],
+) -> tuple[Cap, ...]:
+    """A cap for each job whose largest sizes would cost too much."""
+    charges = {id_: charge_of(job.elastic, settings, factors) for id_, job in jobs.items()}
+    charged = [view for view in views if charges[view.job_id] and _may_grow(view)]
+    if not charged:
+        return ()
+    most: dict[int, int] = dict.fromkeys((view.job_id for view in charged), 0)
+    for kind in cluster.kinds:
+        part = cluster.of_kind(kind)
+        here = [_with_asked(view) for view in cluster.views_on(kind, charged) if view.limits.gpus]
+        tables = build_tables(part, here)
+        for row, view in enumerate(here):
+            job = jobs[view.job_id]
+            paid = _affordable(tables, row, job, charges[view.job_id], factor_of(job.elastic, settings))
+            most[view.job_id] = max(most[view.job_id], int(tables.sizes[paid].max(initial=view.requested)))
+    caps = []
+    for view in charged:
+        gpus = max(most[view.job_id], view.requested)
+        if gpus < view.limits.gpus[-1]:
+            factor = factor_of(jobs[view.job_id].elastic, settings)
+            why = reason("growth_cost", gpus=gpus, factor=factor, asked=view.requested)
+            caps.append(Cap(gpus, frozenset({view.job_id}), why))
+    return tuple(caps)
+
+
+def _may_grow(view: JobView) -> bool:
+    return view.fixed is None and bool(view.limits.gpus) and view.limits.gpus[-1] > view.requested > 0
+
+
+def _with_asked(view: JobView) -> JobView:
+    """With the size that was asked for among those that are weighed."""
+    gpus = tuple(sorted({*view.limits.gpus, view.requested}))
+    return replace(view, limits=replace(view.limits, gpus=gpus))
+
+
+def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: float) -> Bools:
+    """(U,) sizes that cost no more than they may; all if nothing is known of the size that was asked for."""
+    view, history = tables.jobs[row], job.history
+    sizes, goodput, allowed = tables.sizes, tables.goodput[row], tables.allowed[row]
+    asked = int(np.searchsorted(sizes, view.requested))
+    if asked >= len(sizes) or sizes[asked] != view.requested or not goodput[asked] > 0.0:
+        return np.asarray(allowed, dtype=np.bool_)
+    there = goodput[asked]
+    if not _measured(history, view.requested):
+        # The size that was asked for may be better than expected: its cost is taken at its lower 20 % bound.
+        there *= 1.0 + LOWER * tables.uncertainty[row, asked]
+    counted = np.minimum(sizes, view.requested) + charge * np.maximum(sizes - view.requested, 0)
+    each = counted / np.where(allowed & (goodput > 0.0), goodput, np.nan)
+    base = view.requested / there
+    left = min(view.progress.beta, view.progress.most) * view.dataset
+    if not left:
+        within = each <= factor * base
+    else:
+        cost = _spent(history, view.requested, charge) + left * each + counted * view.resize_s
+        within = cost <= factor * (view.samples + left) * base
+    return np.asarray(allowed & within, dtype=np.bool_)
+
+
+def _measured(history: JobHistory | None, gpus: int) -> bool:
+    return history is not None and any(point.shape.gpus == gpus for point in history.throughput)
+
+
+def _spent(history: JobHistory | None, asked: int, charge: float) -> float:
+    """GPU-seconds that the job has used, as far as they count."""
+    ran = history.ran if history is not None else ()
+    return sum(seconds * (min(shape.gpus, asked) + charge * max(shape.gpus - asked, 0)) for shape, seconds in ran)

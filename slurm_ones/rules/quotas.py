@@ -1,0 +1,188 @@
+"""What Slurm lets accounts, QOS, users and jobs hold (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
+
+Beyond such a quota Slurm has a job wait (Assoc…, QOS…), next to idle GPUs and after it gave up what it had. Quotas are
+read every few minutes, and what is used of them follows the jobs that started and ended since. CPUs and memory count as
+far as a job takes them with each GPU; licences do not grow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ones_db.reasons import Reason, reason
+from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.rules.blocks import hot
+from slurm_ones.rules.caps import Cap
+from slurm_ones.slurm.model import Job, Queue, Quota, Quotas, Snapshot
+
+READ_S = 600.0
+"""Between two readings of Slurm's quotas, s."""
+_WORDS = {"cpu": "CPUs", "mem": "MB of memory", "node": "nodes"}
+
+Holder = tuple[str, str, str, str]
+"""Resource, QOS, account and user whose jobs are counted together; "" for any."""
+
+
+@dataclass(frozen=True)
+class QuotaReading:
+    """Quotas as Slurm showed them, and what jobs held in that moment."""
+
+    quotas: Quotas = field(default_factory=Quotas)
+    held: Mapping[Holder, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
+        """Those that were read when this was seen."""
+        return cls(quotas, _held(quotas, seen))
+
+    def now(self, seen: Observation) -> Quotas:
+        """The quotas with what is used of them now: what jobs hold that are seen is exact, the rest as it was read."""
+        if not self.quotas.all:
+            return self.quotas
+        held = _held(self.quotas, seen)
+        changed = (
+            one._replace(used=max(one.used + held.get(_holder(one), 0) - self.held.get(_holder(one), 0), 0))
+            for one in self.quotas.all
+        )
+        return replace(self.quotas, all=tuple(changed))
+
+
+class Growing(NamedTuple):
+    """An elastic job, and the queues that it grows in."""
+
+    elastic: Elastic
+    queues: tuple[Queue, ...]
+    about_to_have: int
+    """GPUs that it has or is about to have, whichever is more."""
+
+    @classmethod
+    def of(cls, one: Elastic, guests: Queue | None, asked: int, about_to_have: int) -> Growing:
+        """A job of which what goes beyond the GPUs `asked` for waits in that queue of `guests`, if there is one."""
+        own = Queue.of(one.job)
+        if guests is None or one.optin is None or not (one.optin.guests and hot(one)):
+            return cls(one, (own,), about_to_have)
+        beyond = own._replace(**{name: value for name, value in guests._asdict().items() if value})
+        return cls(one, (beyond,) if one.shape.gpus >= asked else (own, beyond), about_to_have)
+
+
+def quota_caps(
+    growing: Mapping[int, Growing], elsewhere: Iterable[Growing], quotas: Quotas, snapshot: Snapshot
+) -> tuple[Cap, ...]:
+    """Caps for the jobs of a partition; those `elsewhere` count with what they are about to take."""
+    caps = [cap for job_id, one in growing.items() for cap in _of_partition(job_id, one.elastic, snapshot)]
+    if not quotas.all:
+        return tuple(caps)
+    shared: dict[Quota, dict[int, float]] = defaultdict(dict)
+    for job_id, one in growing.items():
+        for quota, each in _binding(one, quotas, snapshot):
+            if not quota.per_job:
+                shared[quota][job_id] = each
+            elif not hot(one.elastic):  # each block is a job of its own
+                caps.append(Cap(int(quota.most / each + 1e-9), frozenset({job_id}), _words(quota), strict=True))
+    about: Counter[Quota] = Counter()
+    for one in elsewhere:
+        more = one.about_to_have - _gpus_now(one.elastic)
+        for quota, each in _binding(one, quotas, snapshot) if more > 0 else ():
+            about[quota] += math.ceil(each * more)
+    return (*caps, *(_shared(quota, needs, growing, about[quota]) for quota, needs in shared.items()))
+
+
+def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator[Cap]:
+    part = snapshot.partitions.get(elastic.partition)
+    if part is not None and part.max_nodes and not hot(elastic):
+        why = reason("partition_nodes", partition=part.name, nodes=part.max_nodes)
+        yield Cap(part.max_nodes * elastic.gpus_per_node, frozenset({job_id}), why, strict=True)
+
+
+def _shared(quota: Quota, needs: Mapping[int, float], growing: Mapping[int, Growing], about: int) -> Cap:
+    """The most demanding of its jobs decides for how many GPUs the rest of a quota is enough."""
+    left = max(quota.most - quota.used - about, 0)
+    now = sum(_gpus_now(growing[job_id].elastic) for job_id in needs)
+    return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
+
+
+def _words(quota: Quota) -> Reason:
+    whose = f"QOS {quota.qos}" if quota.qos else f"account {quota.account}"
+    if quota.user:
+        whose = f"user {quota.user} in {whose}"
+    elif quota.qos and quota.account:
+        whose = f"account {quota.account} in {whose}"
+    what = "GPUs" if quota.resource.startswith("gres/gpu") else _WORDS[quota.resource]
+    if quota.per_job:
+        return reason("quota_of_job", whose=whose, most=quota.most, what=what)
+    return reason("quota", whose=whose, most=quota.most, what=what, left=max(quota.most - quota.used, 0))
+
+
+def _binding(one: Growing, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
+    """Quotas of which the job takes something with each GPU, and how much."""
+    own = one.elastic.job
+    for partition, qos, account, _ in one.queues:
+        part = snapshot.partitions.get(partition.partition(",")[0])
+        job = replace(own, qos=qos, account=account)
+        for quota in quotas.of(job, part.qos if part is not None else ""):
+            if each := _with_each_gpu(one.elastic, quota.resource):
+                yield quota, each
+
+
+def _with_each_gpu(elastic: Elastic, resource: str) -> float:
+    if resource == "node":
+        return 1.0 / max(elastic.gpus_per_node, 1)
+    parts = elastic.running_blocks or (elastic.job,)
+    gpus = sum(elastic.shape_of(part).gpus for part in parts)
+    return sum(_amount(part, resource) for part in parts) / max(gpus, 1)
+
+
+def _amount(job: Job, resource: str) -> int:
+    """What a job has or asks for; 0 for what growth does not take."""
+    if resource.startswith("gres/gpu"):
+        _, _, kind = resource.partition(":")
+        return (job.gpus_total or job.nodes * job.gpus_per_node) if kind in ("", job.kind) else 0
+    return {"cpu": job.cpus, "mem": job.memory_mb * job.nodes, "node": job.nodes}.get(resource, 0)
+
+
+def _gpus_now(elastic: Elastic) -> int:
+    return elastic.shape.gpus if elastic.job.running else 0
+
+
+# -- what is held ------------------------------------------------------------------------------------------------------
+
+
+def _holder(quota: Quota) -> Holder:
+    return quota.resource, quota.qos, quota.account, quota.user
+
+
+def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
+    """What the jobs that are seen hold of each quota; of jobs of blocks each block where it runs."""
+    found: Counter[Holder] = Counter()
+    wanted = {_holder(one) for one in quotas.all if not one.per_job}
+    resources = {name for name, *_ in wanted}
+    of_partition = {name: part.qos for name, part in seen.snapshot.partitions.items()}
+    above: dict[str, Collection[str]] = {}
+    for part in _parts(seen) if wanted else ():
+        if part.account not in above:
+            above[part.account] = quotas.above(part.account)
+        whose = _whose(part, of_partition.get(part.partition, ""), above[part.account])
+        for name in resources:
+            amount = _amount(part, name)
+            found.update({key: amount for one in whose if amount and (key := (name, *one)) in wanted})
+    return found
+
+
+def _parts(seen: Observation) -> Iterator[Job]:
+    for job_id, job in seen.snapshot.jobs.items():
+        one = seen.elastic.get(job_id)
+        for part in one.parts if one is not None else (job,):
+            if part.running:
+                yield part
+
+
+def _whose(job: Job, partition_qos: str, above: Collection[str]) -> Sequence[tuple[str, str, str]]:
+    """QOS, account and user of each quota that the job counts in."""
+    own = [("", job.account, ""), ("", job.account, job.user), *(("", account, "") for account in above)]
+    for qos in {job.qos, partition_qos} - {""}:
+        own += [(qos, "", ""), (qos, "", job.user), (qos, job.account, "")]
+    return own

@@ -1,0 +1,75 @@
+"""Nothing is requeued that could not start again as it was: reservations ahead, and licences that Slurm would lose.
+
+Slurm starts no job whose time limit reaches into a reservation of its nodes. So a job that has trained for a while and
+would begin its limit again may find no node for it, though it had its hour when it started.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ones_db.reasons import Reason, reason
+from ones_db.shape import Shape
+from slurm_ones.slurm.model import Job, Snapshot, partition_gpus
+
+START_S = 60.0
+"""From a decision to the start of the next run, s: a checkpoint, the requeue and Slurm's look at its queue."""
+LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
+"""Releases from the first on, and before the second, forget the licences of jobs that are requeued."""
+
+
+class Ahead(NamedTuple):
+    """Reservations that a run of a job would reach into if it began soon."""
+
+    nodes: frozenset[str] = frozenset()
+    reason: Reason | None = None
+    """The first of them, in words."""
+
+
+NOTHING_AHEAD = Ahead()
+
+
+def ahead_of(job: Job, snapshot: Snapshot, now: float) -> Ahead:
+    """Those between now and its time limit, besides its own."""
+    if not snapshot.reservations:
+        return NOTHING_AHEAD
+    part = snapshot.partitions.get(job.partition)
+    limit_s = job.time_limit_s or (part.max_time_s if part is not None else 0.0) or math.inf
+    last = now + START_S + limit_s
+    ours = {*part.node_names} if part is not None else set()
+    found = [
+        one
+        for one in snapshot.reservations
+        if now < one.start_time < last and one.name != job.reservation and not ours.isdisjoint(one.node_names)
+    ]
+    if not found:
+        return NOTHING_AHEAD
+    first = min(found, key=lambda one: (one.start_time, one.name))
+    why = reason("reserved_ahead", name=first.name, minutes=(first.start_time - now) / 60.0)
+    return Ahead(frozenset(name for one in found for name in one.node_names) & ours, why)
+
+
+def reserved_ahead(
+    job: Job, shape: Shape, snapshot: Snapshot, whole_node_gpus: dict[str, int], now: float
+) -> Reason | None:
+    """The reservation for which a running job could not start again at this shape, on its own nodes and what is free;
+    None if it could, or if no reservation is to blame."""
+    ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
+    if not ahead.nodes or part is None:
+        return None
+    full, whole = partition_gpus(part, snapshot, whole_node_gpus)
+    room = []
+    for name in part.node_names:
+        node, own = snapshot.nodes.get(name), name in job.node_list
+        if node is not None and (node.usable or own):
+            free = full * node.idle if whole else node.gpus - node.gpus_used
+            has = (full if whole else job.gpus_per_node) * own
+            room += [name] if free + has >= shape.gpus_per_node else []
+    return ahead.reason if len({*room} - ahead.nodes) < shape.nodes <= len(room) else None
+
+
+def loses_licenses(release: tuple[int, int, int]) -> bool:
+    """Tell whether that release of Slurm forgets the licences of jobs that are requeued."""
+    first, fixed = LOSES_LICENSES
+    return first <= release < fixed
