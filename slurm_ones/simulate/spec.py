@@ -41,6 +41,8 @@ class ClusterSpec:
     """CPUs of a node, and that its jobs ask for, a GPU; 0 if they are not counted."""
     any_shape: bool = True
     """Without a companion, a job's GPUs may be spread over nodes in any way."""
+    charged: bool = False
+    """Jobs have an account, to which their GPU-hours are charged."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", sum(part.nodes for part in self.all_parts))

@@ -21,7 +21,7 @@ from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.slurm.model import JobKey, Task
 
-USER = "researcher"
+USER, ACCOUNT = "researcher", "lab"
 BLOCKS = 8
 """Tasks of the array of a job of blocks, as the templates have it."""
 
@@ -166,6 +166,7 @@ class World:
             time_limit_s=submission.limit_s,
             user=USER,
             uid=os.geteuid(),
+            account=ACCOUNT if self.spec.charged else "",
         )
 
     def _of_blocks(self, submission: Submission) -> bool:

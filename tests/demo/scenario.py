@@ -30,6 +30,7 @@ spool = "/scratch/ones"
 tick_s = 5
 [guests.gpu]
 partition = "scavenge"
+charged = false
 """
 """All else is as shipped; the tick is shorter since these jobs last a minute."""
 SITE = GRES_SCAVENGE

@@ -58,6 +58,7 @@ leave_s = 10
 [limits]
 near_end_s = 0
 near_limit_s = 0
+growth_cost = 1000
 """
 
 

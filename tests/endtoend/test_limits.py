@@ -1,5 +1,5 @@
-"""Limits that protect people, on a real Slurm: growth goes back, reserved and drained nodes are nobody's, and Slurm's own
-limits are known before a job is changed."""
+"""Limits that protect people, on a real Slurm: growth goes back, reserved and drained nodes are nobody's, and limits of
+Slurm's own are known before a job is changed."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ park_lease_s = 30
 leave_s = 20
 near_end_s = 0
 near_limit_s = 0
+growth_cost = 1000
 """
 """For `str.format`. The policy gives free GPUs away without asking what a change costs, so there is always a resize to
 break."""
