@@ -93,7 +93,7 @@ def of_views(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Observation
         )
         elastic[view.job_id] = Elastic(job, OptIn((1, 64), None, None), 4, False)
         record = JobRecord(view.job_id, "train", job.user, view.submitted, Shape(1, max(view.requested, 1)))
-        measured = (ThroughputPoint(shape, view.batch, 100.0),)
+        measured = (ThroughputPoint(shape, view.batch, 100.0, 1.0),)
         histories[view.job_id] = JobHistory(
             record, None, (), measured, view.samples, view.batch, 0.0, 1.0, 0, None, 0, None, ran=((shape, 600.0),)
         )

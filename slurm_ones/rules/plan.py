@@ -166,7 +166,10 @@ class _Planner:
         self._open = {True: rules.open_changes, False: rules.open_resizes}
         """Resizes under way by blocks, and others."""
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
-        starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in waiting)
+        self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
+        """Waiting jobs that would begin where a reservation is ahead."""
+        may_start = (change for change in waiting if change.job_id not in self._reserved)
+        starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
         self._without: set[int] | None = None
         """Waiting jobs for which there will be no room; None before GPUs are set aside for the others."""
@@ -217,7 +220,7 @@ class _Planner:
         """That there is no room for the change now; if there is, a job that is requeued takes it."""
         if hot(job.elastic):
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
-        if self._is_reserved(change, job):
+        if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
             return job.ahead.reason
         if job.elastic.job.running:
             none = not self._room.free.take(

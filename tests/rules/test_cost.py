@@ -23,7 +23,7 @@ CHARGED = {"account": "lab", "qos": "normal"}
 GUEST = {"guests": {"gpu": {"qos": "guest"}}}
 SPEEDS = {2: 100.0, 4: 190.0, 8: 330.0, 16: 500.0}
 """GPU-seconds a sample rise by 1.05, 1.21 and 1.6 from 2 GPUs on."""
-MEASURED = ThroughputPoint(Shape(1, 2), 64, 100.0)
+MEASURED = ThroughputPoint(Shape(1, 2), 64, 100.0, 1.0)
 
 
 def asked_for_two(**changes: Any) -> JobView:
@@ -66,7 +66,7 @@ ROWS: dict[str, tuple[JobView, JobHistory | None, dict[str, Any], int]] = {
     # Of 20 epochs of 1000 samples half are done, at what was asked for: the rest may cost 1.2 times as much, or not
     # quite.
     "half of it done": (asked_for_two(epochs=10), ran((2, 101.0)), {}, 4),
-    "half of it done, and a little over": (asked_for_two(epochs=10), ran((2, 99.0)), {}, 8),
+    "half of it done, and a little over": (asked_for_two(epochs=10), ran((2, 98.0)), {}, 8),
     "nearly all of it done": (asked_for_two(epochs=90), ran((2, 900.0)), {}, 16),
     "half of it done, and the budget used up": (asked_for_two(epochs=10), ran((8, 60.0)), {}, 2),
     "it was never measured at what it asked for": (
