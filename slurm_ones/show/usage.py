@@ -242,7 +242,7 @@ def _resizes(usage: Usage) -> list[str]:
         )
     if usage.asked_gpu_hours and job.gpu_hours and job.resizes:
         lines.append(
-            f"  cost       {_hours(job.gpu_hours)}, against {usage.asked_gpu_hours:.1f} at the size asked for: "
+            f"  cost       {_hours(job.gpu_hours)} in all, against {usage.asked_gpu_hours:.1f} at the size asked for: "
             f"{job.gpu_hours / usage.asked_gpu_hours:.2f} times as many"
         )
     return lines

@@ -153,6 +153,15 @@ def test_a_job_that_never_changed_has_no_gain() -> None:
         assert gain.endswith(": 2.00 times as fast")
 
 
+def test_what_growth_cost() -> None:
+    """Protects accounts: GPU hours next to those of the size that was asked for, of jobs that were resized."""
+    resized = Usage(replace(PLAIN, resizes=1), resized=(requeued(1.0),), asked_gpu_hours=2.0)
+    (cost,) = [line for line in of_job(resized, []) if line.startswith("  cost")]
+    assert cost == "  cost       2.2 GPU hours in all, against 2.0 at the size asked for: 1.10 times as many"
+    for other in (replace(resized, job=PLAIN), replace(resized, asked_gpu_hours=None)):
+        assert not [line for line in of_job(other, []) if line.startswith("  cost")]
+
+
 def test_what_a_comment_allows() -> None:
     """Protects advice from comments that say something else."""
     assert allowed("ones: gpus=2-8 batch=32-512 array=blocks") == Allowed((2, 8), 512, True)

@@ -62,7 +62,8 @@ class Shared(World):
 def waited_s(folder: Path, mechanism: Mechanism, asked: dict[str, Any]) -> tuple[float, int]:
     """Seconds from a rigid job's submission, between two ticks, to its start; and how often the grown job, or its base,
     was requeued."""
-    settings = companion_settings(SPEC, folder, AT_ONCE, tick_s=TICK_S, policy="fifo")
+    free = {**AT_ONCE, "limits.growth_cost": 1000.0}
+    settings = companion_settings(SPEC, folder, free, tick_s=TICK_S, policy="fifo")
     conf = SlurmConf(licenses={"matlab": 20}, account_gpus={"lab": 20})
     quiet = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
     world = Shared(WORK, SPEC, folder, quiet, mechanism=mechanism, beside=OTHERS, conf=conf)

@@ -20,7 +20,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Queue, Task
+from slurm_ones.slurm.model import Queue, Quota, Quotas, Task
 
 
 @pytest.mark.parametrize(
@@ -270,3 +270,16 @@ def test_of_what_waits_the_named_tasks_alone_are_held(commands: Path) -> None:
     CommandClient().hold_waiting(7, [1, 3, 9])
     CommandClient().hold_waiting(7, [9])
     assert (commands / "said").read_text() == "uhold 7_[1,3]\n"
+
+
+@pytest.mark.parametrize("sacctmgr", ["echo 'guest|0.000000'", "echo refused >&2; exit 1", "sleep 60"])
+def test_quotas_without_slurmdbd(commands: Path, sacctmgr: str) -> None:
+    """What the controller knows is enough; nobody is asked where there is no accounting."""
+    known = "ClusterName=c Account=lab UserName= Partition= ParentAccount=root(1) GrpTRES=gres/gpu=12(2) MaxTRESPJ="
+    fake(commands, "scontrol", f"echo '{known}'")
+    fake(commands, "sacctmgr", sacctmgr)
+    found = CommandClient(timeout_s=2.0 if "sleep" not in sacctmgr else 0.2).quotas(["alice"])
+    assert found.all == (Quota("gres/gpu", 12, 2, account="lab"),)
+    assert found.usage_factors == ({"guest": 0.0} if "guest" in sacctmgr else {})
+    fake(commands, "scontrol", "echo 'No associations currently cached in Slurm.'")
+    assert CommandClient().quotas(()) == Quotas()
