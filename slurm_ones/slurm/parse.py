@@ -481,7 +481,7 @@ def allows_arrays(config: Mapping[str, str]) -> bool:
 
 def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
     """Slurm's release, (26, 5, 3) for 26.05.3; zeros if it is not shown."""
-    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", _setting(config, "SLURM_VERSION"))
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", setting(config, "SLURM_VERSION"))
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match is not None else (0, 0, 0)
 
 

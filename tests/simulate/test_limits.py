@@ -41,19 +41,19 @@ class Ran(NamedTuple):
 def ran(folder: Path, mechanism: Mechanism, conf: SlurmConf, reserved_s: float = 0.0, **settings: Any) -> Ran:
     quiet = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
     world = Limited(WORK, SPEC, folder, quiet, mechanism=mechanism, conf=conf)
+
+    def reserve() -> None:
+        begins = world.timeline.now + reserved_s
+        ahead = Reservation("maint", SPEC.names, begins, begins + 3600.0)
+        world.cluster.conf = replace(conf, reservations=(ahead,))
+
+    if reserved_s:
+        world.timeline.after(TICK_S / 2, reserve)  # it runs by then
     made = companion_settings(SPEC, folder, {**FREE, **settings}, tick_s=TICK_S, policy="fifo")
     outcomes = set[str]()
     ended = list[str]()
 
     def on_tick(tick: Tick) -> bool:
-        if (
-            reserved_s
-            and not world.cluster.conf.reservations
-            and any(job.running for job in world.cluster.jobs.values())
-        ):
-            begins = world.timeline.now + reserved_s
-            ahead = Reservation("maint", SPEC.names, begins, begins + 3600.0)
-            world.cluster.conf = replace(conf, reservations=(ahead,))
         outcomes.update(one.code for one in tick.outcomes.values())
         outcomes.update(why.code for one in tick.decided for why in one.schedule.reasons.values())
         ended.extend(one.state for one in tick.ended)
