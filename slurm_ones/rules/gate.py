@@ -51,7 +51,7 @@ from slurm_ones.rules.job_rules import (
     too_soon,
 )
 from slurm_ones.rules.quotas import Growing, quota_caps
-from slurm_ones.rules.restart import NOTHING_AHEAD, Ahead, ahead_of, reserved_ahead
+from slurm_ones.rules.restart import NOTHING_AHEAD, ReservedNodes, ahead_of, reserved_ahead
 from slurm_ones.slurm.model import Partition, Quotas, partition_gpus
 
 LOOK_S = 60.0
@@ -161,7 +161,7 @@ class JobRules:
     """What it is to have now: growth of it goes back."""
     guests: frozenset[int] | None = None
     """Tasks of its blocks that run as guests; None if it grows by none."""
-    ahead: Ahead = NOTHING_AHEAD
+    ahead: ReservedNodes = NOTHING_AHEAD
     """Reservations before which what it begins now would not end."""
 
     @property
@@ -454,7 +454,7 @@ class Round:
         free.give(self._lent)
         return free.fits(elastic.shape)
 
-    def _ahead(self, elastic: Elastic) -> Ahead:
+    def _ahead(self, elastic: Elastic) -> ReservedNodes:
         """Of blocks that are to join; guests end before a reservation."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD

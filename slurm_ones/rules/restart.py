@@ -19,7 +19,7 @@ LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
 """Releases from the first on, and before the second, forget the licences of jobs that are requeued."""
 
 
-class Ahead(NamedTuple):
+class ReservedNodes(NamedTuple):
     """Reservations that a run of a job would reach into if it began soon."""
 
     nodes: frozenset[str] = frozenset()
@@ -27,10 +27,10 @@ class Ahead(NamedTuple):
     """The first of them, in words."""
 
 
-NOTHING_AHEAD = Ahead()
+NOTHING_AHEAD = ReservedNodes()
 
 
-def ahead_of(job: Job, snapshot: Snapshot, now: float) -> Ahead:
+def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
     """Those between now and its time limit, besides its own."""
     if not snapshot.reservations:
         return NOTHING_AHEAD
@@ -47,7 +47,7 @@ def ahead_of(job: Job, snapshot: Snapshot, now: float) -> Ahead:
         return NOTHING_AHEAD
     first = min(found, key=lambda one: (one.start_time, one.name))
     why = reason("reserved_ahead", name=first.name, minutes=(first.start_time - now) / 60.0)
-    return Ahead(frozenset(name for one in found for name in one.node_names) & ours, why)
+    return ReservedNodes(frozenset(name for one in found for name in one.node_names) & ours, why)
 
 
 def reserved_ahead(

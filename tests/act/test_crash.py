@@ -65,7 +65,7 @@ def _not_at_once(world: World) -> None:
 
 
 def _limited(world: World) -> None:
-    _crowded(world)
+    (_crowded if world.job.runs else _full)(world)
     world.slurm.waits_for = "AssocGrpGRES"
 
 
