@@ -1,0 +1,1 @@
+"""The job's network: nobody else can join."""

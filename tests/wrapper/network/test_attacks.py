@@ -1,0 +1,228 @@
+"""Attacks on a store server and on a door, each in one process: all are refused, and training is not touched."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ones_wrapper.network import door, frames, proof
+from ones_wrapper.network.client import StoreClient, StoreLostError
+from ones_wrapper.network.frames import fields, frame
+from ones_wrapper.network.proof import ProofError, prove
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.network.server import HOST, MEET, MEMBER, StoreServer
+
+PLACE = "term-3-aa"
+
+
+@pytest.fixture
+def secret() -> JobSecret:
+    return JobSecret.fresh()
+
+
+@pytest.fixture
+def server(secret: JobSecret) -> Iterator[StoreServer]:
+    server = StoreServer.at("127.0.0.1", secret)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def leader(server: StoreServer, secret: JobSecret) -> Iterator[StoreClient]:
+    """Hosts a place, and trains: what it stores must be there after each attack."""
+    client = StoreClient("127.0.0.1", server.port, secret, HOST, PLACE)
+    client.ask("set", b"newest", b"5")
+    yield client
+    assert client.ask("peek", b"newest") == [b"+5"]
+    client.close()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 5.0)
+
+
+def closed_after_s(connection: socket.socket) -> float:
+    """How long the other end took to hang up."""
+    began = time.monotonic()
+    connection.settimeout(10.0)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - began
+
+
+def silent(connection: socket.socket) -> None:
+    """Says nothing."""
+
+
+def trickle(connection: socket.socket) -> None:
+    """The beginning of a message, and no more."""
+    connection.sendall(frame(b"x" * 100)[:7])
+
+
+def huge(connection: socket.socket) -> None:
+    """Announces 4 GiB."""
+    connection.sendall(struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000)
+
+
+def garbage(connection: socket.socket) -> None:
+    """Speaks HTTP."""
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10)
+
+
+def other_version(connection: socket.socket) -> None:
+    """A hello of something else."""
+    connection.sendall(frame(fields(b"ones network 0", MEMBER.encode(), PLACE.encode(), b"n" * 32)))
+
+
+def no_fields(connection: socket.socket) -> None:
+    """A message whose fields are cut off."""
+    connection.sendall(frame(b"\0\0\0\x09abc"))
+
+
+@pytest.mark.parametrize("attack", [silent, trickle, huge, garbage, other_version, no_fields])
+def test_who_proves_nothing_is_hung_up_on(
+    leader: StoreClient, server: StoreServer, capfd: pytest.CaptureFixture[str], attack: Callable[[socket.socket], None]
+) -> None:
+    """Within the time of a proof, and named once however often it comes."""
+    for _ in range(2 if attack in (silent, trickle) else 20):
+        with connect(server.port) as connection:
+            attack(connection)
+            assert closed_after_s(connection) < proof.PROOF_S + 0.5
+    said = [line for line in capfd.readouterr().err.splitlines() if "was refused" in line]
+    assert len(said) == 1 and "127.0.0.1" in said[0]
+
+
+@pytest.mark.parametrize("role", [MEMBER, HOST, MEET])
+def test_a_wrong_secret(leader: StoreClient, server: StoreServer, role: str) -> None:
+    """The stranger learns that the server has another secret, and the server that the stranger has."""
+    with pytest.raises(StoreLostError, match="does not have this job's secret"):
+        StoreClient("127.0.0.1", server.port, JobSecret.fresh(), role, PLACE)
+    with connect(server.port) as connection:
+        connection.sendall(frame(fields(b"ones network 1", role.encode(), PLACE.encode(), b"n" * 32)))
+        assert connection.recv(4096)
+        connection.sendall(frame(b"p" * 32))
+        assert closed_after_s(connection) < 1.0
+
+
+class Tap:
+    """A socket that keeps what was sent through it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self.sent = connection, list[bytes]()
+
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(data)
+        self._connection.sendall(data)
+
+    def recv(self, most: int) -> bytes:
+        return self._connection.recv(most)
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._connection.settimeout(timeout_s)
+
+
+def test_a_replayed_proof(leader: StoreClient, server: StoreServer, secret: JobSecret) -> None:
+    """What a member sent to prove itself is worth nothing on another connection."""
+    with connect(server.port) as first:
+        tap = Tap(first)
+        prove(tap, secret, MEMBER, PLACE)  # type: ignore[arg-type]
+    with connect(server.port) as again:
+        again.sendall(tap.sent[0])
+        assert again.recv(4096)
+        again.sendall(tap.sent[1])
+        assert closed_after_s(again) < 1.0
+
+
+def test_a_proof_sent_back(leader: StoreClient, server: StoreServer) -> None:
+    """The server's own proof is none for the other side."""
+    with connect(server.port) as connection:
+        connection.sendall(frame(fields(b"ones network 1", MEMBER.encode(), PLACE.encode(), b"n" * 32)))
+        answer = connection.recv(4096)
+        _, theirs = frames.parts_of(answer[4:])
+        connection.sendall(frame(theirs))
+        assert closed_after_s(connection) < 1.0
+
+
+def test_a_proof_for_another_place(leader: StoreClient, server: StoreServer, secret: JobSecret) -> None:
+    """Keys are bound to the term."""
+    with connect(server.port) as connection:
+        hello = fields(b"ones network 1", MEMBER.encode(), PLACE.encode(), b"n" * 32)
+        connection.sendall(frame(hello))
+        nonce, _ = frames.parts_of(connection.recv(4096)[4:])
+        connection.sendall(frame(proof._proof(secret, "caller", MEMBER, "term-2-aa", b"n" * 32, nonce)))
+        assert closed_after_s(connection) < 1.0
+
+
+def test_a_place_that_nobody_hosts(leader: StoreClient, server: StoreServer, secret: JobSecret) -> None:
+    """A block of the job that comes for an earlier term is sent away, and nobody else hosts a place that is."""
+    with pytest.raises(StoreLostError, match="nobody hosts term-2-aa here"):
+        StoreClient("127.0.0.1", server.port, secret, MEMBER, "term-2-aa")
+    with pytest.raises(StoreLostError, match="hosted already"):
+        StoreClient("127.0.0.1", server.port, secret, HOST, PLACE)
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", struct.pack("!I", 0xFFFFFFFF), frame(b"xx" * 40)])
+def test_a_server_that_is_none_of_the_job(secret: JobSecret, answer: bytes) -> None:
+    """Who listens where a leader was is no leader: the caller sends nothing that is worth anything, and goes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = connect(listener.getsockname()[1])
+        host, _ = listener.accept()
+        with caller, host:
+            host.sendall(answer)
+            began = time.monotonic()
+            with pytest.raises((ProofError, TimeoutError)):
+                prove(caller, secret, MEMBER, PLACE, 0.5)
+            assert time.monotonic() - began < 1.0
+
+
+def test_ten_thousand_that_prove_nothing(
+    leader: StoreClient, server: StoreServer, secret: JobSecret, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a thread each, with few of them held; members come in and are answered meanwhile."""
+    held: list[socket.socket] = []
+    slowest = 0.0
+    for count in range(10_000):
+        held.append(connect(server.port))
+        if count % 500 == 250:
+            began = time.monotonic()
+            member = StoreClient("127.0.0.1", server.port, secret, MEMBER, PLACE)
+            assert member.ask("peek", b"newest") == [b"+5"]
+            member.close()
+            slowest = max(slowest, time.monotonic() - began)
+        if len(held) == 300:  # as many as a process may have open; each is refused by then
+            for one in held:
+                one.close()
+            held.clear()
+    assert slowest < 2.0
+    assert len(server._door._strangers) <= door.UNPROVEN
+    assert capfd.readouterr().err.count("was refused") == 1
+
+
+def test_no_file_descriptors(leader: StoreClient, server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members are served on, and strangers make room."""
+    with connect(server.port) as first:
+        until = time.monotonic() + 5.0
+        while not server._door._strangers and time.monotonic() < until:
+            time.sleep(0.01)
+        server._door._make_room()
+        assert not server._door._strangers and closed_after_s(first) < 1.0
+
+
+def test_a_member_that_asks_nonsense(leader: StoreClient, server: StoreServer, secret: JobSecret) -> None:
+    """Is answered with what is wrong, and one that sends what is no message is hung up on."""
+    member = StoreClient("127.0.0.1", server.port, secret, MEMBER, PLACE)
+    for what, parts in (("drop", ()), ("set", (b"a",)), ("add", (b"newest", b"x")), ("wait", (b"soon", b"a"))):
+        with pytest.raises(ValueError):
+            member.ask(what, *parts)
+    assert member.ask("check", b"newest") == [b"1"]
+    assert member._socket is not None
+    member._socket.sendall(struct.pack("!I", frames.MOST + 1))
+    with pytest.raises(StoreLostError):
+        member.ask("check", b"newest")

@@ -1,0 +1,62 @@
+"""The job's secret is made once, for its owner alone."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.network.secret import SECRET, SIZE, JobSecret, SecretError
+
+
+def test_it_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        keys = {one.key("x") for one in pool.map(lambda _: JobSecret.make(tmp_path), range(8))}
+    assert len(keys) == 1
+    assert (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [SECRET]
+
+
+def test_keys_are_bound_to_their_purpose(tmp_path: Path) -> None:
+    secret = JobSecret.make(tmp_path)
+    keys = {secret.key(*purpose) for purpose in (("proof", "term-1"), ("proof", "term-2"), ("group", "term-1"))}
+    assert len(keys) == 3 and all(len(key) == 32 for key in keys)
+    assert JobSecret.read(tmp_path).key("proof", "term-1") in keys
+
+
+def test_another_one_after_a_leak(tmp_path: Path) -> None:
+    before = JobSecret.make(tmp_path).key("x")
+    JobSecret.renew(tmp_path)
+    assert JobSecret.make(tmp_path).key("x") != before
+    assert (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_no_secret(tmp_path: Path) -> None:
+    """Nothing that another could have put there, or read."""
+    path = tmp_path / SECRET
+    with pytest.raises(SecretError, match="missing"):
+        JobSecret.read(tmp_path)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SecretError):
+        JobSecret.make(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SecretError, match="regular"):
+        JobSecret.make(tmp_path)
+    path.unlink()
+    path.write_bytes(b"x" * SIZE)
+    path.chmod(0o644)
+    with pytest.raises(SecretError, match="others"):
+        JobSecret.make(tmp_path)
+    path.chmod(0o600)
+    assert JobSecret.make(tmp_path)
+    path.write_bytes(b"x" * 5)
+    with pytest.raises(SecretError, match="5 bytes"):
+        JobSecret.make(tmp_path)
+
+
+def test_where_it_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(SecretError, match="cannot be made"):
+        JobSecret.make(tmp_path / "nowhere")

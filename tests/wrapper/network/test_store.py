@@ -1,0 +1,138 @@
+"""The store that a job's processes share, and torch's groups over it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from ones_wrapper.network.client import StoreClient, StoreLostError
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.network.server import HOST, MEET, MEMBER, StoreServer
+from ones_wrapper.network.store import JobStore
+
+
+@pytest.fixture
+def network() -> Iterator[JobNetwork]:
+    secret = JobSecret.fresh()
+    server = StoreServer.at("127.0.0.1", secret)
+    yield JobNetwork(secret, "127.0.0.1", server.port)
+    server.close()
+
+
+def test_what_torch_asks_of_a_store(network: JobNetwork) -> None:
+    """Through torch's own C++ half, as groups ask."""
+    inner = JobStore(network.client(MEET, "start"), "a", 5.0)
+    store = PrefixStore("p", inner)
+    store.set("k", "v")
+    assert store.get("k") == b"v" and store.check(["k"]) and not store.check(["k", "other"])
+    assert (store.add("n", 2), store.add("n", 3)) == (2, 5)
+    store.append("k", "w")
+    store.multi_set(["x", "y"], ["1", ""])
+    assert store.multi_get(["k", "x", "y"]) == [b"vw", b"1", b""]
+    assert store.compare_set("k", "no", "new") == b"vw"
+    assert store.compare_set("k", "vw", "new") == b"new" == store.get("k")
+    assert store.compare_set("fresh", "", "set") == b"set" and store.compare_set("gone", "old", "x") == b"old"
+    assert store.has_extended_api()
+    assert inner.num_keys() == 5 and store.delete_key("x") and not store.delete_key("x") and inner.num_keys() == 4
+    with pytest.raises(Exception, match="did not come in time"):
+        store.wait(["never"], timedelta(seconds=0.05))
+    inner.set_timeout(timedelta(seconds=0.05))
+    with pytest.raises(Exception, match="did not come in time"):
+        store.get("never")
+    assert JobStore(network.client(MEET, "start"), "b").num_keys() == 0
+
+
+def test_who_waits_is_answered_at_once(network: JobNetwork) -> None:
+    """And holds nobody up."""
+    store, other = (JobStore(network.client(MEET, "start"), "a", 20.0) for _ in range(2))
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.extend(store.multi_get(["x", "y"])))
+    thread.start()
+    time.sleep(0.1)
+    other.set("x", "1")
+    other.set("y", "2")
+    began = time.monotonic()
+    thread.join()
+    assert found == [b"1", b"2"] and time.monotonic() - began < 1.0
+
+
+def test_a_place_ends_with_its_host(network: JobNetwork) -> None:
+    """Others know by that that the leader is gone, also those that wait; the next term's place is not touched."""
+    host, next_one = network.client(HOST, "term-1"), network.client(HOST, "term-2")
+    member, waiting = network.client(MEMBER, "term-1"), network.client(MEMBER, "term-1")
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            waiting.ask("wait", b"20000", b"never", wait_s=20.0)
+        except StoreLostError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    host.close()
+    thread.join(5.0)
+    assert errors
+    with pytest.raises(StoreLostError):
+        member.ask("check", b"x")
+    with pytest.raises(StoreLostError, match="nobody hosts"):
+        network.client(MEMBER, "term-1")
+    assert next_one.ask("check", b"x") == [b"0"]
+
+
+def test_a_forked_process_holds_no_connection_open(network: JobNetwork) -> None:
+    """Protects the leader's end: workers that fetch data outlive a rank that was killed, for a while."""
+    host, member = network.client(HOST, "term-1"), network.client(MEMBER, "term-1")
+    child = os.fork()
+    if child == 0:
+        time.sleep(20.0)
+        os._exit(0)
+    try:
+        host.close()
+        with pytest.raises(StoreLostError, match="closed"):
+            for _ in range(100):
+                member.ask("check", b"x")
+                time.sleep(0.01)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def test_values_larger_than_a_buffer(network: JobNetwork) -> None:
+    client, large = network.client(MEET, "start"), os.urandom(10 << 20)
+    client.ask("set", b"k", large)
+    assert client.ask("get", b"0", b"k") == [large] and client.ask("peek", b"k", b"l") == [b"+" + large, b""]
+
+
+def test_groups_form_over_it(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several ranks, as threads of one process: gloo's C++ threads call the store."""
+    monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", "1")
+    results: dict[int, float] = {}
+
+    def rank(number: int) -> None:
+        store = JobStore(network.client(MEET, "start"), "group", 20.0)
+        group = dist.ProcessGroupGloo(store, number, 4, timedelta(seconds=20))
+        value = torch.full((1,), float(number))
+        group.allreduce([value], dist.AllreduceOptions()).wait()
+        results[number] = float(value)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert results == dict.fromkeys(range(4), 6.0)
+
+
+def test_a_store_that_is_gone_is_said(network: JobNetwork) -> None:
+    with pytest.raises(StoreLostError, match=r"127\.0\.0\.1:1"):
+        StoreClient("127.0.0.1", 1, network.secret, MEMBER, "term-1")

@@ -1,0 +1,74 @@
+"""Messages on a connection: a length in four bytes, then so many bytes; within a message, fields of the same form."""
+
+from __future__ import annotations
+
+import struct
+
+_LENGTH = struct.Struct("!I")
+MOST = 64 << 20
+"""Bytes of a message between processes that have proved themselves."""
+
+
+class FrameError(ValueError):
+    """Bytes that are no message."""
+
+
+def frame(body: bytes) -> bytes:
+    """A message as it is sent."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def fields(*parts: bytes) -> bytes:
+    """Parts of a message, in one."""
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def parts_of(body: bytes) -> list[bytes]:
+    """What `fields` was given. Raises `FrameError`."""
+    found, at = [], 0
+    while at < len(body):
+        if at + _LENGTH.size > len(body):
+            raise FrameError("a field's length is cut off")
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        if at + length > len(body):
+            raise FrameError("a field is cut off")
+        found.append(body[at : at + length])
+        at += length
+    return found
+
+
+class Frames:
+    """Cuts bytes into messages as they come. No more is held than has come, whatever a length says."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        """Bytes of the longest message that is taken."""
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that came. Raises `FrameError` as soon as a message is too long."""
+        self._bytes += data
+        self._next()
+
+    def take(self) -> bytes | None:
+        """The next whole message; None while there is none. Raises `FrameError`."""
+        length = self._next()
+        if length is None or len(self._bytes) < _LENGTH.size + length:
+            return None
+        body = bytes(self._bytes[_LENGTH.size : _LENGTH.size + length])
+        del self._bytes[: _LENGTH.size + length]
+        return body
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing came that was not taken."""
+        return not self._bytes
+
+    def _next(self) -> int | None:
+        if len(self._bytes) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        if length > self.most:
+            raise FrameError(f"a message of {length} bytes, where {self.most} are the most")
+        return int(length)

@@ -1,0 +1,66 @@
+"""How this process reaches the other processes of its job: the job's secret, and the store server of its block. The
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.network.client import StoreClient
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.network.server import StoreServer
+
+STORE = "ONES_STORE"
+"""Names the store server that `ones-run` keeps for the ranks that it starts: host and port."""
+_PATIENCE_S = 60.0
+"""How long the secret may be missing: a network file system shows a file that another node made by then."""
+_LOCAL = "127.0.0.1"
+_here: dict[str, StoreServer] = {}
+
+
+def node_name(env: Mapping[str, str]) -> str:
+    """By which name other nodes of the job find this one; the loopback address outside Slurm."""
+    if not env.get("SLURM_JOB_ID"):
+        return _LOCAL
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@dataclass(frozen=True)
+class JobNetwork:
+    """One process's view."""
+
+    secret: JobSecret
+    host: str
+    """Of this block's store server."""
+    port: int
+
+    @classmethod
+    def found(cls, env: Mapping[str, str], folder: Path) -> JobNetwork:
+        """By what `ones-run` set; ranks that others started serve a store of their own. `folder` is the job's, with the
+        secret. Raises `SecretError`.
+        """
+        if given := env.get(STORE):
+            host, _, port = given.rpartition(":")
+            return cls(JobSecret.read(folder, _PATIENCE_S), host, int(port))
+        return cls.here(node_name(env), JobSecret.make(folder))
+
+    @classmethod
+    def here(cls, host: str = _LOCAL, secret: JobSecret | None = None) -> JobNetwork:
+        """With a store server in this process, one for each secret, at this node's name."""
+        secret = secret or JobSecret.fresh()
+        server = _here.get(name := secret.key("server").hex())
+        if server is None:
+            server = _here[name] = StoreServer.at(host, secret)
+        return cls(secret, host, server.port)
+
+    def client(self, role: str, place: str) -> StoreClient:
+        """A connection to this block's own store server. Raises `StoreLostError`."""
+        return StoreClient(self.host, self.port, self.secret, role, place)
+
+    def number(self, purpose: str) -> int:
+        """A number of 63 bits that this job's processes alone know."""
+        return int.from_bytes(hashlib.sha256(self.secret.key(purpose)).digest()[:8], "big") >> 1

@@ -1,0 +1,90 @@
+"""Two processes show each other that they have the job's secret, over a connection that anybody may have opened.
+
+    caller: role, place, a nonce
+    host:   a nonce, HMAC-SHA256 over both nonces, role and place
+    caller: the same with its own label
+    host:   nothing, or why it does not take the caller all the same
+
+The nonces make each proof worth one connection; the key is bound to the place (a term's store, the state for one rank),
+so a proof for one is none for another; the labels keep either side from sending the other's proof back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import time
+
+from ones_wrapper.network.frames import FrameError, Frames, fields, frame, parts_of
+from ones_wrapper.network.secret import JobSecret
+
+PROOF_S = 2.0
+"""How long a proof may take."""
+MOST_UNPROVEN = 1024
+"""Bytes of a message of somebody who has not proved anything."""
+_MAGIC = b"ones network 1"
+_NONCE = 32
+_MOST_NAME = 200
+
+
+class ProofError(ConnectionError):
+    """The other end is none of this job's processes, or does not take this one; the message says why."""
+
+
+class Challenge:
+    """The host's part, of one connection."""
+
+    def __init__(self, secret: JobSecret, hello: bytes) -> None:
+        """`hello` is the caller's first message. Raises `ProofError`."""
+        try:
+            magic, role, place, nonce = parts_of(hello)
+            self.role, self.place = role.decode("ascii"), place.decode("ascii")
+        except ValueError:
+            raise ProofError("it does not speak our protocol") from None
+        if magic != _MAGIC or len(nonce) != _NONCE or len(role) > _MOST_NAME or len(place) > _MOST_NAME:
+            raise ProofError("it does not speak our protocol")
+        mine = os.urandom(_NONCE)
+        self._expected = _proof(secret, "caller", self.role, self.place, nonce, mine)
+        self.answer = fields(mine, _proof(secret, "host", self.role, self.place, nonce, mine))
+        """To be sent."""
+
+    def met_by(self, proof: bytes) -> bool:
+        """Whether the caller has the secret."""
+        return hmac.compare_digest(proof, self._expected)
+
+
+def prove(connection: socket.socket, secret: JobSecret, role: str, place: str, timeout_s: float = PROOF_S) -> None:
+    """The caller's part. Raises `ProofError`, and OSError for a connection that fails."""
+    until, nonce = time.monotonic() + timeout_s, os.urandom(_NONCE)
+    frames = Frames(MOST_UNPROVEN)
+    connection.settimeout(timeout_s)
+    connection.sendall(frame(fields(_MAGIC, role.encode(), place.encode(), nonce)))
+    try:
+        theirs, proof = parts_of(_receive(connection, frames, until))
+    except ValueError:
+        raise ProofError("what listens there does not speak our protocol") from None
+    if not hmac.compare_digest(proof, _proof(secret, "host", role, place, nonce, theirs)):
+        raise ProofError("what listens there does not have this job's secret")
+    connection.sendall(frame(_proof(secret, "caller", role, place, nonce, theirs)))
+    try:
+        why = _receive(connection, frames, until)
+    except FrameError as error:
+        raise ProofError(str(error)) from None
+    if why:
+        raise ProofError(why.decode(errors="replace"))
+
+
+def _receive(connection: socket.socket, frames: Frames, until: float) -> bytes:
+    while (body := frames.take()) is None:
+        connection.settimeout(max(0.001, until - time.monotonic()))
+        if not (data := connection.recv(4096)):
+            raise ProofError("the connection was closed before the proof")
+        frames.feed(data)
+    return body
+
+
+def _proof(secret: JobSecret, who: str, role: str, place: str, caller: bytes, host: bytes) -> bytes:
+    message = fields(who.encode(), role.encode(), place.encode(), caller, host)
+    return hmac.digest(secret.key("proof", place), message, hashlib.sha256)

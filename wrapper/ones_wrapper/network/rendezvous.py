@@ -1,0 +1,76 @@
+"""How ranks that `ones-run` started find each other: `env://`, which scripts and frameworks name, leads to the job's
+store in place of a port that anybody may guess or take.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from ones_wrapper.network.client import StoreClient, StoreLostError
+from ones_wrapper.network.job_network import STORE, JobNetwork, node_name
+from ones_wrapper.network.server import MEET, MEMBER
+from ones_wrapper.network.store import JobStore, native_store
+from ones_wrapper.protocol import HOT
+
+PLACE = "ONES_PLACE"
+"""Names the place where ranks of several blocks meet: host, port and place."""
+_MEET_S = 60.0
+"""How long the store may take to answer when all ranks come at once."""
+_kept: list[Store] = []
+_torch_env = _rendezvous_handlers["env"]
+
+
+def install() -> None:
+    """From now on `env://` leads ranks of `ones-run` to the job's store, and others where torch leads them."""
+    _rendezvous_handlers["env"] = _find
+
+
+def place(host: str, port: int, name: str) -> dict[str, str]:
+    """The variables by which `env://` leads to a place that another block hosts."""
+    return {PLACE: f"{host} {port} {name}"}
+
+
+def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
+    """A connection to the place where the ranks of this start meet. Raises `StoreLostError`."""
+    until = time.monotonic() + _MEET_S
+    while True:
+        try:
+            if given := env.get(PLACE):
+                host, port, name = given.split()
+                return StoreClient(host, int(port), secret_from.secret, MEMBER, name)
+            return secret_from.client(MEET, f"start-{env.get('ONES_ATTEMPT', '0')}-{env.get('ONES_FORK', '0')}")
+        except StoreLostError:
+            if time.monotonic() > until or env.get(PLACE):
+                raise
+            time.sleep(0.2)
+
+
+def _find(url: str, timeout: timedelta = timedelta(minutes=30), **others: Any) -> Iterator[tuple[Store, int, int]]:
+    env = os.environ
+    if STORE not in env:
+        yield from _torch_env(url, timeout=timeout, **others)
+        return
+    rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+    yield _store(env, rank, world, timeout), rank, world
+    raise RuntimeError("env:// leads to one store at a time")
+
+
+def _store(env: Mapping[str, str], rank: int, world: int, timeout: timedelta) -> Store:
+    if world == 1:  # it needs nobody, and so no port
+        return HashStore()
+    network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)
+    # All ranks set up torch.distributed equally often; keys of an earlier time would lead to closed connections.
+    found: Store = JobStore(meet(env, network), f"init-{len(_kept)}", timeout.total_seconds())
+    _kept.append(found)
+    if torch.cuda.is_available():  # whether NCCL will use it is not known yet
+        found = native_store(found, node_name(env), rank, timeout.total_seconds())
+    return found

@@ -1,0 +1,284 @@
+"""A store that a job's processes share: plain bytes by key, in places that know nothing of each other.
+
+One thread serves everybody. A place that a process hosts ends with that process's connection, and everybody in it is
+hung up on; a place where ranks meet ends with the last of them. The standard library alone: `ones-run` serves it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+from ones_wrapper.network.door import Door, listen
+from ones_wrapper.network.frames import MOST, FrameError, Frames, fields, frame, parts_of
+from ones_wrapper.network.secret import JobSecret
+
+HOST, MEMBER, MEET = "host", "member", "meet"
+"""Roles: who makes a place that ends with him, who comes into such a one, and who makes one together with others."""
+_MOST_UNREAD = 4 * MOST
+"""Bytes that somebody may leave unread."""
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+
+
+class _Place:
+    """Keys and values, who is there, and who waits for which key."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.members: set[_Member] = set()
+        self.awaited: dict[bytes, set[_Member]] = {}
+
+
+class _Member:
+    """A connection in a place."""
+
+    def __init__(self, connection: socket.socket, name: str, place: _Place, hosts: bool) -> None:
+        self.connection, self.name, self.place, self.hosts = connection, name, place, hosts
+        self.frames, self.unsent = Frames(), bytearray()
+        self.missing: set[bytes] = set()
+        self.until = 0.0
+        self.asked: list[bytes] = []
+        """Keys whose values it waits for."""
+
+
+class StoreServer:
+    """Serves from its making until it is closed, or its process ends."""
+
+    def __init__(self, listener: socket.socket, secret: JobSecret) -> None:
+        self._door = Door(listener, secret, self._why_not)
+        self.port = self._door.port
+        self._places: dict[str, _Place] = {}
+        self._members: set[_Member] = set()
+        self._waiting: set[_Member] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._stopped, self._wake = socket.socketpair()
+        self._selector.register(self._stopped, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="ones-store", daemon=True)
+        _servers.add(self)
+        self._thread.start()
+
+    @classmethod
+    def at(cls, host: str, secret: JobSecret) -> StoreServer:
+        """Serve at this node's address."""
+        return cls(listen(host), secret)
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        with suppress(OSError):
+            self._wake.close()
+        self._thread.join()
+
+    def close_in_child(self) -> None:
+        """A process that was forked holds nobody's connection open."""
+        for one in (*self._door.sockets(), *(member.connection for member in self._members), self._stopped, self._wake):
+            with suppress(OSError):
+                one.close()
+
+    def _why_not(self, role: str, name: str) -> str:
+        if role == MEMBER and name not in self._places:
+            return f"nobody hosts {name} here"
+        if role == HOST and name in self._places:
+            return f"{name} is hosted already"
+        return "" if role in (HOST, MEMBER, MEET) else f"{role}: there is no such role"
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._door.close()
+            for member in list(self._members):
+                member.connection.close()
+            self._selector.close()
+            self._stopped.close()
+
+    def _turn(self) -> bool:
+        waits = [self._door.next_s(), *(max(0.0, one.until - time.monotonic()) for one in self._waiting)]
+        for key, events in self._selector.select(min((one for one in waits if one is not None), default=None)):
+            if key.fileobj is self._stopped:
+                return False
+            if key.fileobj is self._door:
+                continue
+            member: _Member = key.data
+            if member not in self._members:  # went in this same turn
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._send(member)
+            if events & selectors.EVENT_READ and member in self._members:
+                self._receive(member)
+        for caller in self._door.look():
+            self._enter(caller.connection, caller.role, caller.place)
+        now = time.monotonic()
+        for member in [one for one in self._waiting if one.until <= now]:
+            self._wait_over(member)
+            self._answer(member, b"late", *sorted(member.missing))
+        return True
+
+    def _enter(self, connection: socket.socket, role: str, name: str) -> None:
+        if self._why_not(role, name):  # two came to host it at once
+            connection.close()
+            return
+        place = self._places.setdefault(name, _Place())
+        member = _Member(connection, name, place, role == HOST)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        place.members.add(member)
+        self._members.add(member)
+        self._selector.register(connection, selectors.EVENT_READ, member)
+
+    def _leave(self, member: _Member) -> None:
+        if member not in self._members:
+            return
+        self._members.discard(member)
+        self._wait_over(member)
+        self._selector.unregister(member.connection)
+        member.connection.close()
+        place = member.place
+        place.members.discard(member)
+        if member.hosts or not place.members:
+            if self._places.get(member.name) is place:
+                del self._places[member.name]
+            for other in list(place.members):
+                self._leave(other)
+
+    def _receive(self, member: _Member) -> None:
+        try:
+            data = member.connection.recv(1 << 18)
+            if not data:
+                self._leave(member)
+                return
+            member.frames.feed(data)
+            self._serve(member)
+        except BlockingIOError:
+            return
+        except (OSError, FrameError):
+            self._leave(member)
+
+    def _serve(self, member: _Member) -> None:
+        """What it asked, one thing after another: while it waits, the next one does."""
+        while member in self._members and member not in self._waiting and (body := member.frames.take()) is not None:
+            what, *parts = parts_of(body) or [b""]
+            act = getattr(self, f"_do_{what.decode('ascii', 'replace')}", None) if what.isalpha() else None
+            try:
+                if act is None:
+                    raise ValueError(f"there is no request {what!r:.40}")
+                found = act(member, *parts)
+            except (TypeError, ValueError) as error:
+                self._answer(member, b"no", str(error)[:300].encode())
+                continue
+            if found is not None:
+                self._answer(member, b"ok", *found)
+
+    def _answer(self, member: _Member, *parts: bytes) -> None:
+        member.unsent += frame(fields(*parts))
+        if len(member.unsent) > _MOST_UNREAD:
+            self._leave(member)
+        else:
+            self._send(member)
+
+    def _send(self, member: _Member) -> None:
+        try:
+            sent = member.connection.send(member.unsent)
+            del member.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._leave(member)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.unsent else 0)
+        if self._selector.get_key(member.connection).events != wanted:
+            self._selector.modify(member.connection, wanted, member)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _do_set(self, member: _Member, *pairs: bytes) -> list[bytes]:
+        if len(pairs) % 2:
+            raise ValueError("a key without a value")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            member.place.values[key] = value
+        self._there(member.place, pairs[::2])
+        return []
+
+    def _do_append(self, member: _Member, key: bytes, value: bytes) -> list[bytes]:
+        values = member.place.values
+        values[key] = values.get(key, b"") + value
+        self._there(member.place, (key,))
+        return []
+
+    def _do_add(self, member: _Member, key: bytes, more: bytes) -> list[bytes]:
+        values = member.place.values
+        values[key] = b"%d" % (int(values.get(key, b"0")) + int(more))
+        self._there(member.place, (key,))
+        return [values[key]]
+
+    def _do_swap(self, member: _Member, key: bytes, expected: bytes, value: bytes) -> list[bytes]:
+        values = member.place.values
+        if values.get(key, b"") == expected and (key in values or not expected):
+            values[key] = value
+            self._there(member.place, (key,))
+        return [values.get(key, expected)]
+
+    def _do_peek(self, member: _Member, *keys: bytes) -> list[bytes]:
+        """Of each key an empty field, or one byte and its value."""
+        values = member.place.values
+        return [b"+" + values[key] if key in values else b"" for key in keys]
+
+    def _do_check(self, member: _Member, *keys: bytes) -> list[bytes]:
+        return [b"1" if all(key in member.place.values for key in keys) else b"0"]
+
+    def _do_delete(self, member: _Member, *keys: bytes) -> list[bytes]:
+        return [b"%d" % sum(member.place.values.pop(key, None) is not None for key in keys)]
+
+    def _do_keys(self, member: _Member, begin: bytes) -> list[bytes]:
+        return [key for key in member.place.values if key.startswith(begin)]
+
+    def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
+        """Their values, once all are there."""
+        return self._wait(member, milliseconds, keys, list(keys))
+
+    def _do_wait(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
+        return self._wait(member, milliseconds, keys, [])
+
+    def _wait(
+        self, member: _Member, milliseconds: bytes, keys: tuple[bytes, ...], asked: list[bytes]
+    ) -> list[bytes] | None:
+        place = member.place
+        until = time.monotonic() + int(milliseconds) / 1000
+        member.missing, member.asked, member.until = {key for key in keys if key not in place.values}, asked, until
+        if not member.missing:
+            return [place.values[key] for key in asked]
+        for key in member.missing:
+            place.awaited.setdefault(key, set()).add(member)
+        self._waiting.add(member)
+        return None
+
+    def _there(self, place: _Place, keys: tuple[bytes, ...]) -> None:
+        """Answer those who waited for these keys."""
+        for key in keys if place.awaited else ():
+            for member in place.awaited.pop(key, ()):
+                member.missing.discard(key)
+                if not member.missing:
+                    self._wait_over(member)
+                    self._answer(member, b"ok", *(place.values[one] for one in member.asked))
+                    self._serve(member)
+
+    def _wait_over(self, member: _Member) -> None:
+        self._waiting.discard(member)
+        for key in member.missing:
+            waiting = member.place.awaited.get(key, set())
+            waiting.discard(member)
+            if not waiting:
+                member.place.awaited.pop(key, None)
+
+
+def _in_child() -> None:
+    for server in list(_servers):
+        server.close_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,115 @@
+"""The job's store as torch uses it, while groups are formed."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from ones_wrapper.network.client import StoreClient
+from ones_wrapper.network.door import listen
+
+_kept: deque[JobStore] = deque(maxlen=64)
+"""torch holds a store's C++ half alone, which can do nothing without the other: those of groups that are being formed
+and of the newest ones stay. Whoever has a group for longer holds its store."""
+
+
+class JobStore(Store):
+    """Keys that begin alike, by one connection."""
+
+    def __init__(self, client: StoreClient, begin: str, timeout_s: float = 300.0) -> None:
+        super().__init__()
+        self._client, self._begin, self._timeout_s = client, f"{begin}/", timeout_s
+        _kept.append(self)
+
+    def _key(self, key: str) -> bytes:
+        return (self._begin + key).encode()
+
+    def _wait_s(self, timeout: timedelta | None) -> float:
+        return self._timeout_s if timeout is None else timeout.total_seconds()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` and `wait` wait."""
+        self._timeout_s = timeout.total_seconds()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value, in place of what was there."""
+        self._client.ask("set", self._key(key), _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """A value, waited for."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Several values in one request, waited for."""
+        return self._wait("get", keys, self._timeout_s)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write several values in one request."""
+        pairs = zip(keys, values, strict=True)
+        self._client.ask("set", *(part for key, value in pairs for part in (self._key(key), _bytes(value))))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add bytes to a value's end."""
+        self._client.ask("append", self._key(key), _bytes(value))
+
+    def has_extended_api(self) -> bool:
+        """Whether there are `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def add(self, key: str, value: int) -> int:
+        """A counter, after so much was added."""
+        return int(self._client.ask("add", self._key(key), b"%d" % value)[0])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of them are there."""
+        return self._client.ask("check", *map(self._key, keys)) == [b"1"]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of them are there."""
+        self._wait("wait", keys, self._wait_s(timeout))
+
+    def _wait(self, what: str, keys: Sequence[str], timeout_s: float) -> list[bytes]:
+        milliseconds = b"%d" % max(0, int(1000 * timeout_s))
+        return self._client.ask(what, milliseconds, *map(self._key, keys), wait_s=timeout_s)
+
+    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
+        """Write a value if the expected one is there; what is there then."""
+        return self._client.ask("swap", self._key(key), _bytes(expected), _bytes(value))[0]
+
+    def delete_key(self, key: str) -> bool:
+        """Whether it was there."""
+        return self._client.ask("delete", self._key(key)) == [b"1"]
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return len(self._client.ask("keys", self._begin.encode()))
+
+    # What torch's C++ half looks for.
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
+    """A store whose every part is torch's own, since NCCL's threads ask it at any time: a thread of theirs that waits
+    for the interpreter's lock can keep a group from ending (pytorch#56297). Its place and its keys' beginning, which is
+    random, travel through `store`. Rank 0 serves it, at this node's address `host`.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if rank == 0:
+        listener = listen(host)
+        port, begin = listener.getsockname()[1], secrets.token_hex(16)
+        native = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=timeout
+        )
+        store.set("native", f"{host} {port} {begin}")
+    else:
+        where, number, begin = store.get("native").decode().split()
+        native = TCPStore(where, int(number), is_master=False, wait_for_workers=False, timeout=timeout)
+    return PrefixStore(begin, native)
