@@ -604,7 +604,7 @@ def leader(data: bytes) -> None:
     hold(folder.next_term(found) == (4 if found else 0), "the next term")
     if found is not None:
         hold(len(data) <= MOST_BYTES and found.term == 3 and 1 <= found.port < 65_536, f"{found}")
-        hold(found.host.isprintable() and " " not in found.host and found.token.isprintable(), f"{found}")
+        hold(found.host.isprintable() and " " not in found.host and found.place.isprintable(), f"{found}")
 
 
 def memory(data: bytes) -> None:

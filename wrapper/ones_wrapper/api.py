@@ -21,11 +21,15 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
 from ones_wrapper.hot_start import start
 from ones_wrapper.job import Job as Job
+from ones_wrapper.job_io import log
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.process_hooks import requeue_conflict
+from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.limits import MOST_GPUS
 from ones_wrapper.membership.files import own_block
+from ones_wrapper.network import rendezvous
+from ones_wrapper.network.proof import ProofError
 from ones_wrapper.protocol import Spec
 from ones_wrapper.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run import Run
@@ -132,6 +136,7 @@ def _name(strategy: Strategy | None) -> str:
 def before_script() -> None:
     """What `ones-run` calls in each rank. Leaves the process of a block that has nothing to do, or is to wait."""
     global _entered
+    rendezvous.install(os.environ)
     _entered = enter_before_script()
 
 
@@ -161,7 +166,11 @@ def join(backend: str | None = None) -> Group:
     """
     backend = backend or os.environ.get("ONES_BACKEND") or None
     if backend != "mpi":
-        return join_torch(backend)
+        try:
+            return join_torch(backend)
+        except ProofError as error:
+            log(f"{error}; the ranks begin again")
+            raise SystemExit(PEER_LOST) from None
     from ones_wrapper.mpi_group import join_mpi  # only those who use MPI need mpi4py
 
     return join_mpi(os.environ)

@@ -7,13 +7,11 @@ number of ranks, finds the right one. Else `init` does it, while others train on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ones_wrapper.group import Group, TorchGroup
 from ones_wrapper.job_io import OrderReader, log, read_spec
@@ -25,10 +23,15 @@ from ones_wrapper.launch.rank_placement import Placement
 from ones_wrapper.launch.restart_policy import NEXT_TERM, PEER_LOST
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks
-from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Block, Leader, own_block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.proof import ProofError
+from ones_wrapper.network.rendezvous import meet, place
+from ones_wrapper.network.store import GroupStore
+from ones_wrapper.protocol import HOT
 
 _MEET_S = 300.0
 """How long the ranks of a block may take to find each other: as long as torch's own."""
@@ -36,9 +39,6 @@ _ELSEWHERE = (
     "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with; "
     "all blocks of a job run the same script"
 )
-
-_store: TCPStore | None = None
-"""Of the ranks of this process's block."""
 
 
 class Entered:
@@ -103,14 +103,18 @@ def enter_before_script() -> Entered | None:
     spec = read_spec(find_job_directory(env, Path.cwd()))
     by_terms = bool(again) or (spec is not None and not spec.hot)
     rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    store = _open_store(rank) if world > 1 else None
+    store = _open_store(env) if world > 1 else None
     if store is not None:  # the first rank's word: a shared file system may show a spec to some nodes alone
         if rank == 0:
             store.set("by-terms", str(int(by_terms)))
         by_terms = store.get("by-terms") == b"1"
     if not by_terms:
         return None
-    control = connections.raw_group(store, rank, world, _MEET_S) if store is not None else None
+    try:
+        control = connections.raw_group(store, rank, world, _MEET_S) if store is not None else None
+    except ProofError as error:
+        log(f"block {block.task}: {error}; it begins again")
+        raise SystemExit(PEER_LOST) from None
     group = TorchGroup(rank, world, local, world // each, each, torch.device("cpu"), control)
     entered = enter_block(group, block)
     entered.early = True
@@ -120,16 +124,10 @@ def enter_before_script() -> Entered | None:
     return entered
 
 
-def _open_store(rank: int) -> Store:
-    """By which the ranks of a block meet before the script. Its server is the one that env:// opens later in the same
-    process, at the same port, and stays until then: the others may not have asked it yet.
-    """
-    global _store
-    env, timeout = os.environ, timedelta(seconds=_MEET_S)
-    _store = TCPStore(
-        env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=rank == 0, multi_tenant=True, timeout=timeout
-    )
-    return PrefixStore("ones-block", _store)
+def _open_store(env: Mapping[str, str]) -> GroupStore:
+    """By which the ranks of a block meet before the script. Raises `StoreLostError`."""
+    network = JobNetwork.found(env, find_job_directory(env, Path.cwd()) / HOT)
+    return GroupStore(meet(env, network), "block", _MEET_S)
 
 
 def enter_block(group: TorchGroup, block: Block) -> Entered:
@@ -142,7 +140,7 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
     entered = Entered(group)
 
     def ready(term: int) -> None:
-        rescue.wait(directory / "hot", term)
+        rescue.wait(directory / HOT, term)
 
     def orders(term: int) -> OrderReader:
         return OrderReader(directory, term, find_spool(env), block.array)
@@ -177,6 +175,7 @@ def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: 
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())
     env.update(TORCHELASTIC_RUN_ID=str(block.array), TORCHELASTIC_RESTART_COUNT=str(leader.term))
     env.update(MASTER_ADDR=leader.host, MASTER_PORT=str(leader.port), TORCHELASTIC_USE_AGENT_STORE="True")
+    env.update(place(leader.host, leader.port, leader.place))
 
 
 @contextmanager
@@ -190,7 +189,7 @@ def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]
         if local == 0:
             log(f"block {block.task} ends: {why}")
         raise SystemExit(0) from None
-    except (BoardLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
+    except (StoreLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
         log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
         raise SystemExit(PEER_LOST) from None
     except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from ones_wrapper.network import plain, rendezvous
+from ones_wrapper.network.pairwise import prove_groups
 
 T = TypeVar("T")
 
@@ -61,7 +63,7 @@ class Group(ABC):
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
-        """Every rank's value (anything that pickles), in rank order."""
+        """Every rank's value, in rank order: plain data, arrays and tensors (`network.plain`)."""
 
     @abstractmethod
     def close(self, code: int = 0) -> None:
@@ -161,7 +163,7 @@ class TorchGroup(Group):
     def gather(self, value: T) -> list[T]:
         if self.world == 1:
             return [value]
-        data = pickle.dumps(value)
+        data = plain.encode(value)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self._reduce(sizes, dist.ReduceOp.SUM).wait()
@@ -169,7 +171,7 @@ class TorchGroup(Group):
         mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         all_ = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
         self.control.allgather([all_], [mine]).wait()
-        return [pickle.loads(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
+        return [plain.decode(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
         """Rank 0's values of these tensors on all ranks."""
@@ -201,7 +203,8 @@ def _options(operation: Any) -> Any:
 def join_torch(backend: str | None = None) -> TorchGroup:
     """Build the process group from the variables that the node launcher set; without them a single process.
 
-    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given.
+    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given. Raises `ProofError` if
+    one of the ranks is none of this job's.
     """
     env = os.environ
     alone = "RANK" not in env
@@ -227,4 +230,6 @@ def join_torch(backend: str | None = None) -> TorchGroup:
             )
     control = dist.new_group(backend="gloo")
     assert control is not None
+    if (key := rendezvous.group_key()) is not None:
+        prove_groups(control, key, rank, world)
     return TorchGroup(rank, world, local_rank, max(1, world // local_world), local_world, device, control)

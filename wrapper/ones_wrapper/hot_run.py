@@ -13,7 +13,7 @@ import torch
 from ones_wrapper import replicas, warm_up
 from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
-from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
+from ones_wrapper.checkpoint.state import Content, PlainValues, collect, pack, restore, unpack
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch.ending import flush_files, leave
@@ -217,7 +217,8 @@ class HotRun(Run):
             self._torch.share(list(state.model.buffers()))
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
-                    extra.load_state_dict(self.group.on_first(extra.state_dict))
+                    values = self.group.on_first(lambda extra=extra: pack(extra.state_dict(), "extra"))  # type: ignore[misc]
+                    extra.load_state_dict(unpack(values, {}))
         change = self._blocks.change(self._collected)
         if change is None:
             return

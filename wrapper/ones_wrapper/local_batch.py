@@ -54,7 +54,7 @@ class LocalBatch:
     def applied(self, spec: Spec) -> Spec:
         """The spec with what earlier runs found on such devices; of unlike ones the smallest counts."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
-        self.found = min(filter(None, found), default=None)
+        self.found = min((Found(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)
 
     def classify_error(self, error: BaseException, samples: int) -> tuple[int, str] | None:
@@ -70,8 +70,8 @@ class LocalBatch:
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
-        if found is not None and found.gpus == self._gpus:
-            return found
+        if found is not None and (its := Found(*found)).gpus == self._gpus:
+            return its
 
         def fits(size: int) -> bool:
             self.trying = size

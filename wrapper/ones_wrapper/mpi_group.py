@@ -6,7 +6,6 @@ mpi4py is imported here, which initialises MPI: this module is for those who ask
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 from mpi4py import MPI
 
 from ones_wrapper.group import Group, ThreadsError
+from ones_wrapper.network import plain
 
 T = TypeVar("T")
 
@@ -82,12 +82,12 @@ class MpiGroup(Group):
         return values
 
     def gather(self, value: T) -> list[T]:
-        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        mine = np.frombuffer(plain.encode(value), np.uint8)
         sizes = np.empty(self.world, np.int64)
         wait(self.comm.Iallgather(np.array([len(mine)], np.int64), sizes))
         whole = np.empty(int(sizes.sum()), np.uint8)
         wait(self.comm.Iallgatherv(mine, (whole, sizes)))
-        return [pickle.loads(part.tobytes()) for part in np.split(whole, np.cumsum(sizes)[:-1])]
+        return [plain.decode(part.tobytes()) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
     def close(self, code: int = 0) -> None:
         if not self.main:

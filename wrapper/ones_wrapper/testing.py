@@ -45,6 +45,12 @@ from ones_wrapper.launch import process_hooks
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
 from ones_wrapper.launch.rank import end_with_parent, set_defaults
 from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.network import rendezvous
+from ones_wrapper.network.door import listen
+from ones_wrapper.network.job_network import STORE
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.network.server import StoreServer
+from ones_wrapper.protocol import HOT
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
 
@@ -149,6 +155,7 @@ def _start(
     return [one.wanted for one in results]
 
 
+_LOCAL = "127.0.0.1"
 GRACE_S = 2.0
 """How long the other ranks may go on after one failed."""
 
@@ -224,8 +231,11 @@ class Start:
 
     def fork(self, body: Callable[[], int | None], env: Mapping[str, str]) -> None:
         """Begin the ranks."""
-        port = free_port()
-        parent = os.getpid()
+        listener, parent = listen(_LOCAL), os.getpid()
+        place = {"MASTER_PORT": str(free_port()), STORE: f"{_LOCAL}:{listener.getsockname()[1]}"}
+        hot = Path(env.get("ONES_JOB_DIR", self._directory / "job")) / HOT
+        hot.mkdir(0o700, parents=True, exist_ok=True)
+        secret = JobSecret.make(hot)
         sys.stdout.flush()
         sys.stderr.flush()
         for rank in range(self._world):
@@ -238,7 +248,11 @@ class Start:
                 code = 1
                 try:
                     end_with_parent(parent)
-                    self._set_up(rank, port, env)
+                    self._set_up(rank, {**place, **env})
+                    if rank == 0:
+                        StoreServer(listener, secret)
+                    else:
+                        listener.close()
                     Rank(sender).run(body)
                     code = 0
                 except BaseException:
@@ -249,8 +263,9 @@ class Start:
                     os._exit(code)
             sender.close()
             self._pids[rank], self._pipes[rank] = pid, receiver
+        listener.close()
 
-    def _set_up(self, rank: int, port: int, env: Mapping[str, str]) -> None:
+    def _set_up(self, rank: int, env: Mapping[str, str]) -> None:
         """In the rank's process: everything as after a start by the node launcher."""
         for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
@@ -260,8 +275,7 @@ class Start:
             "LOCAL_RANK": rank,
             "LOCAL_WORLD_SIZE": self._world,
             "GROUP_RANK": 0,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
+            "MASTER_ADDR": _LOCAL,
             "SLURM_RESTART_COUNT": self._number,
             "ONES_NODES": 1,
             "ONES_GPUS_PER_NODE": self._world,
@@ -272,6 +286,7 @@ class Start:
         os.environ.update({name: str(value) for name, value in place.items()})
         os.environ.update(env)
         set_defaults(os.environ)
+        rendezvous.install(os.environ)
         torch.set_num_threads(1)  # a pool of threads does not survive the fork
         vars(FLAGS).update(vars(Flags()))
         process_hooks._callbacks.clear()

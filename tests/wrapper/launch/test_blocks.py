@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ from ones_wrapper.launch.job_directory import (
     write_tries,
 )
 from ones_wrapper.launch.node import Forks
-from ones_wrapper.launch.rank_placement import PORTS, LaunchError, later_port, master_port
+from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.restart_policy import (
     DONT_RESTART,
     HUNG,
@@ -46,6 +45,9 @@ from ones_wrapper.launch.restart_policy import (
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
 from ones_wrapper.membership.plan import Member, Plan
+from ones_wrapper.network.client import StoreClient
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.waiting import until
 from tests.wrapper.runs import Run, write_order
@@ -190,13 +192,6 @@ def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
     assert read_tries(tmp_path, 21) == Tries(21)
 
 
-def test_ports_of_blocks_on_one_node(tmp_path: Path) -> None:
-    """Protects blocks on one node from each other's store, and ranks started again from that of those before."""
-    ports = [later_port(master_port(job, 3), fork) for job in range(1990, 2100) for fork in range(20)]
-    assert len(set(ports)) == len(ports) and all(port in PORTS for port in ports)
-    assert later_port(master_port(7, 3), 0) == master_port(7, 3)
-
-
 # What follows the end of the ranks.
 
 
@@ -226,8 +221,8 @@ def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest
     (newest / "manifest.json").write_text("{}")
     assert forks.wait(PEER_LOST) and slept[-1] == 0.0
     assert forks.wait(PEER_LOST) and slept[-1] > 0.0
-    env = forks.env({"MASTER_PORT": str(master_port(7, 0))})
-    assert (env["ONES_FORK"], env["MASTER_PORT"]) == ("22", str(master_port(7, 2)))
+    env = forks.env({})
+    assert env["ONES_FORK"] == "22"
     assert "ONES_NEXT_TERM" not in env
 
 
@@ -397,19 +392,20 @@ def test_a_refusal_to_cancel_is_said(
 # Real processes from here on.
 
 LISTENS = """
-import os, signal, socket, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from ones_wrapper.membership.files import HotFolder, Leader, own_block
+from ones_wrapper.network.job_network import JobNetwork
 env, block = os.environ, own_block(os.environ)
-words = " ".join([env["RANK"], env["WORLD_SIZE"], env.get("ONES_FORK", "0"), env["MASTER_PORT"], str(block)])
+words = " ".join([env["RANK"], env["WORLD_SIZE"], env.get("ONES_FORK", "0"), str(block)])
 os.write(1, (words + "\\n").encode())
 hot, fork, rank = HotFolder(Path(env["ONES_JOB_DIR"]), block.array), int(env.get("ONES_FORK", "0")), int(env["RANK"])
 def lead():
     if rank == 0:
-        server = socket.create_server(("127.0.0.1", 0))
-        term, port = hot.next_term(hot.newest()), server.getsockname()[1]
-        assert hot.claim(Leader(term, "127.0.0.1", port, "secret", block.task, block.restart))
-        return server
+        term, network = hot.next_term(hot.newest()), JobNetwork.found(env, hot.path)
+        board = network.client("host", f"term-{term}-{fork}")
+        assert hot.claim(Leader(term, network.host, network.port, board.place, block.task, block.restart))
+        return board
 def meet():
     here = [Path(env["ONES_JOB_DIR"]) / f"came-{block.task}-{fork}-{one}" for one in range(int(env["WORLD_SIZE"]))]
     here[rank].touch()
@@ -426,20 +422,25 @@ def block_of(folder: Path, text: str, task: int = 0, *, ranks: int = 1, **env: s
     return Run(folder / "job", script=script, ranks=ranks, **place)
 
 
+def leading(job: Path, term: int, task: int) -> StoreClient:
+    """Another block that leads the job, as long as this connection is open."""
+    hot = HotFolder(job, ARRAY)
+    network = JobNetwork.here(secret=JobSecret.make(hot.path))
+    board = network.client("host", f"term-{term}-aa")
+    assert hot.claim(Leader(term, network.host, network.port, board.place, task, 0))
+    return board
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("true_command")
 def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
-    ranks at another port; nothing is counted as a failure; and nothing is over before the script says so."""
+    ranks; nothing is counted as a failure; and nothing is over before the script says so."""
     # A rank that goes while another still begins has that one ended too.
     run = block_of(tmp_path, f"lead()\nmeet()\nsys.exit({PEER_LOST} if fork < 2 else 0)\n", task=3, ranks=2)
     assert run.end() == 0, run.errors
     lines = sorted(run.output.splitlines(), key=lambda line: line.split()[2::-1])
-    # Where something listens at the first of the job's ports, its start takes the next.
-    first = int(lines[0].split()[3])
-    assert first - master_port(9, 0) in range(20)
-    ports = [later_port(first, fork) for fork in range(3)]
-    assert lines == [f"{r} 2 {f} {ports[f]} {Block(7, 3, 0)}" for f in range(3) for r in range(2)]
+    assert lines == [f"{r} 2 {f} {Block(7, 3, 0)}" for f in range(3) for r in range(2)]
     assert run.errors.count("other blocks were lost; starting the ranks again") == 2
     assert not (tmp_path / "job/tries-3.json").exists()
     assert not list((tmp_path / "job").glob(".exit*"))
@@ -581,11 +582,10 @@ def test_a_block_whose_time_is_over_goes_while_others_train(tmp_path: Path) -> N
     """Protects the queue: what is left of the job needs no block that was told to stop."""
     run = block_of(tmp_path, TRAINS, task=3)
     until((tmp_path / "job/up3").exists)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        hot = HotFolder(tmp_path / "job", ARRAY)
-        assert hot.claim(replace(LEADER, term=1, task=0, port=server.getsockname()[1]))
-        run.signal(signal.SIGUSR2)
-        run.end()
+    board = leading(tmp_path / "job", term=1, task=0)
+    run.signal(signal.SIGUSR2)
+    run.end()
+    board.close()
     assert "other blocks of the job train on" in run.errors
     assert asked(tmp_path) == []
 
@@ -611,13 +611,13 @@ def test_a_block_that_is_not_wanted_any_more_is_not_started_again(tmp_path: Path
         f"os.chdir({str(tmp_path)!r})\nPath('up').touch()\n"
         "while not Path('ordered').exists():\n    time.sleep(0.02)\nos.kill(os.getpid(), 9)\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        run = block_of(tmp_path, text, task=0)
-        until((tmp_path / "up").exists)
-        assert HotFolder(tmp_path / "job", ARRAY).claim(replace(LEADER, task=1, port=server.getsockname()[1]))
-        write_order(tmp_path / "job", Order(1, 0, blocks=(1,)))
-        (tmp_path / "ordered").touch()
-        assert run.end() == 0, run.errors
+    run = block_of(tmp_path, text, task=0)
+    until((tmp_path / "up").exists)
+    board = leading(tmp_path / "job", term=0, task=1)
+    write_order(tmp_path / "job", Order(1, 0, blocks=(1,)))
+    (tmp_path / "ordered").touch()
+    assert run.end() == 0, run.errors
+    board.close()
     assert "task 0 is not wanted now" in run.errors
 
 

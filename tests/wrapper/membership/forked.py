@@ -18,9 +18,11 @@ from pathlib import Path
 
 import torch
 
-from ones_wrapper.launch import node, process_hooks
+from ones_wrapper.launch import node, process_hooks, serve
+from ones_wrapper.launch.places import make_job_directory
 from ones_wrapper.launch.process_hooks import Flags
-from ones_wrapper.launch.rank_placement import free_port, next_free, refused
+from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.network.job_network import STORE
 
 
 class ForkedBlock:
@@ -29,10 +31,10 @@ class ForkedBlock:
     def __init__(self, script: Path, arguments: Sequence[str], ranks: int, env: Mapping[str, str], log: Path) -> None:
         for module in ("ones_wrapper.api", "torch._dynamo"):
             importlib.import_module(module)
-        port = free_port()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
         place = {
-            "MASTER_ADDR": "127.0.0.1", "ONES_NODES": "1", "ONES_GPUS_PER_NODE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+            "ONES_NODES": "1", "ONES_GPUS_PER_NODE": str(ranks),
             "ONES_LAUNCHER": "local", "ONES_LAUNCHED": f"{time.time():.3f}", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         self._log, self._code = log, -1
@@ -43,9 +45,9 @@ class ForkedBlock:
             gc.freeze()  # as in `ones_wrapper.testing`
             code = 70
             try:
-                # Held by this process: another test's ranks may take their port at the same moment.
-                place["MASTER_PORT"] = str(next_free(port, refused))
                 self._become(log, clean | place | env)
+                make_job_directory(Path(env["ONES_JOB_DIR"]))
+                os.environ[STORE] = serve(Path(env["ONES_JOB_DIR"]), {})
                 code = node.main([str(script), *arguments])
             except BaseException:
                 traceback.print_exc()

@@ -10,9 +10,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ones_wrapper.job_io import OrderReader
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
+from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
 from tests.wrapper.membership.test_standstill import Clock
@@ -23,7 +23,7 @@ Turn = Callable[[], None]
 
 @pytest.fixture
 def board() -> Board:
-    return Board.host("127.0.0.1", new_token())
+    return Board.host(JobNetwork.here(), 0)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from ones_wrapper import entered
 from ones_wrapper.entered import Entered, enter_before_script
 from ones_wrapper.group import Group
-from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.launch import serve
+from ones_wrapper.network.job_network import STORE
 from tests.wrapper.forked import Team
 
 IN_BLOCK = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
@@ -24,13 +25,13 @@ def team() -> Iterator[Team]:
     team.close()
 
 
-def meets(group: Group, port: int, directory: str, shown: tuple[bool | None, ...]) -> int:
+def meets(group: Group, store: str, directory: str, shown: tuple[bool | None, ...]) -> int:
     """How many ranks this one met before the script; 0 for none. `shown` is what each finds of the job's last run:
     whether its state moved from memory to memory, or nothing."""
     mine = shown[group.rank]
     its: Any = None if mine is None else SimpleNamespace(hot=mine, limits=None)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**IN_BLOCK, "MASTER_PORT": str(port), "ONES_JOB_DIR": directory}.items():
+        for name, value in {**IN_BLOCK, STORE: store, "ONES_JOB_DIR": directory}.items():
             patch.setenv(name, value)
         patch.setattr(entered, "_MEET_S", 20.0)
         patch.setattr(entered, "read_spec", lambda directory: its)
@@ -45,4 +46,4 @@ def meets(group: Group, port: int, directory: str, shown: tuple[bool | None, ...
 def test_ranks_of_a_block_decide_alike(team: Team, tmp_path: Any, shown: tuple[bool | None, ...], met: int) -> None:
     """Protects a block's start: a shared file system shows one node a spec that another does not see yet, and those who
     meet before the script would wait for those who do so in it."""
-    assert team.run(meets, free_port(), str(tmp_path), shown) == [met, met]
+    assert team.run(meets, serve(tmp_path, {}), str(tmp_path), shown) == [met, met]

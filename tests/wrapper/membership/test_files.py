@@ -15,7 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.files import KEPT, Block, FolderError, HotFolder, Leader, living, own_block
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.secret import JobSecret
 
 ARRAY = 7
 LEADER = Leader(0, "n1", 12345, "secret", 0, 0)
@@ -75,7 +78,7 @@ def test_a_term_is_claimed_once(folder: HotFolder) -> None:
 
 
 def test_only_its_owner_may_look(tmp_path: Path) -> None:
-    """Protects the token: whoever has it is taken for a peer."""
+    """Protects the secret: whoever has it is taken for a peer."""
     old = os.umask(0)
     try:
         hot = HotFolder(tmp_path, ARRAY)
@@ -128,8 +131,8 @@ def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"host": "n1 ; rm"}, "host"),
         ({"host": ["n1"]}, "host"),
         ({"host": "n" * 300}, "host"),
-        ({"token": ""}, "token"),
-        ({"token": 5}, "token"),
+        ({"place": ""}, "place"),
+        ({"place": 5}, "place"),
         ({"task": -1}, "task"),
         ({"task": True}, "task"),
         ({"restart": None}, "restart"),
@@ -236,12 +239,19 @@ def test_a_leader_nobody_could_read(folder: HotFolder) -> None:
 
 
 def test_whether_a_leader_lives() -> None:
-    """Protects the decision to lead: a process that listens lives, a port that nobody has does not."""
+    """Protects the decision to lead: a term's board that is there lives. What listens at its port and is none of the
+    job's does not, nor what is of the job and has another board."""
+    network = JobNetwork.here()
+    board = Board.host(network, 0)
+    leader = replace(LEADER, host=board.address[0], port=board.address[1], place=board.place)
+    assert living(leader, network.secret)
+    assert not living(replace(leader, place="term-1-aa"), network.secret)
+    assert not living(leader, JobSecret.fresh())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        leader = replace(LEADER, host="127.0.0.1", port=server.getsockname()[1])
-        assert living(leader)
-    assert not living(leader)
-    assert not living(replace(leader, host="there-is-no-such-host.invalid"))
+        stranger = replace(leader, port=server.getsockname()[1])
+        assert not living(stranger, network.secret, 0.2)
+    assert not living(stranger, network.secret)
+    assert not living(replace(leader, host="there-is-no-such-host.invalid"), network.secret)
 
 
 def claim_at_once(folder: HotFolder, leaders: list[Leader]) -> list[Leader]:

@@ -21,10 +21,12 @@ from ones_wrapper.hot_run import HotRun
 from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.membership import meeting
 from ones_wrapper.membership.blocks import Blocks
-from ones_wrapper.membership.board import Board, BoardLostError
-from ones_wrapper.membership.connections import new_token
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.files import Block, HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run
 
@@ -45,16 +47,17 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
     folder.prepare()
     lost = Leader(0, "127.0.0.1", 1, "gone", 0, 0)
     assert folder.claim(lost)
-    board = Board.host("127.0.0.1", new_token())
-    other = Leader(1, "127.0.0.1", board.port, board.token, 2, 0)
+    network = JobNetwork.here()
+    board = Board.host(network, 1)
+    other = Leader(1, *board.address, board.place, 2, 0)
 
-    def living(leader: Leader) -> bool:
+    def living(leader: Leader, secret: JobSecret) -> bool:
         if leader == lost:
             assert folder.claim(other)
         return leader == other
 
     monkeypatch.setattr(meeting, "living", living)
-    found = meeting.find_or_found(folder, Block(7, 1, 0), "127.0.0.1", lambda term: None)
+    found = meeting.find_or_found(folder, Block(7, 1, 0), network, lambda term: None)
     assert found == (other, None)
     assert folder.newest() == other
 
@@ -74,7 +77,7 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path, m
         dying = threading.Thread(target=die)
         dying.start()
         began = time.monotonic()
-        found, board = meeting.find_or_found(folder, Block(7, 1, 0), "127.0.0.1", lambda term: None)
+        found, board = meeting.find_or_found(folder, Block(7, 1, 0), JobNetwork.here(), lambda term: None)
         took = time.monotonic() - began
         dying.join()
     assert found is not None and (found.term, found.task) == (1, 1) and board is not None
@@ -85,7 +88,7 @@ def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(m
     """Protects a new block: it was found and lost again while the ranks began, which is no error of theirs."""
 
     with pytest.raises(SystemExit) as left:
-        meet_and_lose(BoardLostError("gone"), True, monkeypatch)
+        meet_and_lose(StoreLostError("gone"), True, monkeypatch)
     assert left.value.code == PEER_LOST
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from ones_wrapper.job_io import OrderReader
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.membership.watch import MAIN_S, Watch
+from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
 from tests.wrapper.runs import write_order
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
     """Protects everybody's groups: no rank could sign meanwhile. Who is silent from then on is missed as ever."""
-    board = Board.host("127.0.0.1", new_token())
+    board = Board.host(JobNetwork.here(), 0)
     present = Plan(0, 0, (member(0), member(1)))
     leader = Coordinator(board, present, OrderReader(tmp_path, 0), lambda: False, lambda: False)
     leader._turn()
@@ -48,7 +48,7 @@ def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
 
 def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None:
     """Protects a block that came before its order: what stood still could see none. Later it is turned away as ever."""
-    board = Board.host("127.0.0.1", new_token())
+    board = Board.host(JobNetwork.here(), 0)
     write_order(tmp_path, Order(1, 0, blocks=(0,)))
     leader = Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False, lambda: False)
     board.put("join-1", encode(member(1)))
@@ -65,7 +65,7 @@ def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None
 
 def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:
     """Protects the same on the other side, where one thread asks and another counts the time."""
-    board, abandoned = Board.host("127.0.0.1", new_token()), list[str]()
+    board, abandoned = Board.host(JobNetwork.here(), 0), list[str]()
     watch = Watch(board.again(), "1.0-0", lambda: False, lambda: "", abandoned.append)
     watch.start()
     try:

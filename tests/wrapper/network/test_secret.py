@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch import LaunchError, main, resume
+from ones_wrapper.launch.resume import new_secret
 from ones_wrapper.network.secret import SECRET, SIZE, JobSecret, SecretError
 
 
@@ -60,3 +62,25 @@ def test_what_is_no_secret(tmp_path: Path) -> None:
 def test_where_it_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(SecretError, match="cannot be made"):
         JobSecret.make(tmp_path / "nowhere")
+
+
+def test_a_job_that_does_not_run_gets_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its directory or its id, from the command line; while it runs its blocks would not find each other."""
+    hot = tmp_path / "ones-7" / "hot"
+    hot.mkdir(parents=True)
+    before = JobSecret.make(hot).key("x")
+    new_secret("7", {}, tmp_path)
+    after = JobSecret.read(hot).key("x")
+    assert after != before and "new secret" in capsys.readouterr().err
+    with monkeypatch.context() as running:
+        running.setattr(resume, "holder", lambda path: "job 7 (process 3 on n1)")
+        with pytest.raises(LaunchError, match=r"job 7 .* still runs"):
+            new_secret(str(tmp_path / "ones-7"), {}, tmp_path)
+    assert JobSecret.read(hot).key("x") == after
+    for options, code in ((["--new-secret", "8"], 2), (["--new-secret", str(tmp_path / "ones-7")], 0)):
+        with pytest.raises(SystemExit) as left:
+            main(options)
+        assert left.value.code == code
+    assert JobSecret.read(hot).key("x") != after

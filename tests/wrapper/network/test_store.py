@@ -17,7 +17,7 @@ from ones_wrapper.network.client import StoreClient, StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import HOST, MEET, MEMBER, StoreServer
-from ones_wrapper.network.store import JobStore
+from ones_wrapper.network.store import GroupStore
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def network() -> Iterator[JobNetwork]:
 
 def test_what_torch_asks_of_a_store(network: JobNetwork) -> None:
     """Through torch's own C++ half, as groups ask."""
-    inner = JobStore(network.client(MEET, "start"), "a", 5.0)
+    inner = GroupStore(network.client(MEET, "start"), "a", 5.0)
     store = PrefixStore("p", inner)
     store.set("k", "v")
     assert store.get("k") == b"v" and store.check(["k"]) and not store.check(["k", "other"])
@@ -48,12 +48,12 @@ def test_what_torch_asks_of_a_store(network: JobNetwork) -> None:
     inner.set_timeout(timedelta(seconds=0.05))
     with pytest.raises(Exception, match="did not come in time"):
         store.get("never")
-    assert JobStore(network.client(MEET, "start"), "b").num_keys() == 0
+    assert GroupStore(network.client(MEET, "start"), "b").num_keys() == 0
 
 
 def test_who_waits_is_answered_at_once(network: JobNetwork) -> None:
     """And holds nobody up."""
-    store, other = (JobStore(network.client(MEET, "start"), "a", 20.0) for _ in range(2))
+    store, other = (GroupStore(network.client(MEET, "start"), "a", 20.0) for _ in range(2))
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.extend(store.multi_get(["x", "y"])))
     thread.start()
@@ -119,7 +119,7 @@ def test_groups_form_over_it(network: JobNetwork, monkeypatch: pytest.MonkeyPatc
     results: dict[int, float] = {}
 
     def rank(number: int) -> None:
-        store = JobStore(network.client(MEET, "start"), "group", 20.0)
+        store = GroupStore(network.client(MEET, "start"), "group", 20.0)
         group = dist.ProcessGroupGloo(store, number, 4, timedelta(seconds=20))
         value = torch.full((1,), float(number))
         group.allreduce([value], dist.AllreduceOptions()).wait()

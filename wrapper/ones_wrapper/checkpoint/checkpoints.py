@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
@@ -198,15 +199,16 @@ class Checkpoints:
         folder, mine = self._folder, tensor_file(group.rank)
         at = folder.temporary(work.name)
 
-        def part() -> dict[str, Sum]:
+        def part() -> dict[str, tuple[int, int]]:
             # The rest goes to the disk beside the tensors: after them all ranks would wait for it.
             with ThreadPoolExecutor(1, "ones-rest") as beside:
                 rest = beside.submit(write_plain, at / REST, work.rest) if group.rank == 0 else None
                 files = {mine: write_tensors(at / mine, work.plan.header, work.tensors)} if work.tensors else {}
-                return files | ({REST: rest.result()} if rest is not None else {})
+                files |= {REST: rest.result()} if rest is not None else {}
+            return {name: (s.size, s.crc) for name, s in files.items()}
 
         try:
-            files = {name: s for one in group.everywhere(part) for name, s in one.items()}
+            files = {name: Sum(*s) for one in group.everywhere(part) for name, s in one.items()}
             return group.on_first(lambda: folder.complete(work.name, work.progress, files))
         except Exception:
             if group.rank == 0:
@@ -234,7 +236,7 @@ class Checkpoints:
                 group.on_first(partial(folder.set_aside, name))
                 continue
             progress, note = group.everywhere(partial(self._read, name, state))[0]
-            return Loaded(name, progress, self._log([*notes, *note]))
+            return Loaded(name, Progress(**progress), self._log([*notes, *note]))
         return Loaded("", Progress(), self._log(notes))
 
     def _log(self, notes: list[str]) -> str:
@@ -243,7 +245,7 @@ class Checkpoints:
             log(note)
         return note
 
-    def _read(self, name: str, state: State) -> tuple[Progress, list[str]]:
+    def _read(self, name: str, state: State) -> tuple[dict[str, Any], list[str]]:
         manifest, path = self._folder.manifest(name), self._folder.path(name)
         rest = torch.load(path / REST, map_location=self._place, weights_only=True)
         reader, now = Reader(path), collect(state, template=True)
@@ -260,8 +262,8 @@ class Checkpoints:
         reader.read_data(planner.create_local_plan(), planner)
         restore(state, rest, tensors)
         if manifest.job_id == self._job_id:
-            return manifest.progress, []
-        return manifest.progress, [f"going on from checkpoint {name} of job {manifest.job_id}"]
+            return asdict(manifest.progress), []
+        return asdict(manifest.progress), [f"going on from checkpoint {name} of job {manifest.job_id}"]
 
     def _place(self, storage: Any, location: str) -> Any:
         """Plain tensors that were on rank 0's GPU go to this rank's."""
@@ -339,7 +341,7 @@ class Planner:
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None
-            locals_ = group.gather(local)
+            locals_ = [_plan_of(rows) for rows in group.gather(_rows(local))]
 
             def choose() -> None:
                 # Every rank computes the same, so that no plan has to travel back.
@@ -372,6 +374,29 @@ class Planner:
 
 def _dcp_planner() -> DefaultSavePlanner:
     return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def _rows(plan: SavePlan) -> list[tuple[Any, ...]]:
+    """A plan as plain data: all of its items are tensors, or parts of them."""
+    rows = []
+    for item in plan.items:
+        index, data = item.index, _data(item)
+        offset, properties = index.offset and tuple(index.offset), data.properties
+        place = (index.fqn, offset, index.index, item.type.name)
+        kind = (str(properties.dtype).removeprefix("torch."), properties.requires_grad)
+        rows.append((*place, tuple(data.chunk.offsets), tuple(data.chunk.sizes), *kind, tuple(data.size)))
+    return rows
+
+
+def _plan_of(rows: list[tuple[Any, ...]]) -> SavePlan:
+    items = []
+    for name, offset, index, kind, offsets, sizes, dtype, requires_grad, size in rows:
+        chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        properties = TensorProperties(dtype=getattr(torch, dtype), requires_grad=requires_grad)
+        place = MetadataIndex(name, None if offset is None else torch.Size(offset), index)
+        data = TensorWriteData(chunk, properties, torch.Size(size))
+        items.append(WriteItem(place, WriteItemType[kind], tensor_data=data))
+    return SavePlan(items)
 
 
 def _data(item: WriteItem) -> TensorWriteData:

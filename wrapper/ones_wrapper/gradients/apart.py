@@ -188,7 +188,7 @@ class ApartExchange(Exchange):
                 if not isinstance(state.get(key), torch.Tensor):
                     shape, dtype, device = wanted[key]
                     place = parameter.device if device == parameter.device.type else torch.device(device)
-                    state[key] = torch.zeros(shape, dtype=dtype, device=place)
+                    state[key] = torch.zeros(shape, dtype=getattr(torch, dtype), device=place)
                 found.append(state[key])
         return self._tensors() + found
 
@@ -246,9 +246,9 @@ def pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Te
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype, str]]:
+def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, str]]:
     return {
-        key: (tuple(value.shape), value.dtype, value.device.type)
+        key: (tuple(value.shape), str(value.dtype).removeprefix("torch."), value.device.type)
         for key, value in state.items()
         if isinstance(value, torch.Tensor)
     }

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,18 +27,17 @@ from ones_wrapper.launch.rank_placement import (
     LaunchError,
     allocation,
     contract,
-    listens,
-    master_port,
-    next_free,
+    free_port,
     number,
-    refused,
     require_torch,
     without_stale,
 )
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
-from ones_wrapper.launch.resume import prepare_job_directory
+from ones_wrapper.launch.resume import new_secret, prepare_job_directory
 from ones_wrapper.launch.supervise import Launch, Supervisor
-from ones_wrapper.membership.files import Block, own_block
+from ones_wrapper.membership.files import Block, FolderError, HotFolder, own_block
+from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
+from ones_wrapper.network.secret import JobSecret, SecretError
 
 __all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare_job_directory"]
 
@@ -92,16 +91,14 @@ def plan(
     options: LaunchOptions = LaunchOptions(),
     find: Find = shutil.which,
     ask: Ask = ask,
-    taken: Callable[[int], bool] = listens,
     now: float = 0.0,
     attempt: int = 0,
     retries: int = 3,
 ) -> Launch:
     """The command and environment that start SCRIPT on the allocation that `env` describes.
 
-    `find` gives the path of a program, `ask` what one prints, and `taken` whether a port of this machine is; `now` is
-    when `ones-run` began, in Unix time, `attempt` how often it started the ranks before and `retries` how often it may.
-    Raises `LaunchError`.
+    `find` gives the path of a program, and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
+    `attempt` how often it started the ranks before and `retries` how often it may. Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
     mpi, direct = options.mpi or "none", options.talks_mpi
@@ -110,14 +107,11 @@ def plan(
         raise LaunchError("with srun, MPI needs --mpi pmi2 or pmix, whichever the MPI was built for (srun --mpi=list)")
     if name != "srun" and mpi != "none":
         raise LaunchError(f"--mpi {mpi} is for srun; with {name} say --backend mpi")
-    # Outside Slurm several may run on one machine at a time, so the port follows from the process there. Rank 0 is on
-    # the machine where this runs, but for ranks that are started from a login node.
-    port = next_free(master_port(has.job_id if has.slurm else os.getpid(), has.restart + attempt), taken)
     if options.container and direct:
         raise LaunchError("--container: ranks that talk MPI are not started in containers; use gloo or nccl")
     own = {
         "MASTER_ADDR": has.address,
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "ONES_NODES": str(has.nodes),
         "ONES_GPUS_PER_NODE": str(has.ranks_per_node),
         "ONES_JOB_DIR": str(job_dir),
@@ -146,6 +140,16 @@ class _Version(argparse.Action):
         from importlib.metadata import version  # not at the top: it takes longer than all else here
 
         print(f"ones-run {version('ones-wrapper')}")
+        parser.exit()
+
+
+class _NewSecret(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, job: object, *_: object) -> None:
+        try:
+            new_secret(str(job), os.environ, Path.cwd())
+        except LaunchError as error:
+            log(str(error), "ones-run")
+            parser.exit(USAGE_ERROR)
         parser.exit()
 
 
@@ -216,6 +220,13 @@ def _parser() -> argparse.ArgumentParser:
         help="modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead of "
         "once a rank; not any that initialise CUDA",
     )
+    parser.add_argument(
+        "--new-secret",
+        action=_NewSecret,
+        metavar="JOB",
+        help="give a job, by its id or its directory, another secret by which its processes know each other, after "
+        "others saw the one it has, and start nothing; while it does not run",
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and start nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
     parser.add_argument(
@@ -254,12 +265,24 @@ def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Bl
     return block
 
 
+def serve(job_dir: Path, env: Mapping[str, str]) -> str:
+    """Serve a store to the ranks, until this process ends; its host and port. Raises `LaunchError`."""
+    folder = HotFolder(job_dir, 0)
+    try:
+        folder.prepare()
+        network = JobNetwork.here(node_name(env), JobSecret.make(folder.path))
+    except (FolderError, SecretError) as error:
+        raise LaunchError(f"job directory {error}") from None
+    return f"{network.host}:{network.port}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ones-run`; returns the script's exit code, or 2 where nothing could be started."""
     now = time.time()
     args = _parser().parse_args(argv)
     env = dict(os.environ)
-    env.pop("ONES_LAUNCHED", None)  # of a job that submitted this one
+    for name in ("ONES_LAUNCHED", STORE, PLACE):  # of a job that submitted this one
+        env.pop(name, None)
     resume_from = env.pop("ONES_RESUME_FROM", "")  # not for jobs that this one submits
     try:
         if args.ranks_per_node is not None and args.ranks_per_node < 1:
@@ -285,7 +308,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments,
                 job_dir=job_dir,
                 options=options,
-                taken=refused,
                 now=now,
                 attempt=attempt,
                 retries=limits.retries,
@@ -311,6 +333,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not options.container and (slow := bytecode.note(env)):
             log(slow, "ones-run")
+        has = allocation(env, options.ranks_per_node)
+        if not options.talks_mpi and (blocks or has.nodes * has.ranks_per_node > 1):
+            env[STORE] = serve(job_dir, env)
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits, blocks).run(start)
     except LaunchError as error:

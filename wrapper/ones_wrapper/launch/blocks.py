@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from ones_wrapper.job_io import OrderReader, log
@@ -18,6 +19,7 @@ from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.restart_policy import DONT_RESTART, script_failed
 from ones_wrapper.membership.files import OVER, Block, FolderError, HotFolder, Leader, living
 from ones_wrapper.membership.plan import plan_of
+from ones_wrapper.network.secret import JobSecret, SecretError
 from ones_wrapper.protocol import HOT, MAX_INT
 
 FIRST_WAIT_S = 60.0
@@ -30,7 +32,11 @@ class Blocks:
     """The other blocks, as one of them sees them."""
 
     def __init__(
-        self, block: Block, job_dir: Path, env: Mapping[str, str], answers: Callable[[Leader], bool] = living
+        self,
+        block: Block,
+        job_dir: Path,
+        env: Mapping[str, str],
+        answers: Callable[[Leader], bool] | None = None,
     ) -> None:
         """`answers` asks whether a leader lives. Raises `LaunchError` where the folder can't be used."""
         self.block = block
@@ -38,11 +44,12 @@ class Blocks:
         self._hot = HotFolder(job_dir, block.array)
         self._spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
         self._first = env.get("SLURM_ARRAY_TASK_MIN", str(block.task)) == str(block.task)
-        self._answers = answers
         try:
             self._hot.prepare()
-        except FolderError as error:
+            secret = JobSecret.make(self._hot.path)
+        except (FolderError, SecretError) as error:
             raise LaunchError(f"job directory {error}") from None
+        self._answers = answers or partial(living, secret=secret)
 
     def not_wanted(self, wait_s: float = 0.0) -> str:
         """Why this block has nothing to do; empty where it shall train.

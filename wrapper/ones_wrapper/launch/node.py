@@ -32,11 +32,8 @@ from ones_wrapper.launch.rank import (
 )
 from ones_wrapper.launch.rank_placement import (
     LaunchError,
-    later_port,
-    next_free,
     own_node,
     placement_on,
-    refused,
     require_torch,
 )
 from ones_wrapper.launch.restart_policy import (
@@ -195,12 +192,9 @@ class Forks:
         """What differs for the ranks of this start."""
         if not self.count:
             return {}
-        port = later_port(int(env["MASTER_PORT"]), self.count)
         return {
             "ONES_FORK": str(self.count),
             "TORCHELASTIC_RESTART_COUNT": str(int(env.get("ONES_ATTEMPT", "0")) + self.count),
-            # The nodes of a block start again each by itself, and must come to the same port.
-            "MASTER_PORT": str(next_free(port, refused) if env.get("ONES_NODES") == "1" else port),
             "ONES_LAUNCHED": f"{time.time():.3f}",
             "ONES_IMPORT_S": "0.000",
             **({"ONES_NEXT_TERM": "1"} if self._code == NEXT_TERM else {}),

@@ -56,8 +56,10 @@ def preload(env: Mapping[str, str]) -> float:
 def set_defaults(env: MutableMapping[str, str]) -> None:
     """What ranks have unless the user says otherwise."""
     env.setdefault("OMP_NUM_THREADS", "1")
-    # torch's store looks up the name of each peer that connects, and serves nobody meanwhile: where the resolver loses
-    # one answer, glibc waits for 5 s, for which a leader would be given up.
+    # gloo then asks the store for all addresses at once: forming a group costs n requests, not n².
+    env.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
+    # torch's own store, which NCCL uses, looks up the name of each peer that connects, and serves nobody meanwhile:
+    # if the resolver loses one answer, glibc waits for 5 s, for which a leader would be given up.
     env.setdefault("RES_OPTIONS", "timeout:1")
 
 

@@ -8,19 +8,13 @@ by side without each other.
 
 from __future__ import annotations
 
-import errno
-import random
 import socket
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ones_wrapper.hostlist import expand
 from ones_wrapper.job_io import TORCH_MISSING
-
-PORTS = range(10_000, 30_000)
-"""Below the ports that Linux gives out by itself (32768 and up)."""
 
 STALE = (
     "SLURM_NTASKS",
@@ -110,58 +104,10 @@ def number(env: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def master_port(job_id: int, start: int) -> int:
-    """A port for rank 0's store: twenty for a job, one each start, and the next thousand jobs have others."""
-    return PORTS.start + job_id % 1000 * 20 + start % 20
-
-
-def later_port(port: int, forks: int) -> int:
-    """The port after a `master_port`, for ranks that are started once more without `ones-run`."""
-    first = port - (port - PORTS.start) % 20
-    return first + (port - first + forks) % 20
-
-
-def listens(port: int) -> bool:
-    """Whether this machine has no room for a server at that port."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False
-
-
-_claims: dict[int, socket.socket] = {}
-
-
-def refused(port: int) -> bool:
-    """Whether something listens at that port of this machine, or another launcher here, of a job with the same twenty,
-    took it for ranks that do not listen yet. Else it is this process's until that ends.
-    """
-    if listens(port):
-        return True
-    if port in _claims or sys.platform != "linux":
-        return False
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        # A name without a file: it belongs to the machine's network, as ports do, and goes with the process.
-        claim.bind(f"\0ones-port-{port}")
-    except OSError as error:
-        claim.close()
-        # Where such names may not be had, as the rules of a container may say, nothing is known of other launchers.
-        return error.errno == errno.EADDRINUSE
-    _claims[port] = claim
-    return False
-
-
-def next_free(port: int, taken: Callable[[int], bool] = listens) -> int:
-    """The port, or the next of the same job's at which nothing listens; the port where all are taken."""
-    return next((later for later in (later_port(port, k) for k in range(20)) if not taken(later)), port)
-
-
 def free_port() -> int:
-    """A `master_port` of this machine on which nothing listens, for ranks that no job started."""
-    return next_free(random.SystemRandom().choice(PORTS[::20]))
+    """A port of this machine that the system picks. Nobody is kept from it: nothing of ours depends on it."""
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
@@ -273,7 +219,7 @@ def contract(has: Allocation, attempt: int, retries: int) -> dict[str, str]:
 
     `attempt` is how often the ranks were started before in this allocation, and `retries` how often they may be. So
     scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the job. No
-    agent holds a store: rank 0 opens one at each start, at a port of that start's own.
+    agent holds a store at `MASTER_PORT`: `env://` leads to the job's own (`network.rendezvous`).
     """
     return {
         "TORCHELASTIC_RUN_ID": str(has.job_id),

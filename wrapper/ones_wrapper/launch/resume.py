@@ -24,6 +24,7 @@ from ones_wrapper.launch.job_directory import MEMORY, checkpoints, newest_checkp
 from ones_wrapper.launch.places import leave_pointer, make_job_directory, make_root, own_job
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.membership.files import Block
+from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     FUSION,
@@ -119,8 +120,8 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
     Nothing is done where the job has gone on from there before. Raises `LaunchError`.
     """
-    earlier = _find(source, path, env, cwd)
     what, job_id = f"--resume-from {source}", own_job(env)
+    earlier = _find(source, what, path, env, cwd)
     if earlier.resolve() == path.resolve():
         return
     if newest := newest_checkpoint(path):
@@ -145,13 +146,13 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
     log(f"going on from {found[0][0]}", "ones-run")
 
 
-def _find(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
+def _find(source: str, what: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
     """The directory of an earlier job, looked for beside this job's and where this one was submitted."""
     match = _JOB.fullmatch(source)
     if match is None:
         found = cwd / source
         if not found.is_dir():
-            raise LaunchError(f"--resume-from {source}: there is no such directory (looked from {cwd})")
+            raise LaunchError(f"{what}: there is no such directory (looked from {cwd})")
         return found
     places = dict.fromkeys((path.parent, cwd, Path(env.get("SLURM_SUBMIT_DIR") or cwd)))
     for place in places:
@@ -163,9 +164,24 @@ def _find(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
         if (beside := place / directory_name(int(match[1]))).is_dir():
             return beside
     raise LaunchError(
-        f"--resume-from {source}: its directory {directory_name(int(match[1]))} is not in "
+        f"{what}: its directory {directory_name(int(match[1]))} is not in "
         f"{', '.join(map(str, places))}; name the directory itself"
     )
+
+
+def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
+    """Give a job that does not run, by its id or directory, another secret in place of one that others saw. Raises
+    `LaunchError`.
+    """
+    what = f"--new-secret {source}"
+    path = _find(source, what, cwd / directory_name(0), env, cwd)
+    if running := holder(path):
+        raise LaunchError(f"{what}: {running} still runs in {path} and has the old one; end it, or requeue and hold it")
+    try:
+        JobSecret.renew(path / HOT)
+    except OSError as error:
+        raise LaunchError(f"{what}: {path / HOT}: {error.strerror}") from None
+    log(f"{path / HOT} has a new secret, by which the job's next start goes", "ones-run")
 
 
 def _good(earlier: Path, what: str) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 
 from ones_wrapper.membership import connections
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.plan import decode_plan
+from ones_wrapper.network.client import StoreLostError
 
 LOOK_S = 0.1
 """Time between two looks for a plan. torch's own wait writes lines to the job's log whenever its time is over."""
@@ -24,7 +25,7 @@ class Ahead(threading.Thread):
         takes a plan, its first rank of that block, and a board.
         """
         super().__init__(name="ones-ahead", daemon=True)
-        self.token = board.token
+        self.place = board.place
         """Of the term."""
         self._board = board
         self._next = present + 1
@@ -58,7 +59,7 @@ class Ahead(threading.Thread):
                 text = self._board.read(f"plan-{generation}")
                 if text is not None:
                     self._begin(generation, text)
-            except (BoardLostError, ValueError):  # of a plan that cannot be read the rank itself says so
+            except (StoreLostError, ValueError):  # of a plan that cannot be read the rank itself says so
                 return
 
     def _begin(self, generation: int, text: str) -> None:

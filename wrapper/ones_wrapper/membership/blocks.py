@@ -18,7 +18,7 @@ from ones_wrapper.group import TorchGroup
 from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.ahead import Ahead
-from ones_wrapper.membership.board import Board, BoardLostError, in_time
+from ones_wrapper.membership.board import Board, in_time
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
@@ -26,8 +26,9 @@ from ones_wrapper.membership.entrance import ANEW, HOT, MODE, Found
 from ones_wrapper.membership.files import Leader
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
-from ones_wrapper.membership.transfer import Receiver, send, senders
 from ones_wrapper.membership.watch import Watch
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.transfer import Receiver, send, senders, state_for
 
 VERDICT_S = 30.0
 """How long a new rank waits for the verdict on a change."""
@@ -150,7 +151,7 @@ class Blocks:
         """Tell the others, where that is still possible, that this membership is lost."""
         if self._watch is not None:
             self._watch.stop()
-        with suppress(BoardLostError):
+        with suppress(StoreLostError):
             in_time(lambda: self._board.put("lost", why), 1.0)
 
     # -- what the boundary asks -------------------------------------------------------------------------------------
@@ -200,14 +201,14 @@ class Blocks:
         return self._coming is not None and self._coming.moves
 
     def shapes(self) -> str:
-        """What those who train said of their forward pass's input; empty for nothing. Raises `BoardLostError`."""
+        """What those who train said of their forward pass's input; empty for nothing. Raises `StoreLostError`."""
         return self._board.read("shapes") or ""
 
     def tell_shapes(self, text: str) -> None:
         """Say so to newcomers, once a term. Not collective: rank 0 does."""
-        if self._told != self._board.token:
-            self._told = self._board.token
-            with suppress(BoardLostError):
+        if self._told != self._board.place:
+            self._told = self._board.place
+            with suppress(StoreLostError):
                 self._board.put("shapes", text)
 
     # -- the next term ------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Blocks:
         """
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
-            with suppress(BoardLostError):
+            with suppress(StoreLostError):
                 self._board.put(f"verdict-{self.coming.generation}", "committed")
         return why
 
@@ -298,7 +299,7 @@ class Blocks:
         `tensors` are those that this rank trains with, and `take_over` loads the rest. Raises `NotWantedError`,
         `PeersLostError` where the leader is gone, and `TransferError`.
         """
-        receiver = Receiver(self._board.token)
+        receiver = Receiver(self._board.network.secret, self._address)
         try:
             if self._group.rank == 0:
                 number = self._board.count("joined", 1)
@@ -316,7 +317,7 @@ class Blocks:
                     if change is not None:
                         return change
                 time.sleep(0.02)
-        except BoardLostError as error:
+        except StoreLostError as error:
             if self.folder.over():
                 raise NotWantedError("the job is over") from None
             raise PeersLostError(f"the leader is gone: {error}") from None
@@ -350,7 +351,7 @@ class Blocks:
         def verdict() -> str:
             return self._board.read(f"verdict-{generation}") or ""
 
-        received = receiver.receive(tensors, take_over, verdict)
+        received = receiver.receive(state_for(self._board.place, generation, former.rank), tensors, take_over, verdict)
         if received is None:
             self._forget()
             return None
@@ -375,24 +376,24 @@ class Blocks:
         began: float,
     ) -> int:
         """Send this rank's part; the bytes of the whole state."""
-        addresses = []
+        places, board = [], self._board
         for member in newcomers:
             first = plan.first_rank(member.uid)
             assert first is not None
             for rank in range(first, first + member.ranks):
-                _, host, port = (self._board.read(f"formed-{plan.generation}-{rank}") or "").split()
-                addresses.append((host, int(port)))
-        mine = senders(self._group.world, self._group.rank, addresses)
+                _, host, port = (board.read(f"formed-{plan.generation}-{rank}") or "").split()
+                places.append((host, int(port), state_for(board.place, plan.generation, rank)))
+        mine = senders(self._group.world, self._group.rank, places)
         if not mine:
             return 0
         tensors, rest = collected()
         rest = rest | {"began": began}
-        token = self._board.token
+        secret = board.network.secret
         if len(mine) == 1:
-            send(mine[0], token, tensors, rest)
+            send(mine[0], secret, tensors, rest)
         else:
             with ThreadPoolExecutor(len(mine)) as pool:
-                for done in [pool.submit(send, one, token, tensors, rest) for one in mine]:
+                for done in [pool.submit(send, one, secret, tensors, rest) for one in mine]:
                     done.result()
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
@@ -411,7 +412,7 @@ class Blocks:
             self._former = self._ahead.take(generation) if self._ahead is not None else None
             if self._former is None and plan.first_rank(self._me.uid) is not None:
                 self._begin_forming(plan, 0)
-        except BoardLostError as error:
+        except StoreLostError as error:
             raise PeersLostError(f"the leader's board is gone: {error}") from None
 
     def _begin_forming(self, plan: Plan, listening: int) -> None:
@@ -428,7 +429,7 @@ class Blocks:
 
     def _listen(self, present: Plan | None) -> None:
         """Hear of the plans that come after this one, on the board of its term; of none any more where it is None."""
-        if self._ahead is not None and (present is None or self._ahead.token != self._board.token):
+        if self._ahead is not None and (present is None or self._ahead.place != self._board.place):
             self._ahead.stop()
             self._ahead = None
         if self._ahead is None and present is not None:
@@ -459,18 +460,19 @@ class Blocks:
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
         """Another block leads from now on: its board counts."""
         old, self._board = self._board, board
+        connections.keep(old)  # new ranks may still read the verdict there
         if self._coordinator is not None:  # its block stays, and another leads: ranks move only so
             self._coordinator.stop()
             self._coordinator = None
         if self._watch is not None:
             self._watch.follow(board.again())
         head = plan.members[0]
-        self.leader = Leader(plan.term, self._address, board.port, board.token, head.task, head.restart)
+        self.leader = Leader(plan.term, *board.address, board.place, head.task, head.restart)
         if rank == 0:
             if not self.folder.claim(self.leader):
                 raise PeersLostError(f"term {plan.term} was claimed by another block")
             self._coordinate(plan)
-        with suppress(BoardLostError):  # it may not have waited
+        with suppress(StoreLostError):  # it may not have waited
             old.count(f"through-{plan.generation}", 1)
 
     def _coordinate(self, plan: Plan) -> None:

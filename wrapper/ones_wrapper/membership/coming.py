@@ -81,13 +81,13 @@ def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:
 
 
 def read_coming(board: Board) -> Coming | None:
-    """What was announced of the board's term. Raises `BoardLostError`."""
+    """What was announced of the board's term. Raises `StoreLostError`."""
     text = board.read(GATHER)
     return Coming.decode(json.loads(text)) if text else None
 
 
 def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
-    """The leader's part: the membership of the blocks that answered in time. Raises `BoardLostError`."""
+    """The leader's part: the membership of the blocks that answered in time. Raises `StoreLostError`."""
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
@@ -103,7 +103,7 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 
 def answer(board: Board, mine: Member) -> Plan | None:
-    """Another block's part: the membership, None where it began without this block. Raises `BoardLostError`."""
+    """Another block's part: the membership, None where it began without this block. Raises `StoreLostError`."""
     until = time.monotonic() + 2 * MOST_S
     board.put(f"here-{mine.task}", encode(mine))
     while (text := board.read(_BEGINS)) is None:

@@ -20,11 +20,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.membership.board import Board, BoardLostError, in_time
+from ones_wrapper.membership.board import Board, in_time
 from ones_wrapper.membership.plan import Plan
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.pairwise import prove_groups, prove_pairwise
+from ones_wrapper.network.proof import ProofError
+from ones_wrapper.network.store import GroupStore, native_store
 
 FORM_S = 20.0
 """How long ranks may take to form a group."""
@@ -39,6 +43,8 @@ _kept: deque[Any] = deque(maxlen=8)
 """Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
 left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
+_stores: deque[Store] = deque(maxlen=2)
+"""Of the present default group and of the one before."""
 _lock = threading.Lock()
 
 
@@ -54,6 +60,8 @@ class Formed:
     """A raw group of the script's backend."""
     control: Any
     """A raw gloo group for agreements."""
+    store: Store
+    """By which torch.distributed's later groups of the same ranks find each other."""
     copies: int = 0
 
     def duplicate(self) -> Any:
@@ -64,7 +72,7 @@ class Formed:
 
 def forget_groups(board: Board, before: int) -> None:
     """Remove what ranks put on the board when they formed the groups of generations before this one: some 0.2 KB a rank
-    and group. Nobody may need those groups any more. Raises `BoardLostError`.
+    and group. Nobody may need those groups any more. Raises `StoreLostError`.
     """
 
     def past(name: str) -> bool:
@@ -76,24 +84,20 @@ def forget_groups(board: Board, before: int) -> None:
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
     """A raw gloo group of ranks that all call this. Raises RuntimeError where they don't within the time."""
-    return raw_group(board.store(name), rank, world, timeout_s)
+    return raw_group(board.store(name, timeout_s), rank, world, timeout_s)
 
 
-def raw_group(store: Store, rank: int, world: int, timeout_s: float) -> Any:
-    """The same, by any store."""
+def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
+    """The same, by a store. Raises `ProofError` if one of them is none of this job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
-    if world > 1:
-        group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
+    prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(timedelta(seconds=COLLECTIVE_S))
     return group
 
 
-def _data_group(board: Board, name: str, rank: int, world: int, backend: str, device: torch.device) -> Any:
-    if backend == "gloo":
-        return control_group(board, name, rank, world)
+def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any:
     torch.cuda.set_device(device)  # a thread begins on the first one
-    options = dist.ProcessGroupNCCL.Options()
-    group = dist.ProcessGroupNCCL(board.store(name), rank, world, options)
+    group = dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
     group.eager_connect_single_device(device)
     return group
 
@@ -108,7 +112,7 @@ class Former(threading.Thread):
         `listening` on this port for its state.
         """
         super().__init__(name="ones-form", daemon=True)
-        self.plan, self._rank, self._board = plan, rank, board
+        self.plan, self.rank, self._board = plan, rank, board
         self._backend, self._device, self._address = backend, device, address
         self.formed: Formed | None = None
         """The groups, once they are there."""
@@ -122,31 +126,36 @@ class Former(threading.Thread):
             told = f"formed {self._address} {self._listening}"
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"[:300]
-            told = f"failed: rank {self._rank}: {self.error}"
-        with suppress(BoardLostError):
-            self._board.put(f"formed-{self.plan.generation}-{self._rank}", told)
+            told = f"failed: rank {self.rank}: {self.error}"
+        with suppress(StoreLostError):
+            self._board.put(f"formed-{self.plan.generation}-{self.rank}", told)
 
     def _form(self) -> Formed:
-        plan, rank = self.plan, self._rank
+        plan, rank = self.plan, self.rank
         board = self._next_board() if plan.moves else self._board
         control = control_group(board, f"control-{plan.generation}", rank, plan.world)
-        data = _data_group(board, f"data-{plan.generation}", rank, plan.world, self._backend, self._device)
-        return Formed(plan, rank, board, data, control)
+        store: Store = board.store(f"default-{plan.generation}", FORM_S)
+        if self._backend == "gloo":
+            data = control_group(board, f"data-{plan.generation}", rank, plan.world)
+        else:
+            store = native_store(store, self._address, rank, FORM_S)
+            data = _nccl_group(PrefixStore("data", store), rank, plan.world, self._device)
+        return Formed(plan, rank, board, data, control, store)
 
     def _next_board(self) -> Board:
         """The board of the next term, which the plan's rank 0 hosts and tells of on the present one."""
         key = f"next-{self.plan.generation}"
-        if self._rank == 0:
-            board = Board.host(self._address, new_token())
-            self._board.put(key, json.dumps({"address": self._address, "port": board.port, "token": board.token}))
+        if self.rank == 0:
+            board = Board.host(self._board.network, self.plan.term)
+            self._board.put(key, json.dumps([*board.address, board.place]))
             return board
         until = time.monotonic() + FORM_S
         while (text := self._board.read(key)) is None:
             if time.monotonic() > until:
-                raise BoardLostError("the next leader named no board")
+                raise StoreLostError("the next leader named no board")
             time.sleep(0.02)
-        found = json.loads(text)
-        return Board.connect(str(found["address"]), int(found["port"]), str(found["token"]))
+        host, port, place = json.loads(text)
+        return Board.connect(self._board.network, str(host), int(port), str(place))
 
 
 def enter(formed: Formed, backend: str) -> None:
@@ -158,11 +167,9 @@ def enter(formed: Formed, backend: str) -> None:
         dist.destroy_process_group()
     with _lock:
         _formed[name] = formed.data
-        dist.init_process_group(
-            name, store=formed.board.store(f"default-{formed.plan.generation}"), rank=formed.rank,
-            world_size=formed.plan.world,
-        )  # fmt: skip
+        dist.init_process_group(name, store=formed.store, rank=formed.rank, world_size=formed.plan.world)
         del _formed[name]
+        _stores.append(formed.store)
     sys.excepthook = hook  # each initialisation puts another cover around it
 
 
@@ -170,15 +177,14 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
     """Make `group` anew, of all ranks with which a term begins, and torch.distributed where it was set up. Collective
     over them.
 
-    Raises `BoardLostError` where they do not all come in time.
+    Raises `StoreLostError` if they do not all come in time.
     """
     if len(plan.members) == 1:
         return
     keep(group.control)
     name, hook, device = f"term-{plan.term}", sys.excepthook, group.device
     if set_up := dist.is_initialized():
-        backend, store = dist.get_backend(), board.again().store(name)
-        store.set_timeout(timedelta(seconds=within_s))
+        backend, store = dist.get_backend(), board.again().store(name, within_s)
         keep(dist.group.WORLD)
         dist.destroy_process_group()
 
@@ -187,24 +193,29 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
             return control_group(board.again(), name, rank, plan.world, within_s)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # a thread begins on the first one
+        nccl = backend == "nccl"
+        found = native_store(store, board.network.host, rank, within_s) if nccl else store
+        _stores.append(found)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=plan.world, device_id=device if backend == "nccl" else None
+            backend, store=found, rank=rank, world_size=plan.world, device_id=device if nccl else None
         )
-        return dist.new_group(backend="gloo")
+        control = dist.new_group(backend="gloo")
+        prove_groups(control, store.key(), rank, plan.world)
+        return control
 
     try:
         control = in_time(form, within_s)
-    except RuntimeError as error:
-        raise BoardLostError(f"the ranks of term {plan.term} did not find each other: {error}"[:300]) from None
+    except (RuntimeError, ProofError) as error:
+        raise StoreLostError(f"the ranks of term {plan.term} did not find each other: {error}"[:300]) from None
     finally:
         sys.excepthook = hook
     group.become(rank, plan.world, plan.nodes, plan.ranks_per_node, control, None)
 
 
-def keep(group: Any) -> None:
-    """A group that was left is held for two more changes. None is no group."""
-    if group is not None:
-        _kept.append(group)
+def keep(left: Any) -> None:
+    """A group or board that was left is held for two more changes. None is none."""
+    if left is not None:
+        _kept.append(left)
 
 
 def _register(backend: str) -> str:
@@ -212,10 +223,3 @@ def _register(backend: str) -> str:
     if name.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(name, lambda *_: _formed[name], extended_api=True, devices=[device])
     return name
-
-
-def new_token() -> str:
-    """What the blocks of a term know of each other."""
-    import secrets
-
-    return secrets.token_hex(16)

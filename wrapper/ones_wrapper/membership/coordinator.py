@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ones_wrapper.job_io import OrderReader, log
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import FORM_S, forget_groups
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
+from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.standstill import Standstill
 
 TURN_S = 0.1
@@ -144,7 +145,7 @@ class Coordinator:
         while not self._stop.wait(TURN_S):
             try:
                 self._turn()
-            except BoardLostError as error:
+            except StoreLostError as error:
                 self.lost = f"the board is lost: {error}"[:300]
             except Exception as error:
                 self.lost = f"the leader's thread failed: {type(error).__name__}: {error}"[:300]

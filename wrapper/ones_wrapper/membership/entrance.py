@@ -7,18 +7,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.job_io import log
 from ones_wrapper.membership import connections
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import answer, find_coming, gather, read_coming
 from ones_wrapper.membership.files import Block, HotFolder, Leader
 from ones_wrapper.membership.meeting import NotWantedError, find_or_found, own_address
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.watch import Watch
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.job_network import JobNetwork
 
 MODE, HOT, ANEW = "mode", "hot", "anew"
 """On the board: how those who train take blocks in, from memory to memory or by a new term from a checkpoint."""
@@ -57,37 +60,43 @@ def come_in(
     found, whether this block is one of those with which the term begins). Collective over the block.
 
     `ready` is called before a term is claimed, with the term before. Raises `NotWantedError` where the job is over, and
-    `BoardLostError`.
+    `StoreLostError`.
     """
     folder, address = HotFolder(job_dir, block.array), own_address(env)
     hosted: list[Board] = []
+    folder.prepare()
+    network = JobNetwork.found(env, folder.path)
 
-    def look() -> tuple[Leader | None, bool, str]:
-        folder.prepare()
-        leader, board = find_or_found(folder, block, address, ready)
+    def look() -> tuple[dict[str, Any] | None, bool, str]:
+        leader, board = find_or_found(folder, block, network, ready)
         hosted.append(board) if board else None
-        return leader, board is not None, f"{block.task}.{block.restart}.{secrets.token_hex(4)}"
+        return (
+            None if leader is None else asdict(leader),
+            board is not None,
+            f"{block.task}.{block.restart}.{secrets.token_hex(4)}",
+        )
 
-    leader, leads, uid = group.on_first(look)
-    if leader is None:
+    data, leads, uid = group.on_first(look)
+    if data is None:
         raise NotWantedError("the job is over")
-    board = hosted[0] if hosted else Board.connect(leader.host, leader.port, leader.token)
+    leader = Leader(**data)
+    board = hosted[0] if hosted else Board.connect(network, leader.host, leader.port, leader.place)
     me, local = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node), group.rank
 
-    def others() -> tuple[Plan | None, float, float, str]:
+    def others() -> tuple[str, float, float, str]:
         try:
             coming = read_coming(board)
             if coming is None or not (leads or coming.named(block)):
-                return None, 0.0, 0.0, ""
+                return "", 0.0, 0.0, ""
             plan = gather(board, coming, leader.term, me) if leads else answer(board, me)
-        except (BoardLostError, ValueError) as error:
-            return None, 0.0, 0.0, str(error) or "lost"
-        return plan, coming.began, coming.patience_s(), ""
+        except (StoreLostError, ValueError) as error:
+            return "", 0.0, 0.0, str(error) or "lost"
+        return encode(plan) if plan is not None else "", coming.began, coming.patience_s(), ""
 
-    plan, began, patience_s, lost = group.on_first(others)
+    text, began, patience_s, lost = group.on_first(others)
     if lost:
-        raise BoardLostError(lost)
-    if plan is not None:
+        raise StoreLostError(lost)
+    if (plan := decode_plan(text) if text else None) is not None:
         first = plan.first_rank(uid)
         assert first is not None
         # Where the machine is slow, forming the group is too.
@@ -100,7 +109,7 @@ def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], 
     from memory to memory. Collective over the block.
 
     Else it waits for the next term, giving signs of life. `leaving` says whether the block was told to end, and
-    `abandon` ends a process that the others are lost to. Raises `NextTermError`, `NotWantedError` and `BoardLostError`.
+    `abandon` ends a process that the others are lost to. Raises `NextTermError`, `NotWantedError` and `StoreLostError`.
     """
     board, watch = found.board, None
     registered = False
@@ -108,7 +117,7 @@ def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], 
     def look() -> str:
         try:
             return _look(found, leaving, registered)
-        except (BoardLostError, ValueError) as error:
+        except (StoreLostError, ValueError) as error:
             # Who led it may be gone already.
             return "next" if find_coming(found.folder, found.leader) is not None else f"lost: {error}"
 
@@ -121,7 +130,7 @@ def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], 
                 raise NextTermError
             what, _, why = said.partition(": ")
             if what == "lost":
-                raise BoardLostError(why)
+                raise StoreLostError(why)
             if what == "leave":
                 raise NotWantedError(why)
             if said == ANEW and watch is None:

@@ -4,6 +4,7 @@
 
     leader-<term>.json   where the leader of a term is (`Leader`); each is made once, and the highest term counts
     over                 the job has ended: a block that starts now has nothing to do
+    secret               by which the job's processes prove themselves to each other (`network.secret`)
     coming.json          where the next term begins from a checkpoint: the blocks that train in it
 
 Several blocks may look for a leader at once. A term is claimed by linking a whole file to its name, which one of them
@@ -15,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import stat
 import time
 from collections.abc import Mapping
@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from ones_wrapper.job_io import log, not_ours
+from ones_wrapper.network.client import StoreClient, StoreLostError
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.network.server import MEMBER
 from ones_wrapper.protocol import HOT
 
 OVER = "over"
@@ -37,7 +40,7 @@ _MOST_ENTRIES = 10_000
 _STALE_S = 3600.0
 _NAME = re.compile(r"leader-(0|[1-9]\d{0,8})\.json", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}", re.ASCII)
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
+_PLACE = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
 
 
 class FolderError(Exception):
@@ -75,19 +78,19 @@ class Leader:
     """From 0, as restarts are counted."""
     host: str
     port: int
-    """Of the store that the leader's rank 0 keeps."""
-    token: str
-    """What a peer must know, so that nobody else's process is taken for one."""
+    """Of the store that has the term's board."""
+    place: str
+    """The board's name in that store. No secret: who comes proves himself."""
     task: int
     restart: int
     """Slurm's count of the task's requeues."""
 
 
-def living(leader: Leader, timeout_s: float = 2.0) -> bool:
-    """Whether something answers where the leader was."""
+def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
+    """Whether the leader's board is there. Nobody else can answer for it."""
     try:
-        socket.create_connection((leader.host, leader.port), timeout_s).close()
-    except OSError:
+        StoreClient(leader.host, leader.port, secret, MEMBER, leader.place, timeout_s).close()
+    except StoreLostError:
         return False
     return True
 
@@ -262,7 +265,7 @@ class HotFolder:
             _count(data, "term", 0, 10**9),
             _text(data, "host", _HOST),
             _count(data, "port", 1, 65_535),
-            _text(data, "token", _TOKEN),
+            _text(data, "place", _PLACE),
             _count(data, "task", 0, 2**31),
             _count(data, "restart", 0, 2**31),
         )

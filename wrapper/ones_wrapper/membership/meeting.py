@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 
 import torch.distributed as dist
 
-from ones_wrapper.membership.board import ANSWER_S, Board, BoardLostError
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
-from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader, living
+from ones_wrapper.network.client import ANSWER_S, StoreLostError
+from ones_wrapper.network.job_network import JobNetwork
 
 DYING_S = 15.0
 """How long a leader that said that its membership is lost may take to end."""
@@ -31,7 +32,7 @@ class NotWantedError(Exception):
 
 def is_peer_lost(error: BaseException) -> bool:
     """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
-    if isinstance(error, (PeersLostError, BoardLostError, dist.DistError)):
+    if isinstance(error, (PeersLostError, StoreLostError, dist.DistError)):
         return True
     return isinstance(error, RuntimeError) and _PEER.search(str(error)) is not None
 
@@ -44,7 +45,7 @@ def own_address(env: Mapping[str, str]) -> str:
 
 
 def find_or_found(
-    folder: HotFolder, block: Block, address: str, ready: Callable[[int], None]
+    folder: HotFolder, block: Block, network: JobNetwork, ready: Callable[[int], None]
 ) -> tuple[Leader | None, Board | None]:
     """(the leader, the board where this process is the one); (None, None) where the job is over.
 
@@ -60,36 +61,36 @@ def find_or_found(
             if time.monotonic() < patience:
                 time.sleep(0.05)
                 continue
-        if coming is None and leader is not None and living(leader):
+        if coming is None and leader is not None and living(leader, network.secret):
             try:
-                board = _board(leader)
+                board = _board(network, leader)
                 if board.read("lost") is None:
                     return leader, None
                 if time.monotonic() < until:
                     time.sleep(0.1)
                     continue
-            except BoardLostError:
+            except StoreLostError:
                 pass
         term = folder.next_term(leader)
         ready(term - 1)
-        board = Board.host(address, new_token())
+        board = Board.host(network, term)
         board.put(GATHER, coming.encode() if coming is not None else "")
-        leader = Leader(term, address, board.port, board.token, block.task, block.restart)
+        leader = Leader(term, *board.address, board.place, block.task, block.restart)
         if folder.claim(leader):
             return leader, board
         time.sleep(0.05)
     return None, None
 
 
-def _board(leader: Leader) -> Board:
+def _board(network: JobNetwork, leader: Leader) -> Board:
     """The board of a leader, asked again as long as something is there: one that is ending is given up within seconds.
 
-    Raises `BoardLostError`.
+    Raises `StoreLostError`.
     """
     until = time.monotonic() + ANSWER_S
     while True:
         try:
-            return Board.connect(leader.host, leader.port, leader.token, timeout_s=_TRY_S)
-        except BoardLostError:
-            if time.monotonic() > until or not living(leader):
+            return Board.connect(network, leader.host, leader.port, leader.place, timeout_s=_TRY_S)
+        except StoreLostError:
+            if time.monotonic() > until or not living(leader, network.secret):
                 raise

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.board import Board
+from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.standstill import Standstill
 
 SIGN_S = 1.0
@@ -73,7 +74,7 @@ class Watch:
             try:
                 self._sign()
                 found = self._failed() or board.read("lost") or ""
-            except BoardLostError as error:
+            except StoreLostError as error:
                 found = f"the leader does not answer ({error})"[:300]
             with self._lock:
                 if self._board is board:

@@ -46,6 +46,10 @@ class StoreClient:
         """Another connection to the same place. Raises `StoreLostError`."""
         return StoreClient(self.host, self.port, self._secret, MEET if self._role == MEET else MEMBER, self.place)
 
+    def key(self, *purpose: str) -> bytes:
+        """A key that is bound to this place and a purpose."""
+        return self._secret.key(*purpose, self.place)
+
     def close(self) -> None:
         """Hang up."""
         connection, self._socket = self._socket, None

@@ -1,4 +1,4 @@
-"""Messages on a connection: a length in four bytes, then so many bytes; within a message, fields of the same form."""
+"""Messages on a connection: a length in four bytes, then the body; within a message, fields of the same form."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ class Frames:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes)
         if length > self.most:
-            raise FrameError(f"a message of {length} bytes, where {self.most} are the most")
+            raise FrameError(f"a message of {length} bytes, and {self.most} are the most")
         return int(length)

@@ -16,6 +16,8 @@ from ones_wrapper.network.server import StoreServer
 
 STORE = "ONES_STORE"
 """Names the store server that `ones-run` keeps for the ranks that it starts: host and port."""
+PLACE = "ONES_PLACE"
+"""Names the place where ranks of several blocks meet: host, port and the place's name."""
 _PATIENCE_S = 60.0
 """How long the secret may be missing: a network file system shows a file that another node made by then."""
 _LOCAL = "127.0.0.1"
@@ -52,10 +54,10 @@ class JobNetwork:
     def here(cls, host: str = _LOCAL, secret: JobSecret | None = None) -> JobNetwork:
         """With a store server in this process, one for each secret, at this node's name."""
         secret = secret or JobSecret.fresh()
-        server = _here.get(name := secret.key("server").hex())
-        if server is None:
-            server = _here[name] = StoreServer.at(host, secret)
-        return cls(secret, host, server.port)
+        name = secret.key("server").hex()
+        if name not in _here:
+            _here[name] = StoreServer.at(host, secret)
+        return cls(secret, host, _here[name].port)
 
     def client(self, role: str, place: str) -> StoreClient:
         """A connection to this block's own store server. Raises `StoreLostError`."""

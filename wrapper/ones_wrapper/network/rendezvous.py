@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,26 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from ones_wrapper.network.client import StoreClient, StoreLostError
-from ones_wrapper.network.job_network import STORE, JobNetwork, node_name
+from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
 from ones_wrapper.network.server import MEET, MEMBER
-from ones_wrapper.network.store import JobStore, native_store
+from ones_wrapper.network.store import GroupStore, native_store
 from ones_wrapper.protocol import HOT
 
-PLACE = "ONES_PLACE"
-"""Names the place where ranks of several blocks meet: host, port and place."""
 _MEET_S = 60.0
 """How long the store may take to answer when all ranks come at once."""
-_kept: list[Store] = []
+_kept: list[GroupStore] = []
 _torch_env = _rendezvous_handlers["env"]
 
 
-def install() -> None:
-    """From now on `env://` leads ranks of `ones-run` to the job's store, and others where torch leads them."""
+def install(env: MutableMapping[str, str]) -> None:
+    """From now on `env://` leads ranks of `ones-run` to the job's store, and others where torch leads them. NCCL takes
+    connections from this job's ranks alone, as far as its release can, unless the user says otherwise.
+    """
     _rendezvous_handlers["env"] = _find
+    if STORE in env and torch.cuda.is_available():
+        network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)
+        env.setdefault("NCCL_SOCKET_MAGIC", str(network.number("nccl")))
+        env.setdefault("NCCL_RAS_ENABLE", "0")
 
 
 def place(host: str, port: int, name: str) -> dict[str, str]:
@@ -54,9 +58,15 @@ def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
             time.sleep(0.2)
 
 
+def group_key() -> bytes | None:
+    """By which the ranks that came here last show each other that they are the job's; None if none did."""
+    return _kept[-1].key() if _kept else None
+
+
 def _find(url: str, timeout: timedelta = timedelta(minutes=30), **others: Any) -> Iterator[tuple[Store, int, int]]:
     env = os.environ
-    if STORE not in env:
+    alone = env.get("WORLD_SIZE") == "1" and "ONES_LAUNCHED" in env
+    if not (alone or STORE in env):
         yield from _torch_env(url, timeout=timeout, **others)
         return
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -69,8 +79,8 @@ def _store(env: Mapping[str, str], rank: int, world: int, timeout: timedelta) ->
         return HashStore()
     network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)
     # All ranks set up torch.distributed equally often; keys of an earlier time would lead to closed connections.
-    found: Store = JobStore(meet(env, network), f"init-{len(_kept)}", timeout.total_seconds())
-    _kept.append(found)
+    mine = GroupStore(meet(env, network), f"init-{len(_kept)}", timeout.total_seconds())
+    _kept.append(mine)
     if torch.cuda.is_available():  # whether NCCL will use it is not known yet
-        found = native_store(found, node_name(env), rank, timeout.total_seconds())
-    return found
+        return native_store(mine, node_name(env), rank, timeout.total_seconds())
+    return mine

@@ -12,18 +12,22 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.door import listen
 
-_kept: deque[JobStore] = deque(maxlen=64)
+_kept: deque[GroupStore] = deque(maxlen=16)
 """torch holds a store's C++ half alone, which can do nothing without the other: those of groups that are being formed
 and of the newest ones stay. Whoever has a group for longer holds its store."""
 
 
-class JobStore(Store):
+class GroupStore(Store):
     """Keys that begin alike, by one connection."""
 
     def __init__(self, client: StoreClient, begin: str, timeout_s: float = 300.0) -> None:
         super().__init__()
         self._client, self._begin, self._timeout_s = client, f"{begin}/", timeout_s
         _kept.append(self)
+
+    def key(self) -> bytes:
+        """By which the ranks of a group that is formed here show each other that they are the job's."""
+        return self._client.key("group", self._begin)
 
     def _key(self, key: str) -> bytes:
         return (self._begin + key).encode()

@@ -2,13 +2,12 @@
 
 All tensors make one row of bytes; each of a newcomer's senders sends a stretch of it, so several send at once. The
 newcomer receives into the tensors that it trains with. The first sender also sends what is no tensor, as
-`torch.load(weights_only=True)` takes it. A connection begins with the token of the term; whoever doesn't know it is
-hung up on.
+`torch.load(weights_only=True)` takes it. A connection begins with a proof that is worth something to one newcomer of
+one generation alone.
 """
 
 from __future__ import annotations
 
-import hmac
 import io
 import json
 import socket
@@ -21,6 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ones_wrapper.network.door import Door, listen
+from ones_wrapper.network.proof import prove
+from ones_wrapper.network.secret import JobSecret
 
 TIMEOUT_S = 20.0
 """Longest silence on a connection."""
@@ -42,6 +45,8 @@ class Sender:
     """One rank's part in sending: to one newcomer."""
 
     address: tuple[str, int]
+    place: str
+    """What the newcomer waits for (`state_for`)."""
     number: int
     """Of the newcomer's senders, from 0."""
     count: int
@@ -56,12 +61,19 @@ class Received:
     seconds: float
 
 
-def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int]]) -> list[Sender]:
-    """What this rank of `world` that have the state sends, to newcomers that listen at these addresses."""
+def state_for(board: str, generation: int, rank: int) -> str:
+    """The name of the state that a rank of a coming membership waits for."""
+    return f"state-{board}-{generation}-{rank}"
+
+
+def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
+    """What this rank of `world` that have the state sends, to newcomers: (host, port, `state_for` it)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
-        Sender(address, number, count) for address, number in zip(newcomers, numbers, strict=True) if number < count
+        Sender((host, port), place, number, count)
+        for (host, port, place), number in zip(newcomers, numbers, strict=True)
+        if number < count
     ]
 
 
@@ -92,7 +104,11 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def send(
-    to: Sender, token: str, tensors: dict[str, torch.Tensor], rest: dict[str, Any] | None, timeout_s: float = TIMEOUT_S
+    to: Sender,
+    secret: JobSecret,
+    tensors: dict[str, torch.Tensor],
+    rest: dict[str, Any] | None,
+    timeout_s: float = TIMEOUT_S,
 ) -> int:
     """Send this rank's stretch, and wait until the newcomer has taken over all; the bytes sent.
 
@@ -104,10 +120,10 @@ def send(
     if to.number == 0:
         torch.save(rest, plain)
     with socket.create_connection(to.address, timeout_s) as connection:
-        connection.settimeout(timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        key = token.encode()
-        connection.sendall(struct.pack("!I", len(key)) + key + _HEAD.pack(len(encoded), plain.tell()))
+        prove(connection, secret, "sender", to.place, timeout_s)
+        connection.settimeout(timeout_s)
+        connection.sendall(_HEAD.pack(len(encoded), plain.tell()))
         connection.sendall(encoded)
         connection.sendall(plain.getbuffer())
         sizes = [_size(tensors[name]) for name in names]
@@ -152,28 +168,33 @@ def _into(connection: socket.socket, view: memoryview) -> None:
 class Receiver:
     """A newcomer's end. Listens from the beginning; `receive` takes the state."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-        self._socket = socket.create_server(("", 0), backlog=64)
-        self.port: int = self._socket.getsockname()[1]
+    def __init__(self, secret: JobSecret, host: str) -> None:
+        """`host` is this node's name."""
+        self._place = ""
+        self._door = Door(listen(host), secret, self._why_not)
+        self.port = self._door.port
 
     def close(self) -> None:
         """Listen no longer."""
-        self._socket.close()
+        self._door.close()
+
+    def _why_not(self, role: str, place: str) -> str:
+        return "" if role == "sender" and place == self._place else f"{place} is not awaited here"
 
     def receive(
         self,
+        place: str,
         tensors: dict[str, torch.Tensor],
         take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
         given_up: Callable[[], str],
         timeout_s: float = TIMEOUT_S,
     ) -> Received | None:
-        """Wait for the senders, receive into `tensors`, have `take_over` load the rest, with those tensors that
-        were sent, and tell the senders.
+        """Wait for the senders of the state at this place, receive into `tensors`, have `take_over` load the rest, with
+        those tensors that were sent, and tell the senders.
 
         None where `given_up` says, before the first of them came, why none will. Raises `TransferError`.
         """
-        joined = _Connections(tensors)
+        joined, self._place = _Connections(tensors), place
         until = float("inf")
         started = 0.0
         try:
@@ -182,30 +203,17 @@ class Receiver:
                     raise TransferError("not all senders came")
                 if not joined.begun and given_up():
                     return None
-                self._socket.settimeout(0.02 if not joined.begun else 0.2)
-                try:
-                    connection, _ = self._socket.accept()
-                except TimeoutError:
-                    continue
-                connection.settimeout(timeout_s)
-                if not self._knows(connection):
-                    connection.close()
-                    continue
-                if not joined.begun:
-                    started, until = time.monotonic(), time.monotonic() + timeout_s
-                joined.add(connection)
+                for caller in self._door.look(0.02 if not joined.begun else 0.2):
+                    if not joined.begun:
+                        started, until = time.monotonic(), time.monotonic() + timeout_s
+                    caller.connection.settimeout(timeout_s)
+                    joined.add(caller.connection)
             joined.wait()
             take_over(joined.rest, {name: tensors[name] for name in joined.names})
             joined.answer(b"1")
             return Received(joined.rest, joined.bytes, time.monotonic() - started)
         finally:
             joined.close()
-
-    def _knows(self, connection: socket.socket) -> bool:
-        with suppress(OSError, TransferError):
-            size = struct.unpack("!I", _read(connection, 4))[0]
-            return size == len(self._token) and hmac.compare_digest(bytes(_read(connection, size)), self._token)
-        return False
 
 
 class _Connections:

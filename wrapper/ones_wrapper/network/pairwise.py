@@ -1,0 +1,53 @@
+"""The ranks of a group show each other that it is of the job's ranks alone.
+
+gloo knows a peer by a small number that anybody could say first. So a group counts as formed once each rank has shown
+each other one that it has the job's secret, over that group's own connections.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.network.proof import ProofError
+
+PAIRWISE_S = 20.0
+"""How long it may take: a stranger in a rank's place says nothing."""
+_SIZE = hashlib.sha256().digest_size
+
+
+def prove_pairwise(group: Any, key: bytes, rank: int, world: int, timeout_s: float = PAIRWISE_S) -> None:
+    """One exchange of every rank with every other. Collective over a gloo group, of torch.distributed or raw. Raises
+    `ProofError` for a rank that has not the key, and RuntimeError for one that says nothing.
+    """
+    if world == 1:
+        return
+    mine = b"".join(_proof(key, rank, to) for to in range(world))
+    found = torch.empty(world * _SIZE, dtype=torch.uint8)
+    options = dist.AllToAllOptions()
+    options.timeout = timedelta(seconds=timeout_s)
+    group.alltoall_base(found, torch.frombuffer(bytearray(mine), dtype=torch.uint8), [], [], options).wait()
+    theirs = found.numpy().tobytes()
+    strangers = [
+        sender
+        for sender in range(world)
+        if not hmac.compare_digest(theirs[sender * _SIZE : (sender + 1) * _SIZE], _proof(key, sender, rank))
+    ]
+    if strangers:
+        raise ProofError(f"rank {strangers[0]} of the group is none of this job's")
+
+
+def prove_groups(control: Any, key: bytes, rank: int, world: int) -> None:
+    """The same of torch.distributed's default group, unless it is NCCL's, and of a gloo group besides."""
+    if dist.get_backend() == "gloo":
+        prove_pairwise(dist.group.WORLD, key, rank, world)
+    prove_pairwise(control, key, rank, world)
+
+
+def _proof(key: bytes, sender: int, receiver: int) -> bytes:
+    return hmac.digest(key, f"{sender} {receiver}".encode(), hashlib.sha256)

@@ -1,0 +1,89 @@
+"""Values as bytes that hold no code: JSON, and arrays and tensors as their bytes with type and shape.
+
+What ranks send each other is read so, and can be nothing but numbers, texts and containers of these, whoever sent it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ones_wrapper.network.frames import FrameError, fields, parts_of
+
+_ATOMS = (type(None), bool, int, float, str)
+
+
+def encode(value: Any) -> bytes:
+    """Raises TypeError for what is no plain data; the message names the type."""
+    blobs: list[bytes] = []
+    return fields(json.dumps(_packed(value, blobs)).encode(), *blobs)
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` was given, with tuples as tuples. Raises ValueError for anything else."""
+    try:
+        text, *blobs = parts_of(data)
+        return _unpacked(json.loads(text), blobs)
+    except (FrameError, KeyError, IndexError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        raise ValueError(f"not plain data: {type(error).__name__}: {error}"[:300]) from None
+
+
+def _packed(value: Any, blobs: list[bytes]) -> Any:
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, list):
+        return [_packed(item, blobs) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_packed(item, blobs) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_packed(key, blobs), _packed(item, blobs)] for key, item in value.items()]}
+    if isinstance(value, bytes):
+        return {"bytes": _kept(value, blobs)}
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {"tensor": _kept(data, blobs), "dtype": str(value.dtype).removeprefix("torch."), "shape": [*value.shape]}
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject and not value.dtype.names:
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {kind: _kept(value.tobytes(), blobs), "dtype": value.dtype.str, "shape": [*value.shape]}
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to other ranks")
+
+
+def _kept(data: bytes, blobs: list[bytes]) -> int:
+    blobs.append(data)
+    return len(blobs) - 1
+
+
+def _unpacked(value: Any, blobs: list[bytes]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(item, blobs) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not value:
+        raise ValueError("not plain data: an empty object")
+    kind, inner = next(iter(value.items()))
+    if kind == "tuple":
+        return tuple(_unpacked(item, blobs) for item in inner)
+    if kind == "dict":
+        return {_unpacked(key, blobs): _unpacked(item, blobs) for key, item in inner}
+    if type(inner) is not int or inner < 0:
+        raise ValueError("not plain data: no such bytes")
+    data = blobs[inner]
+    if kind == "bytes":
+        return data
+    shape = value["shape"]
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("not plain data: a shape that is none")
+    if kind == "tensor":
+        dtype = getattr(torch, value["dtype"])
+        if not isinstance(dtype, torch.dtype) or len(data) != math.prod(shape) * dtype.itemsize:
+            raise ValueError("not plain data: a tensor of another size")
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return flat.reshape(shape)
+    if kind not in ("array", "number") or not isinstance(value["dtype"], str):
+        raise ValueError("not plain data: no such kind")
+    found = np.frombuffer(data, np.dtype(value["dtype"])).reshape(shape)
+    return found.copy() if kind == "array" else found[()]
