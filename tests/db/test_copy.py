@@ -21,7 +21,7 @@ from tests.db.server import Server
 JOBS = 6
 SAMPLES = 120
 """Of each job, and so several pages of `PAGE`."""
-PAGE = 80
+PAGE = 250
 
 
 def site(url: str) -> None:

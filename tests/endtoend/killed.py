@@ -42,6 +42,8 @@ CHANGES = ("requeuehold", "uhold", "update", "release")
 WRITES = ("begin_resize", "step_resize", "end_resize")
 WAITS = ("BeginTime", "Resources", "Priority")
 LIMIT_S = 60.0
+LOOK_S = 0.3
+"""Between two questions to Slurm, which start a process each."""
 TRIES = 4
 """Resizes in which an event of a name is looked for: some are of one direction alone."""
 NEVER = 10**6
@@ -134,7 +136,7 @@ def settled(client: CommandClient, job_id: int) -> Job:
         job = client.job(job_id)
         if job.running or (job.pending and job.restart == 0 and job.reason in WAITS):
             break
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
     return job
 
 
@@ -153,7 +155,7 @@ def blocks_settled(client: CommandClient, job_id: int) -> tuple[dict[int, Job], 
                 wrong = f"task {task} waits, held by nobody: {job.reason}"
         if not wrong or time.monotonic() > deadline:
             return tasks, wrong
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
 
 
 def _train_together(job_id: int, work_dir: Path) -> tuple[int, ...]:
