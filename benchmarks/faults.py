@@ -1,9 +1,9 @@
 """Faults by the thousand, from a seed: the unchanged companion on small simulated clusters, and what must never be.
 
 Each seed is a cluster, a few jobs, and faults of several kinds at every call and between any two steps. Seeds that
-break an invariant are listed, and each can be replayed alone.
+break an invariant are listed, and each can be replayed alone. Seeds that the log has are not run again.
 
-    OMP_NUM_THREADS=1 python benchmarks/faults.py --seeds 10000 --first 1 --json faults.json
+    OMP_NUM_THREADS=1 python benchmarks/faults.py --seeds 10000 --first 1 --log faults.jsonl --json faults.json
     OMP_NUM_THREADS=1 python benchmarks/faults.py --seed 17 --verbose
     OMP_NUM_THREADS=1 python benchmarks/faults.py --seed 17 --page run.html
 """
@@ -47,7 +47,7 @@ def one_with_strategies(seed: int) -> Result:
 
 
 def one_with_guests(seed: int) -> Result:
-    """The same with jobs of blocks that Slurm preempts, and jobs of others over the same nodes."""
+    """The same with jobs of blocks that grow by guests, and jobs of others over the same nodes."""
     return run(FaultPlan.with_guests(seed))
 
 
@@ -72,33 +72,46 @@ def replay(seed: int, which: str, *, verbose: bool, page: Path | None = None) ->
     return run(plan, print)
 
 
-def many(first: int, seeds: int, processes: int, which: str) -> dict[str, Any]:
-    """All seeds from `first` on, over all processes."""
+def many(first: int, seeds: int, processes: int, which: str, log: Path | None) -> dict[str, Any]:
+    """All seeds from `first` on, over all processes, without those that the log has: it gets a line a seed."""
     began = shown = time.monotonic()
-    kinds: Counter[str] = Counter()
-    violations: list[dict[str, Any]] = []
-    resizes = changes = 0
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log is not None and log.exists() else []
+    wanted = range(first, first + seeds)
+    done = [one for one in done if one["which"] == which and one["seed"] in wanted]
+    left = sorted({*wanted} - {one["seed"] for one in done})
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done, result in enumerate(pool.imap_unordered(EACH[which], range(first, first + seeds), chunksize=4), 1):
-            kinds.update({kind.value: count for kind, count in result.kinds.items()})
-            resizes += result.resizes
-            changes += result.changes_of_blocks
-            violations += [{"seed": result.seed, "invariant": what} for what in result.violations]
+        for result in pool.imap_unordered(EACH[which], left, chunksize=1):
+            done.append(_line(result, which))
+            if log is not None:
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
             for what in result.violations:
                 print(f"seed {result.seed}: {what}", flush=True)
-            if time.monotonic() - shown > SHOWN_S or done == seeds:
+            if time.monotonic() - shown > SHOWN_S or len(done) == seeds:
                 shown = time.monotonic()
-                faults, wrong = sum(kinds.values()), len({one["seed"] for one in violations})
-                print(f"{done} of {seeds} runs, {faults} faults, {wrong} violations, {shown - began:.0f} s", flush=True)
+                faults, wrong = sum(sum(one["kinds"].values()) for one in done), sum(bool(o["wrong"]) for o in done)
+                print(f"{len(done)} of {seeds} runs, {faults} faults, {wrong} violations", flush=True)
+    kinds = sum((Counter(one["kinds"]) for one in done), Counter[str]())
     return {
         "runs": seeds,
         "first": first,
         "faults": sum(kinds.values()),
         "kinds": dict(kinds.most_common()),
-        "resizes": resizes,
-        "changes_of_blocks": changes,
-        "violations": violations,
+        "resizes": sum(one["resizes"] for one in done),
+        "changes_of_blocks": sum(one["changes_of_blocks"] for one in done),
+        "violations": [{"seed": one["seed"], "invariant": what} for one in done for what in one["wrong"]],
         "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _line(result: Result, which: str) -> dict[str, Any]:
+    return {
+        "which": which,
+        "seed": result.seed,
+        "kinds": {kind.value: count for kind, count in result.kinds.items()},
+        "wrong": list(result.violations),
+        "resizes": result.resizes,
+        "changes_of_blocks": result.changes_of_blocks,
     }
 
 
@@ -113,10 +126,11 @@ def main() -> None:
     for name, words in (
         ("plain", "no jobs of blocks"),
         ("strategies", "jobs with training strategies, and none of blocks"),
-        ("guests", "jobs of blocks that Slurm preempts, and jobs of others over the same nodes"),
+        ("guests", "jobs of blocks that grow by guests, and jobs of others over the same nodes"),
     ):
         which.add_argument(f"--{name}", dest="which", action="store_const", const=name, default="blocks", help=words)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--log", type=Path, help="a line a seed, to go on from")
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
     if options.page is not None and (options.seed is None or options.verbose):
@@ -127,7 +141,7 @@ def main() -> None:
             print(f"{count:6d} {kind.value}")
         print(f"{result.resizes} resizes, {result.seconds:.2f} s")
         sys.exit("\n".join(result.violations) or None)
-    results = many(options.first, options.seeds, options.processes, options.which)
+    results = many(options.first, options.seeds, options.processes, options.which, options.log)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     kinds = len(results["kinds"])

@@ -13,9 +13,6 @@ from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.safety import BlockSafety, SafetyChecker
 
-DOWN_S = (30.0, 900.0)
-"""How long a controller is down that is restarted."""
-
 _REFUSED = {
     "requeuehold": FaultKind.REQUEUE_REFUSED,
     "release": FaultKind.RELEASE_REFUSED,
@@ -30,19 +27,25 @@ _REFUSED = {
 class Controller:
     """Whether slurmctld answers: the same for all companions."""
 
-    def __init__(self, injector: FaultInjector, clock: Callable[[], float]) -> None:
+    def __init__(self, injector: FaultInjector, clock: Callable[[], float], down_s: tuple[float, float]) -> None:
+        """It is down for so long, at least and at most, once it was killed."""
         self._injector = injector
         self._clock = clock
+        self._down_s = down_s
         self.down_until = 0.0
 
     @property
     def down(self) -> bool:
         return self._clock() < self.down_until
 
+    def kill(self) -> None:
+        """It is started again later."""
+        self.down_until = self._clock() + self._injector.random.uniform(*self._down_s)
+
     def reach(self, what: str, share: float) -> None:
         """Raise `Unreachable` where it is down, goes down now, or the question is lost."""
         if self._injector.injects(FaultKind.DOWN, share):
-            self.down_until = self._clock() + self._injector.random.uniform(*DOWN_S)
+            self.kill()
         if self.down:
             raise Unreachable(f"{what}: Unable to contact slurm controller (connect failure)")
         if self._injector.injects(FaultKind.TIMEOUT, share):

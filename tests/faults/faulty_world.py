@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode
+from slurm_ones.simulate.slurm.nodes import PreemptMode
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.spec import asked_shape
@@ -15,16 +15,20 @@ from slurm_ones.simulate.training.application import Application, Requeue, Submi
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World
+from slurm_ones.slurm.client import UnknownJob
 from slurm_ones.slurm.model import Job, JobKey, JobState, Task
 from tests.faults.files import FaultyFiles
+from tests.faults.harm import is_guest
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import BY_PREEMPTION, TO_BLOCKS, FaultKind
-from tests.faults.plan import GUEST, LICENSE, OTHER, FaultPlan, JobPlan, applications
+from tests.faults.plan import EXIT, GUEST, LICENSE, OTHER, FaultPlan, JobPlan, applications
 from tests.faults.safety import opts_in
 from tests.simulate.harness import Sleep
 
 KILLED = 137
 HELD_S = (30.0, 1800.0)
+OFTEN = 10
+"""So often one block is preempted."""
 
 
 class BlockFaults:
@@ -97,7 +101,7 @@ class BlockFaults:
         rng, members = self._injector.random, training.members
         count = 2 if kind is FaultKind.PREEMPTED_TWO else 1
         blocks = sorted(training.blocks)
-        guests = [task for task in blocks if self._record(job_id, task).qos == GUEST]
+        guests = [task for task in blocks if is_guest(self._record(job_id, task))]
         may = guests or (blocks if len(blocks) > count else [])
         match kind:
             case FaultKind.PREEMPTED_LEADER:
@@ -110,11 +114,39 @@ class BlockFaults:
             return False
         mode = rng.choice(MODES)
         for task in rng.sample(may, count):
-            self._allow(job_id, task, JobState.PREEMPTED)
-            self._cluster.preempt(Task(job_id, task), mode, killed=kind is FaultKind.PREEMPTED_KILLED)
-            if kind is FaultKind.PREEMPTED_AGAIN:
-                self._cluster.requeue_completing(Task(job_id, task))
+            match kind:
+                case FaultKind.PREEMPTED_OFTEN:
+                    self._preempt_often(Task(job_id, task), OFTEN)
+                case FaultKind.PREEMPTED_EXIT:
+                    if rng.random() < 0.5:
+                        self._cluster.hold(Task(job_id, task))
+                    self._allow(job_id, task, JobState.FAILED)
+                    self._cluster.kill(Task(job_id, task), EXIT)
+                case _:
+                    self._preempt(Task(job_id, task), kind, mode)
         return True
+
+    def _preempt(self, task: Task, kind: FaultKind, mode: PreemptMode) -> None:
+        record = self._record(*task)
+        if kind is FaultKind.PREEMPTED_ENDED:
+            mode, record.request = "requeue", replace(record.request, requeue=False)
+        self._allow(*task, JobState.PREEMPTED)
+        self._cluster.preempt(task, mode, killed=kind is FaultKind.PREEMPTED_KILLED)
+        if kind is FaultKind.PREEMPTED_AGAIN:
+            self._cluster.requeue_completing(task)
+
+    def _preempt_often(self, task: Task, times: int) -> None:
+        """Preempt it whenever it runs."""
+        try:
+            running = self._record(*task).running
+        except UnknownJob:
+            return
+        if running:
+            self._cluster.preempt(task)
+            times -= 1
+        if times and self._injector.enabled:
+            wait_s = self._injector.random.uniform(10.0, 60.0)
+            self._cluster.timeline.after(wait_s, lambda: self._preempt_often(task, times))
 
     def _hold_or_release(self, kind: FaultKind, job_id: int) -> bool:
         rng = self._injector.random
@@ -207,9 +239,6 @@ class FaultyWorld(World):
         """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
         self.block_faults = BlockFaults(lambda: self.cluster, injector)
-        names = plan.spec.names
-        per_node = plan.spec.cpus_per_gpu * plan.spec.gpus_per_node
-        other = PartitionSpec(OTHER, names, plan.spec.gpus_per_node, default=False, cpus_per_node=per_node)
         super().__init__(
             workload,
             plan.spec,
@@ -217,7 +246,7 @@ class FaultyWorld(World):
             SETTINGS,
             mechanism=Requeue(plan.resize_s),
             seed=plan.seed,
-            beside=[other] if plan.shared else [],
+            beside=plan.beside,
             conf=plan.conf,
         )
 
@@ -284,13 +313,14 @@ class FaultyWorld(World):
         """A rigid job of another partition over the same nodes, of CPUs alone, or one that wants a license."""
         rng, spec = self._injector.random, self.spec
         gpus, per_node = rng.randint(0, spec.gpus_per_node), spec.cpus_per_gpu * spec.gpus_per_node
+        guest, by_partition = rng.random() < 0.3, GUEST in self.cluster.nodes.partitions
         request = Request(
             nodes=rng.randint(1, spec.nodes),
             gpus_per_node=gpus,
             cpus_per_node=rng.randint(1, per_node) if not gpus else spec.cpus_per_gpu * gpus,
-            partition=rng.choice((OTHER, OTHER, "")),
+            partition=GUEST if guest and by_partition else rng.choice((OTHER, OTHER, "")),
             licenses=((LICENSE, 1),) if rng.random() < 0.2 else (),
-            qos=GUEST if rng.random() < 0.3 else "",
+            qos=GUEST if guest and not by_partition else "",
             time_limit_s=rng.choice((0.0, 3600.0)),
             user="somebody",
         )

@@ -103,6 +103,9 @@ class FaultKind(str, Enum):
     PREEMPTED_ALONE = "block preempted, the companion being dead"
     PREEMPTED_DOWN = "block preempted, and the controller killed in that second"
     PREEMPTED_AGAIN = "block requeued while it completes"
+    PREEMPTED_OFTEN = "one block preempted ten times"
+    PREEMPTED_ENDED = "block preempted that may not be requeued"
+    PREEMPTED_EXIT = "block requeued for its exit code"
     OTHER_JOB = "job of another partition or need arrives"
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from slurm_ones.simulate.slurm.nodes import Qos, SlurmConf
-from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.slurm.nodes import PartitionSpec, Qos, SlurmConf
+from slurm_ones.simulate.spec import PARTITION, ClusterSpec
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, onebit, ring
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
@@ -27,7 +27,10 @@ from tests.faults.kinds import (
 )
 
 GUEST, OTHER, LICENSE = "guest", "other", "matlab"
-"""Names of a QOS, of a partition over the nodes of the first, and of what a job may want besides."""
+"""Names of the guests' QOS or partition, of a partition over the nodes of the first, and of what a job may want
+besides."""
+EXIT = 99
+"""A code with which jobs wait again (RequeueExit)."""
 INTERVAL_S = 60.0
 """Between two ticks."""
 POLICIES = ("ones", "fifo", "srsf", "tiresias", "optimus", "sia", "ees")
@@ -94,26 +97,58 @@ class FaultPlan:
     """What those do who interfere."""
     interval_s: float = INTERVAL_S
     """Between two ticks."""
-    shared: bool = False
-    """There is another partition over the same nodes."""
+    absent_s: float = 4000.0
+    """How long a companion is away that is not started again at once."""
+    down_s: tuple[float, float] = (30.0, 900.0)
+    """How long a controller is down that is restarted."""
+    beside: tuple[PartitionSpec, ...] = ()
+    """Other partitions over the same nodes."""
     conf: SlurmConf = field(default_factory=SlurmConf)
 
     @classmethod
     def with_guests(cls, seed: int) -> FaultPlan:
-        """The plan of a seed with jobs of blocks, other jobs' needs over the same nodes, and preemption."""
+        """The plan of a seed with jobs of blocks, most of which grow by guests, other jobs' needs over the same nodes,
+        and preemption."""
         plan = cls.with_blocks(seed)
         rng = random.Random(f"guests {seed}")
         grace_s, mode = rng.choice((0.0, 30.0)), rng.choice(("cancel", "cancel", "requeue"))
-        qos = (Qos("normal", 10, (GUEST,)), Qos(GUEST, 0, mode=mode, grace_s=grace_s))
         kinds = tuple(rng.sample(BY_PREEMPTION, 4))
         kinds_now = tuple(kind for kind in kinds if kind not in (FaultKind.PREEMPTED_ALONE, FaultKind.PREEMPTED_DOWN))
-        end = plan.ticks * plan.interval_s
-        events = [(rng.uniform(0.0, end), rng.choice((*kinds, FaultKind.OTHER_JOB))) for _ in range(rng.randint(4, 14))]
+        interval_s, ticks = rng.choice((10.0, 15.0)), rng.randint(40, 90)
+        end = ticks * interval_s
+        events = [(rng.uniform(0.0, end), rng.choice(kinds)) for _ in range(rng.randint(3, 8))]
+        events += [(rng.uniform(0.0, end), FaultKind.OTHER_JOB) for _ in range(rng.randint(4, 12))]
+        queue = rng.choice(("qos", "qos", "qos", "partition", "partition", ""))
+        spec = ClusterSpec(rng.randint(2, 4), 4, cpus_per_gpu=4)
+        other = PartitionSpec(OTHER, spec.names, 4, default=False, cpus_per_node=16)
+        lower = replace(other, name=GUEST, tier=0, preempt=mode, grace_s=grace_s)
+        guest = Qos(GUEST, 0, mode=mode, grace_s=grace_s)
+        conf = SlurmConf(
+            qos=(Qos("normal", 10, (GUEST,)), guest) if queue != "partition" else (Qos(),),
+            licenses={LICENSE: 2},
+            kill_wait_s=5.0,
+            youngest_first=rng.random() < 0.5,
+            reclaim_licenses=rng.random() < 0.5,
+            requeue_exit=rng.choice(("", str(EXIT), "1-255")),
+        )
         return replace(
             plan,
-            spec=replace(plan.spec, cpus_per_gpu=4, whole_nodes=False),
-            shared=True,
-            conf=SlurmConf(qos=qos, licenses={LICENSE: 2}, kill_wait_s=5.0),
+            spec=spec,
+            policy=rng.choice(("random", "modest")),
+            settings={
+                **plan.settings,
+                "resize.dwell_s": 0.0,
+                "resize.preempted_s": 0.0,
+                "resize.max_open": 64,
+                **({"guests": {PARTITION: {queue: GUEST}}} if queue else {}),
+            },
+            jobs=tuple(_of_guests(rng, job) if job.opt_in == "elastic" else job for job in plan.jobs),
+            beside=(other, lower) if queue == "partition" else (other,),
+            conf=conf,
+            interval_s=interval_s,
+            ticks=ticks,
+            absent_s=300.0,
+            down_s=(10.0, 120.0),
             others=(*plan.others, *kinds_now, FaultKind.OTHER_JOB),
             events=tuple(sorted((*plan.events, *events))),
         )
@@ -221,6 +256,12 @@ def _with_strategy(rng: random.Random, job: JobPlan, spec: ClusterSpec) -> JobPl
 def _of_blocks(rng: random.Random, job: JobPlan) -> JobPlan:
     flaws = frozenset(rng.sample(OF_BLOCKS, rng.randint(1, 2))) if rng.random() < 0.2 else frozenset()
     return replace(job, blocks=True, flaws=job.flaws | flaws)
+
+
+def _of_guests(rng: random.Random, job: JobPlan) -> JobPlan:
+    """A job that asks for little, so that it has grown by guests when others come."""
+    blocks, gpus, epochs = rng.random() < 0.9, rng.choice((1, 1, 2)), rng.uniform(0.5, 1.0)
+    return replace(job, blocks=blocks, gpus=gpus, epochs=epochs, application="cnn", begin_s=0.0)
 
 
 def _settings(rng: random.Random) -> dict[str, Any]:

@@ -29,14 +29,14 @@ from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.simulate.world import USER
 from tests.db.statements import shared_statements
 from tests.faults import invariants
-from tests.faults.client import DOWN_S, Controller, FaultyClient
+from tests.faults.client import Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles, faulty_access
 from tests.faults.harm import HarmWatch
 from tests.faults.hosts import Host, HostLeadership, HostStop
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import ON_HOST, FaultKind
-from tests.faults.plan import GUEST, FaultPlan
+from tests.faults.plan import FaultPlan
 from tests.faults.random_policy import QuietPolicy, RandomPolicy
 from tests.faults.safety import BlockSafety, FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
 from tests.faults.store import FaultyStore, empty_database
@@ -49,7 +49,6 @@ END_S = 2 * 86400.0
 """Jobs that are left alone have ended by then."""
 RESTART_S = (0.0, 2.0, 10.0, 65.0, 300.0)
 """How long after its death a companion is started again."""
-ABSENT_S = 4000.0
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class FaultRun:
         )
         world.block_faults.busy = lambda job_id: job_id in self._open()
         self.blocks = BlockSafety(self.checker, world.block_faults.held, world.held)
-        self.controller = Controller(self.injector, self.world.timeline)
+        self.controller = Controller(self.injector, self.world.timeline, plan.down_s)
         self.injector.interfere = self.world.interfere
         if trace is not None:
             self.injector.trace = lambda text: trace(f"{self.world.seconds:8.1f} {text}")
@@ -148,7 +147,7 @@ class FaultRun:
         self.checker.leader_problem = self._leader_problem
         self.hosts = [Host(f"host-{i}", self.world.timeline, self._run_companion) for i in range(plan.companions)]
         self._ages = ResizeAges(self.settings)
-        self._harm = HarmWatch(world.cluster, GUEST)
+        self._harm = HarmWatch(world.cluster)
         self._daemons: dict[str, Daemon] = {}
         for at, kind in plan.events:
             self.world.timeline.at(EPOCH + at, lambda kind=kind: self._apply(kind))  # type: ignore[misc]
@@ -221,7 +220,7 @@ class FaultRun:
         if kind is FaultKind.PREEMPTED_ALONE:
             self._to_host(FaultKind.ABSENCE, self.injector.random.choice(self.hosts))
         elif kind is FaultKind.PREEMPTED_DOWN:
-            self.controller.down_until = self.world.timeline.now + self.injector.random.uniform(*DOWN_S)
+            self.controller.kill()
         if kind in (FaultKind.CRASH, FaultKind.ABSENCE, *ON_HOST):
             self._to_host(kind, self.injector.random.choice(self.hosts))
         else:
@@ -240,7 +239,7 @@ class FaultRun:
             self._daemons[host.name].reload()
         else:
             host.kill()
-            self._died(host, ABSENT_S if kind is FaultKind.ABSENCE else None)
+            self._died(host, self.plan.absent_s if kind is FaultKind.ABSENCE else None)
         self.injector.count(kind, host.name)
 
     def _died(self, host: Host, away_s: float | None = None) -> None:

@@ -5,7 +5,7 @@ its resizes take.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Task
+from tests.faults.harm import base_of, is_guest
 
 
 def bound_s(settings: Settings) -> float:
@@ -286,8 +287,18 @@ class BlockSafety:
         joins = resize is not None and resize.state in ("preparing", "opening", "joining")
         if joins and (order is None or order.blocks is None or task.task not in order.blocks):
             self.checker.report(f"release {task}: no order was written to train with it")
+        elif joins and order is not None and order.blocks is not None:
+            self._check_guest(task, order.blocks)
         if task in self._seen and task in self.owners and self._waits_held(task):
             self.checker.report(f"release {task}: its owner holds it")
+
+    def _check_guest(self, task: Task, blocks: Collection[int]) -> None:
+        """What a user asked for is never left to Slurm to take."""
+        record, records = self.checker.cluster.get(task), self._records(task.array)
+        asked = record.request.nodes * record.request.gpus_per_node
+        base, gpus = base_of(records, blocks), record.nodes * record.gpus_per_node
+        if is_guest(record) and base + gpus <= asked:
+            self.checker.report(f"release {task}: a guest of {gpus} GPUs, and {base} of {asked} are base")
 
     def release_array(self, job_id: int) -> None:
         """No task that its owner holds is let go with the others."""
@@ -323,9 +334,18 @@ class BlockSafety:
         self._orders[job.job_id] = order
 
     def check_order(self, job: Job, order: Order) -> None:
-        """One that lets nobody go on who trains, or asks for a drain: jobs of blocks train on."""
+        """One that lets nobody go on who trains, or asks for a drain: jobs of blocks train on. Of those that stay no
+        guest takes the place of a base block."""
         if order.drain:
             self.checker.report(f"order {order.number} drains {job.job_id}, a job of blocks")
+        blocks, records = order.blocks or (), self._records(job.job_id)
+        members = {*self._training(job.job_id).members}
+        if not any(is_guest(one) for one in records if {*one.array_tasks} & {*blocks}):
+            return
+        request = self.checker.cluster.jobs[job.job_id].request
+        had, has = base_of(records, members), base_of(records, blocks)
+        if has < min(had, request.nodes * request.gpus_per_node):
+            self.checker.report(f"order {order.number} to {job.job_id}: {has} of {had} base GPUs stay, next to guests")
 
     def _running(self, task: Task) -> bool:
         return any(job.running for job in self._records(task.array) if task.task in job.array_tasks)

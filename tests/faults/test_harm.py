@@ -13,7 +13,7 @@ GUEST = Qos("guest", 0, mode="cancel", grace_s=30.0)
 
 def found_in(harness: Harness, seconds: int) -> list[str]:
     """What the watch says while time passes."""
-    watch = HarmWatch(harness.cluster, "guest")
+    watch = HarmWatch(harness.cluster)
     found = []
     for _ in range(seconds // 5):
         harness.wait(5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode, Qos, SlurmConf
-from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.client import NotPermitted, Refused
 from slurm_ones.slurm.model import JobState, Reservation, Task
 from tests.simulate.harness import Harness
 
@@ -197,6 +197,28 @@ def test_an_exempt_time_and_a_qos_that_does_not_list_the_guests() -> None:
     harness.cluster.hold(rude)
     harness.wait(60)
     assert harness.job(job_id).running and len(preempted(harness, guests)) == 1
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_exit_code_with_which_jobs_wait_again(held: bool) -> None:
+    """What is held while it runs waits for that code, and an operator alone may release it."""
+    harness = Harness(partitions=PARTITIONS[:1], conf=conf(requeue_exit="1,99-120"))
+    job_id, other = harness.running(1, 1), harness.running(1, 1)
+    if held:
+        harness.owner.hold(job_id)
+    harness.cluster.kill(job_id, 99)
+    harness.cluster.kill(other, 98)
+    harness.wait(10)
+    job = harness.job(job_id)
+    assert (job.state, job.held, job.restart) == (JobState.PENDING, held, 1)
+    assert harness.job(other).state is JobState.FAILED
+    if held:
+        assert job.reason == "NonZeroExitCode"
+        with pytest.raises(NotPermitted):
+            harness.owner.release(job_id)
+        harness.operator.release(job_id)
+    harness.wait(130)
+    assert harness.job(job_id).running
 
 
 def test_preemption_by_partition() -> None:

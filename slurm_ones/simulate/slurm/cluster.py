@@ -167,7 +167,7 @@ class SimulatedCluster:
     def hold(self, job_id: JobKey, by: str = "user") -> None:
         """Set its priority to 0; a hold of a running job takes effect at its next requeue."""
         for job in self.records.named(job_id):
-            if not job.ended and job.held_by != "admin":
+            if not job.ended and job.held_by not in ("admin", "exit"):
                 job.held_by = by
 
     def release(self, job_id: JobKey) -> None:
@@ -248,7 +248,7 @@ class SimulatedCluster:
         """A signal ends its steps, and so the job."""
         for job in self.records.named(job_id):
             if job.running:
-                self._end(job, JobState.FAILED, code, killed=True)
+                self._exit(job, code, job.program.stop(killed=True))
 
     def place(self, job_id: int, gpus: Mapping[str, int]) -> None:
         """Have a job hold these GPUs at once, past the scheduler: one that waits starts, one that runs goes on.
@@ -344,7 +344,16 @@ class SimulatedCluster:
         """Its program ended by itself."""
         job = self.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
         if job.running:
-            self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=self.settings.ending_s)
+            self._exit(job, code, self.settings.ending_s)
+
+    def _exit(self, job: SimulatedJob, code: int, seconds: float) -> None:
+        """A run ends with that code, and its processes after `seconds`."""
+        if not (self.conf.requeues(code) and job.request.requeue):
+            self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=seconds)
+            return
+        # Held while it ran, it waits for its exit code, and an operator alone may release it.
+        job.held_by = "exit" if job.held_by == "user" else job.held_by
+        self._wait_after(job, seconds)
 
     def _wait(self, job: SimulatedJob, begin: float) -> None:
         """It waits, from `begin` on in the queue, at its end: what keeps a job from starting costs it its place."""
@@ -376,12 +385,15 @@ class SimulatedCluster:
         job.program.start(job.restart, job.gpus)
 
     def _requeue(self, job: SimulatedJob, *, hold: bool, killed: bool = False, most_s: float = math.inf) -> None:
-        gone = min(job.program.stop(killed=killed), most_s)
-        job.cancel_events()
-        job.state = JobState.PENDING
         if hold and not job.held_by:
             job.held_by, job.requeue_held = "user", True
-        self._end_processes(job, gone)
+        self._wait_after(job, min(job.program.stop(killed=killed), most_s))
+
+    def _wait_after(self, job: SimulatedJob, seconds: float) -> None:
+        """It waits again, once its processes have ended."""
+        job.cancel_events()
+        job.state = JobState.PENDING
+        self._end_processes(job, seconds)
         self._renew(job)
 
     def _renew(self, job: SimulatedJob) -> None:

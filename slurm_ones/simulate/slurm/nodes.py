@@ -82,7 +82,12 @@ class SlurmConf:
     kill_wait_s: float = 30.0
     """From SIGTERM to SIGKILL."""
     requeue_exit: str = ""
-    """Exit codes after which a job waits again (RequeueExit)."""
+    """Exit codes after which a job that may be requeued waits again (RequeueExit), as `1,90-99`."""
+
+    def requeues(self, code: int) -> bool:
+        """Tell whether a job that ends with that code waits again."""
+        ranges = (part.partition("-") for part in self.requeue_exit.split(",") if part)
+        return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
 
     def qos_of(self, name: str) -> Qos:
         """The QOS of that name; "" for the first."""

@@ -105,6 +105,9 @@ class HeldGpus:
     batch: int = 0
 
 
+_HOLDS = {"user": "JobHeldUser", "admin": "JobHeldAdmin", "exit": "NonZeroExitCode"}
+
+
 @dataclass
 class TaskArray:
     """A job array: what its tasks share."""
@@ -142,7 +145,7 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
-    """Nobody, user, admin, or slurm itself."""
+    """Nobody, user, admin, slurm itself, or slurm for its exit code."""
     requeue_held: bool = False
     """Its hold is that of a requeue."""
     switches: int = 0
@@ -296,9 +299,7 @@ class SimulatedJob:
     def _reason(self) -> str:
         if not self.pending:
             return "None"
-        if self.held_by and self.held_by != "slurm":
-            return "JobHeldAdmin" if self.held_by == "admin" else "JobHeldUser"
-        return self.reason
+        return _HOLDS.get(self.held_by, self.reason)
 
     def _eligible(self) -> float:
         """Its earliest start, to the second; one that never was free to start has none."""
