@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from slurm_ones.rules.restart import loses_licenses, reserved_ahead
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
 from slurm_ones.slurm.model import Job, Quotas, Snapshot, Task, fewest_switches
-from slurm_ones.slurm.parse import hides_gpus, release_of
+from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +179,7 @@ class Companion:
             self._quotas_time = now
             try:
                 read = self._client.quotas({one.job.user for one in seen.elastic.values()} - {""})
+                read = read if enforces_limits(self._client.config()) else replace(read, all=())
                 self._quotas = QuotaReading.of(read, seen)
             except Refused as error:
                 log.info("Slurm's quotas are not known: %s", error)

@@ -479,6 +479,12 @@ def allows_arrays(config: Mapping[str, str]) -> bool:
     return not DIGITS.fullmatch(most) or int(most) > 1
 
 
+def enforces_limits(config: Mapping[str, str]) -> bool:
+    """Quotas are more than figures (AccountingStorageEnforce), as they may be if Slurm does not show it."""
+    enforced = setting(config, "AccountingStorageEnforce")
+    return not enforced or any(word in enforced for word in ("limits", "safe", "all"))
+
+
 def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
     """Slurm's release, (26, 5, 3) for 26.05.3; zeros if it is not shown."""
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", setting(config, "SLURM_VERSION"))

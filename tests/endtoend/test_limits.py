@@ -4,12 +4,15 @@ Slurm's own are known before a job is changed."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from slurm_ones.slurm.model import Job
 from tests.cluster.errors import ClusterError
+from tests.cluster.sites import GRES_GUESTS
+from tests.conftest import start
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 
@@ -128,8 +131,17 @@ def test_an_hour_is_not_lost_to_a_reservation(harness: Harness) -> None:
             root(harness, "scontrol", "delete", "ReservationName=window")
 
 
-def test_growth_stays_within_a_limit_of_the_account(harness: Harness) -> None:
+@pytest.fixture
+def enforcing(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """A site that enforces limits."""
+    cluster = start(request, GRES_GUESTS)
+    yield Harness(cluster)
+    cluster.stop()
+
+
+def test_growth_stays_within_a_limit_of_the_account(enforcing: Harness) -> None:
     """GrpTRES, of which another user's job holds a part: the job grows into the rest, once, and waits for nothing."""
+    harness = enforcing
     if not harness.cluster.accounting:
         pytest.skip("there is no accounting")
     rigid = harness.rigid("--nodes=1", "--gres=gpu:2")

@@ -281,6 +281,15 @@ def test_quotas() -> None:
     assert parse.parse_quotas("No associations currently cached in Slurm.\n\n") == Quotas()
 
 
+@pytest.mark.parametrize(
+    ("shown", "enforced"),
+    [("associations,limits,qos", True), ("associations,safe", True), ("associations", False), ("none", False)],
+)
+def test_limits_that_are_figures_alone(shown: str, enforced: bool) -> None:
+    assert parse.enforces_limits({"AccountingStorageEnforce": shown}) is enforced
+    assert parse.enforces_limits({}) is True
+
+
 def test_usage_factors() -> None:
     assert parse.parse_usage_factors("normal|1.000000\nguest|0.000000\nodd|\n|1\nx|y|0.5\n") == {
         "normal": 1.0,
