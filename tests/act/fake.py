@@ -16,7 +16,7 @@ from pathlib import Path
 from ones_db.shape import Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Order, decode_order, directory_name
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Queue, Snapshot
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Queue, Quotas, Snapshot
 
 Fault = Callable[[str], None]
 """Called with `before NAME` and `after NAME` of each call that changes something, and `NAME` of a look; may raise."""
@@ -130,6 +130,9 @@ class FakeSlurm:
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         return {job_id: self._seen(job) for job_id, job in self.jobs.items() if job_id in job_ids}
+
+    def quotas(self, users: Collection[str]) -> Quotas:
+        return Quotas()
 
     def snapshot(self) -> Snapshot:
         self.fault("snapshot")
