@@ -14,7 +14,7 @@ from ones_db import JobHistory, ResizeRecord, Store
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from slurm_ones.act.actor import Actor
-from slurm_ones.act.arrays import Leftovers, arrays_of, waiting_arrays
+from slurm_ones.act.arrays import Leftovers, arrays_of, moving_tasks, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import Fusions, without_fused
 from slurm_ones.act.guest_holds import GuestHolds
@@ -37,7 +37,7 @@ from slurm_ones.rules.quotas import READ_S, QuotaReading
 from slurm_ones.rules.restart import loses_licenses, reserved_ahead
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
-from slurm_ones.slurm.model import Job, Quotas, Snapshot, Task, fewest_switches
+from slurm_ones.slurm.model import Job, Quotas, Snapshot, Task, fewest_switches, longest_run_s
 from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 
 log = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class Companion:
             rival=self._observer.other.number,
             told=read_spec,
             switches=self._switches,
+            longest_s=self._longest_s,
             guests=guests_of(settings),
             reserved=self._reserved,
         )
@@ -150,7 +151,7 @@ class Companion:
         fused = self._fused(observation, {resize.job_id for resize in resizes})
         observation = without_fused(observation, fused)
         histories = self._learn(observation)
-        self._tidy(observation, histories, {resize.job_id for resize in resizes})
+        self._tidy(observation, histories, resizes)
         round_ = self._round(observation, histories, resizes)
         models = job_models(round_, self._learner)
         planned = plans(round_, lambda now, rules: self._decide(now, rules, models), begins=self._actor.acting)
@@ -193,6 +194,12 @@ class Companion:
             except Refused:
                 return True
         return self._loses_licenses is True
+
+    def _longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
+        """See `Machine.longest_s`."""
+        if self._seen is None:
+            self._seen = self._client.snapshot()
+        return longest_run_s(self._seen, partition, shape, reservation)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """The waiting jobs that are trained within others. None where nothing may be changed: they may start then."""
@@ -242,8 +249,10 @@ class Companion:
                 return False
         return self._split_nodes
 
-    def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:
+    def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], resizes: Sequence[ResizeRecord]) -> None:
         """See to what jobs of blocks leave behind, and to what their owners let go."""
+        busy, moving = {resize.job_id for resize in resizes}, moving_tasks(resizes)
+        trains = {id_: one for id_, one in seen.elastic.items() if one.blocks and id_ not in busy - moving.keys()}
         idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
         arrays = arrays_of(seen)
         waiting = waiting_arrays(arrays)
@@ -253,12 +262,11 @@ class Companion:
         self._release_stale(seen, busy)
         waiting = {id_: tasks for id_, tasks in waiting.items() if id_ not in busy}
         acting = self._actor.acting and not self.settings.stop_file.exists()
-        kept = {one.job.job_id: one for one in idle} if acting else {}
-        at_rest = {id_: tasks for id_, tasks in arrays.items() if id_ not in busy}
-        self._guest_holds.keep(at_rest, kept, seen.snapshot.partitions)
+        at_rest = {id_: tasks for id_, tasks in arrays.items() if id_ not in busy - moving.keys()}
+        self._guest_holds.keep(at_rest, trains if acting else {}, seen.snapshot.partitions, moving)
         self._leftovers.cancel_waiting(waiting, acting=acting)
         if acting:
-            self._leftovers.put_back(idle)
+            self._leftovers.put_back(trains.values(), moving)
             known = ((one, histories.get(one.job.job_id)) for one in idle)
             self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
         alive = {*seen.elastic, *seen.left, *waiting}

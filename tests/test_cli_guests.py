@@ -36,7 +36,7 @@ BY_QOS = GuestSite(CONFIG, {"gpu": GPU}, QOS)
 TIERS = {**CONFIG, "PreemptType": "preempt/partition_prio"}
 BY_PARTITION = GuestSite(TIERS, {"gpu": GPU, "scavenge": SCAVENGE}, {})
 OLDER = {name: value for name, value in TIERS.items() if name != "PreemptParameters"}
-ON = Settings(guests={"gpu": GuestSettings(qos="guest")})
+ON = Settings(guests={"gpu": GuestSettings(qos="guest", grace_s=60)})
 LOW = Settings(guests={"gpu": GuestSettings(partition="scavenge")})
 
 
@@ -98,6 +98,25 @@ def test_what_the_qos_lack(change: dict[str, Any], what: str, line: str) -> None
     name = what.split()[-1]
     site = BY_QOS._replace(qos={**QOS, name: QOS[name]._replace(**change)})
     assert lacking(site) == ({what}, {line} - {""})
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "grace_s", "wanted"),
+    [(None, 60.0, 0), ((7, 59.0), 60.0, 0), ((7, 61.0), 60.0, 120), ((7, 500.0), 0.0, 780), ((7, 1.0), 0.0, 60)],
+)
+def test_the_grace_time_is_compared_with_checkpoints(
+    checkpoint: tuple[int, float] | None, grace_s: float, wanted: int
+) -> None:
+    """The slowest one by which a job changed lately, by QOS and by partition, with the job's number."""
+    of_qos = {**QOS, "guest": QOS["guest"]._replace(grace_s=grace_s)}
+    by_qos = BY_QOS._replace(qos=of_qos, checkpoint=checkpoint)
+    low = {"gpu": GPU, "scavenge": replace(SCAVENGE, grace_s=grace_s)}
+    by_partition = BY_PARTITION._replace(partitions=low, checkpoint=checkpoint)
+    line, word = f"sacctmgr -i modify qos guest set gracetime={wanted}", f"PartitionName=scavenge … GraceTime={wanted}"
+    assert lacking(by_qos) == (({"note QOS guest"}, {line}) if wanted else (set(), set()))
+    assert lacking(by_partition, LOW) == (({"note partition scavenge"}, {word}) if wanted else (set(), set()))
+    if wanted:
+        assert any("job 7" in finding.advice for finding in examine_guests(by_qos, ON))
 
 
 def test_a_qos_that_is_not_there() -> None:

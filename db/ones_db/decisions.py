@@ -251,7 +251,7 @@ class DecisionStore(Transactions):
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
         """Store which tasks of a job of blocks are put into the companion's hold after that resize, since Slurm had
-        preempted them, and which are still out of it; returns how it stands."""
+        preempted them or may do so, and which are still out of it; returns how it stands."""
         return _note(connection, self._cluster, resize_id, preempted=tasks, let_go=let_go)
 
     @reading

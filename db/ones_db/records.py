@@ -29,6 +29,9 @@ class JobRecord:
     """As first seen: later snapshots, which show what a resize made of it, do not change it."""
     account: str = ""
     partition: str = ""
+    qos: str = ""
+    licenses: str = ""
+    """As `sbatch --licenses` takes them."""
     comment: str = ""
     work_dir: str = ""
     restart: int = 0
@@ -268,7 +271,7 @@ class ResizeRecord:
     let_go: tuple[int, ...] = ()
     """Of `blocks`: tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
     preempted: tuple[int, ...] = ()
-    """Of `blocks`: tasks that were put into the companion's hold after it, since Slurm had preempted them."""
+    """Of `blocks`: tasks that were put into the companion's hold after it: Slurm had preempted them, or may do so."""
 
     @property
     def stage(self) -> str:

@@ -305,6 +305,22 @@ class ReportStore(Transactions):
         return row["number"], row["time"], record_of(Checkpoint, row)
 
     @reading
+    def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
+        """Job and seconds of the slowest checkpoint that became durable since then, of jobs of blocks whose changes
+        each begin a term from one; None if there is none."""
+        query = (
+            select(JOBS.c.job_id, CHECKPOINTS.c.seconds)
+            .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
+            .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+            .where(JOBS.c.cluster_id == self._cluster, CHECKPOINTS.c.time >= since)
+            .where(JOBS.c.hot.is_(False), JOBS.c.comment.contains("array=blocks"))
+            .order_by(CHECKPOINTS.c.seconds.desc())
+            .limit(1)
+        )
+        row = connection.execute(query).one_or_none()
+        return (int(row[0]), float(row[1])) if row is not None else None
+
+    @reading
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
         """Seconds from the last step of the run `restart` to the first report of the next run that spoke; None
         before that. By the clocks of the job's own nodes."""

@@ -132,6 +132,8 @@ JOBS = table(
     text("user_name", "login name of its owner (`user` means something else in SQL)"),
     text("account", "account it is charged to"),
     text("partition", "partition it was last seen in"),
+    text("qos", "QOS it was last seen in, of a job of blocks that of its base blocks", server_default=""),
+    text("licenses", "licenses of its base blocks, as sbatch takes them", server_default=""),
     text("comment", "its comment, which holds the opting in"),
     text("work_dir", "working directory, which holds the job's directory"),
     whole("requested_nodes", "nodes it asked for when first seen"),
@@ -413,7 +415,11 @@ RESIZES = table(
     text("old_kind", "kind of GPU asked for before; empty for any", server_default=""),
     text("new_kind", "kind of GPU asked for after; empty for any", server_default=""),
     text("let_go", "of blocks: tasks that were seen out of that hold since, separated by commas", server_default=""),
-    text("preempted", "of blocks: tasks put into a hold since they were preempted, by commas", server_default=""),
+    text(
+        "preempted",
+        "of blocks: tasks held after it, since they were preempted or may be, by commas",
+        server_default="",
+    ),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),

@@ -19,7 +19,7 @@ from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Observation, guests_of
+from slurm_ones.jobs.elastic import Observation, base_first, guests_of
 from slurm_ones.policy.contract import JobView, Schedule
 from slurm_ones.policy.figures import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves, task_of
@@ -27,7 +27,7 @@ from slurm_ones.rules.gate import JobRules
 from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
-from slurm_ones.slurm.model import Queue, Task
+from slurm_ones.slurm.model import NO_LICENSES, Queue, Task
 from slurm_ones.text import plain
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,8 @@ class Actor:
         if not self.acting:
             lines = [f"# job {job.job_id} ({job.user}): {change}"]
             number, guests = self._orders.next_number(job), self._guests(change)
-            queues = dict.fromkeys(guests, self._guest_queues.get(change.elastic.partition, Queue()))
+            queue = self._guest_queues.get(change.elastic.partition, Queue())._replace(licenses=NO_LICENSES)
+            queues = dict.fromkeys(guests, queue)
             lines += commands(change, number, self._settings.spool, self._settings.deferral_s, queues=queues)
             self._advise(job.job_id, hash(change), lines)
             return
@@ -228,7 +229,8 @@ class Actor:
         if self._ordered.get(job.job_id) == batch:
             return
         try:
-            order = Order(self._orders.next_number(job), job.restart, batch, blocks=change.blocks)
+            tasks = base_first(change.blocks or (), change.elastic.blocks, self._guest_queues)
+            order = Order(self._orders.next_number(job), job.restart, batch, blocks=tasks or None)
             self._orders.write(job, order)
             self._ordered[job.job_id] = batch
         except OrderError as error:
@@ -340,6 +342,7 @@ def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int,
         if not tasks[task].pending:
             lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
         key, whole, queue = Task(job_id, task), change.elastic.whole_nodes, queues.get(task, Queue())
+        queue = queue.other_than(tasks[task])
         lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind, queue=queue)))
     lines.append(order)
     for task, _ in moves.added:

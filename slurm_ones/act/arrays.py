@@ -16,7 +16,7 @@ from slurm_ones.act.holds import HeldTasks, may_be_ours
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.jobs.elastic import Elastic, Observation
-from slurm_ones.rules.blocks import has_left, task_of
+from slurm_ones.rules.blocks import BLOCKS, has_left, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Task
 
@@ -26,6 +26,7 @@ SURE_S = 10.0
 """A job is over so long after the end of its last block: until then Slurm may be about to requeue that."""
 ENDS = frozenset({"finished", "stopped", "error"})
 """Last words (`protocol.Bye`) of a job that is over."""
+NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
 """A block that runs and does not train with the others for so long is ordered to end."""
 
@@ -80,6 +81,12 @@ def held_in_part(client: SlurmClient, resize: ResizeRecord, job: Job) -> bool:
     if resize.added or job.array_id != job.job_id:
         return False
     return any(one.pending and one.held for one in client.tasks(job.job_id))
+
+
+def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
+    """Of each job that changes by blocks the tasks that join or leave."""
+    by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
+    return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
 def arrays_of(seen: Observation) -> dict[int, list[Job]]:
@@ -196,12 +203,17 @@ class Leftovers:
         log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
         self.client.release(first.key, start_now=True)
 
-    def put_back(self, jobs: Iterable[Elastic]) -> None:
-        """Have blocks that Slurm preempted wait in a hold of ours, so that it does not forget them. `jobs` are in no
-        resize; of one that has no block left another task goes on (`cancel_waiting`). Raises `Unreachable`."""
+    def put_back(self, jobs: Iterable[Elastic], moving: Mapping[int, Collection[int]] = NO_TASKS) -> None:
+        """Have blocks that Slurm preempted wait in a hold of ours, so that it does not forget them: not those `moving`,
+        which a resize under way has join or leave. Of a job that has no block left another task goes on
+        (`cancel_waiting`). Raises `Unreachable`."""
         for one in jobs:
             job_id = one.job.job_id
-            taken = [task_of(job) for job in one.blocks if job.state is JobState.PREEMPTED and not job.completing]
+            taken = [
+                task_of(job)
+                for job in one.blocks
+                if job.state is JobState.PREEMPTED and not job.completing and task_of(job) not in moving.get(job_id, ())
+            ]
             if not taken or one.refusal or not any(map(is_alive, one.blocks)) or not self.held.take(job_id, taken):
                 continue
             for task in taken:

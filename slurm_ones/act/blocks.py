@@ -8,6 +8,7 @@ stored state. A block that is not wanted any more ends by itself and is put back
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -21,10 +22,10 @@ from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
-from slurm_ones.jobs.elastic import Elastic, Guests, home, is_guest
+from slurm_ones.jobs.elastic import Elastic, Guests, base_first, home, is_guest
 from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Queue
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobState, Queue
 
 log = logging.getLogger(__name__)
 
@@ -145,10 +146,35 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
 
 def _queue(machine: Machine, resize: ResizeRecord, array: Array, task: int) -> Queue:
     """The queue in which a block that is to join is released: that of guests, or of its job, if it was a guest."""
-    own = home(array.tasks.values(), machine.guests)
+    job, own = array.tasks[task], _home(machine, array)
+    partition = own.partition.partition(",")[0]
     if task in resize.guests:
-        return machine.guests.get(own.partition, Queue())
-    return Queue.of(own)._replace(time_limit_s=0.0) if is_guest(array.tasks[task], machine.guests) else Queue()
+        queue = machine.guests.get(partition, Queue())
+        most_s = machine.longest_s(queue.partition or partition, dict(resize.added)[task], job.reservation)
+        limit_s = _limit_s(job, own, most_s, machine.settings.blocks_wait_s)
+        return queue._replace(time_limit_s=limit_s, licenses=NO_LICENSES)
+    return own if is_guest(job, machine.guests) else Queue()
+
+
+def _home(machine: Machine, array: Array) -> Queue:
+    """The queue of the job's base blocks; as it was when the job was stored, if all its tasks are guests by now."""
+    own = home(array.tasks.values(), machine.guests)
+    if is_guest(own, machine.guests):
+        known = machine.store.jobs([array.job.job_id]).get(array.job.job_id)
+        if known is not None:
+            return Queue(known.partition, known.qos, known.account, licenses=known.licenses)
+    return Queue.of(own)
+
+
+def _limit_s(job: Job, own: Queue, most_s: float, wait_s: float) -> float:
+    """The time limit of a guest: that of a base block, or if it may not run so long, as long as it may once it has
+    waited as it may. A limit that is right already stays."""
+    wanted = own.time_limit_s or math.inf
+    if wanted <= most_s:
+        return own.time_limit_s
+    if 0.0 < job.time_limit_s <= most_s <= job.time_limit_s + 2.0 * wait_s + 60.0:
+        return job.time_limit_s
+    return max(60.0, most_s - wait_s)
 
 
 def _prepared(machine: Machine, resize: ResizeRecord, array: Array) -> bool:
@@ -430,7 +456,8 @@ def _order(
         # It is the one to be woken.
         job = replace(leader, job_id=job.job_id, restart=job.restart)
     gain = machine.gains.get(resize.id) if number == resize.order_number else None
-    order = Order(number, resize.restart, batch, blocks=tuple(sorted(blocks)) or None, gain=gain)
+    named = base_first(blocks, array.tasks.values(), machine.guests)
+    order = Order(number, resize.restart, batch, blocks=named or None, gain=gain)
     machine.orders.write(job, order, wake=True)
 
 

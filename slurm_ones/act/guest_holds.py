@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from slurm_ones.act.arrays import NO_TASKS
 from slurm_ones.act.holds import HeldTasks, forgotten
 from slurm_ones.jobs.elastic import Elastic, Guests, is_guest
 from slurm_ones.rules.blocks import task_of
@@ -54,13 +55,18 @@ class GuestHolds:
     """When each was held, by task and restart: a guest that its owner releases then is not held again."""
 
     def keep(
-        self, arrays: Mapping[int, Iterable[Job]], jobs: Mapping[int, Elastic], partitions: Mapping[str, Partition]
+        self,
+        arrays: Mapping[int, Iterable[Job]],
+        jobs: Mapping[int, Elastic],
+        partitions: Mapping[str, Partition],
+        moving: Mapping[int, Collection[int]] = NO_TASKS,
     ) -> None:
         """Hold the running guests of `jobs`, and lift our holds on all other running blocks of `arrays`, as a snapshot
-        shows them. None of them is in a resize. Raises `Unreachable`."""
+        shows them: not on those `moving`, which a resize under way has join or leave. Raises `Unreachable`."""
         for job_id, tasks in arrays.items():
             wanted = self._wanted(jobs[job_id], partitions) if job_id in jobs else ()
-            for job in (job for job in tasks if job.running):
+            still = moving.get(job_id, ())
+            for job in (job for job in tasks if job.running and task_of(job) not in still):
                 task = Task(job_id, task_of(job))
                 if task.task in wanted:
                     self._hold(task, job)

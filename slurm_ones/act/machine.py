@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -63,6 +64,8 @@ class Machine:
     """Fewest leaf switches that a shape of the job needs; 0 if none are to be asked for."""
     reserved: Callable[[Job, Shape], Reason | None] = lambda job, shape: None
     """The reservation for which a job that runs could not start again at a shape."""
+    longest_s: Callable[[str, Shape, str], float] = lambda partition, shape, reservation: math.inf
+    """Longest time limit with which a shape may start in a partition, before reservations but the job's own."""
     told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
     guests: Guests = field(default_factory=dict)

@@ -285,7 +285,7 @@ def doctor(
     if own:
         settings = settings.model_copy(update={"scope": "own"})
     if guests:
-        found = [*examine_guests(read_site(connect(settings)), settings)]
+        found = [*examine_guests(read_site(connect(settings), settings), settings)]
     else:
         found = [*_settings_file(config or default_path(), settings), *examine(connect(settings), settings)]
     if json:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from slurm_ones.cli.common import SiteFinding
-from slurm_ones.config import GuestSettings, Settings
+from ones_db import SchemaError, StoreError
+from slurm_ones.cli.common import SiteFinding, store_of_reader
+from slurm_ones.config import ConfigError, GuestSettings, Settings
+from slurm_ones.show.live import NotSeenYet
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.model import Partition, Quotas
@@ -21,6 +25,10 @@ WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
 """PreemptParameters: the last grown goes first, a batch script hears of it at once, and licences are taken back too."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
 """The same in SchedulerParameters, of a Slurm that does not know PreemptParameters and dies of that line."""
+
+
+LATELY_S = 30 * 86400.0
+"""Checkpoints of the last month count."""
 
 
 class PreemptedQos(NamedTuple):
@@ -44,6 +52,8 @@ class GuestSite(NamedTuple):
     quotas: Quotas = Quotas()
     associations: frozenset[tuple[str, str]] = frozenset()
     """Accounts and their users."""
+    checkpoint: tuple[int, float] | None = None
+    """Job and seconds of the slowest checkpoint by which a job changed lately; None if none did."""
 
     def value(self, name: str) -> str:
         """A setting, "" if it is not set."""
@@ -51,12 +61,24 @@ class GuestSite(NamedTuple):
         return "" if text in ("(null)", "N/A") else text
 
 
-def read_site(client: SlurmClient) -> GuestSite:
-    """Ask Slurm and, where there is one, its accounting."""
+def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
+    """Ask Slurm and, if there are, its accounting and the job database."""
     fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
     qos = {row[0]: _qos(*row) for row in _sacctmgr("qos", fields)}
     associations = frozenset((account, user) for account, user in _sacctmgr("associations", "account,user") if user)
-    return GuestSite(client.config(), client.snapshot().partitions, qos, client.quotas(()), associations)
+    partitions, quotas = client.snapshot().partitions, client.quotas(())
+    return GuestSite(client.config(), partitions, qos, quotas, associations, _slowest_checkpoint(settings))
+
+
+def _slowest_checkpoint(settings: Settings) -> tuple[int, float] | None:
+    try:
+        store = store_of_reader(settings)
+    except (ConfigError, StoreError, SchemaError, NotSeenYet):
+        return None
+    try:
+        return store.slowest_checkpoint(time.time() - LATELY_S)
+    finally:
+        store.close()
 
 
 def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt: str) -> PreemptedQos:
@@ -166,14 +188,25 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
         )
     else:
         yield SiteFinding("ok", what, f"PreemptMode={mode}")
-    if not guest.grace_s:
-        advice = "a job that changes by a checkpoint needs as long as that takes"
-        yield SiteFinding("note", what, "GraceTime=0", advice, (f"{set_it} gracetime={GRACE_S}",))
+    if lacks := _grace(site, guest.grace_s):
+        yield SiteFinding("note", what, *lacks[:2], (f"{set_it} gracetime={lacks[2]}",))
     if guest.exempt_s > LONG_EXEMPT_S:
         yield SiteFinding("note", what, f"exempt for {guest.exempt_s:.0f} s", "jobs wait so long for a young guest")
     others = [qos.priority for qos in site.qos.values() if qos.name != guest.name]
     if others and guest.priority >= max(others) > 0:
         yield SiteFinding("note", what, "its priority is not the lowest", "", (f"{set_it} priority=0",))
+
+
+def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
+    """What is found, why it is too short, and the GraceTime that lasts for the slowest checkpoint and half as long."""
+    job_id, checkpoint_s = site.checkpoint or (0, 0.0)
+    if grace_s and grace_s >= checkpoint_s:
+        return None
+    wanted = max(GRACE_S, math.ceil(1.5 * checkpoint_s / 60) * 60)
+    if checkpoint_s > grace_s:
+        advice = f"the changes of job {job_id} take a checkpoint of {checkpoint_s:.0f} s"
+        return f"GraceTime={grace_s:.0f}", advice, wanted
+    return "GraceTime=0", "a job that changes by a checkpoint needs as long as that takes", wanted
 
 
 def _by_partition(site: GuestSite, home: str, name: str) -> Iterator[SiteFinding]:
@@ -195,6 +228,8 @@ def _by_partition(site: GuestSite, home: str, name: str) -> Iterator[SiteFinding
         verdict = "bad" if any(word in mode for word in ("SUSPEND", "GANG", "OFF")) else "ok"
         lines = (f"PartitionName={name} … PreemptMode=CANCEL",) if verdict == "bad" else ()
         yield SiteFinding(verdict, what, f"PreemptMode={mode}, GraceTime={guest.grace_s:.0f}", "", lines)
+        if site.checkpoint and (lacks := _grace(site, guest.grace_s)):
+            yield SiteFinding("note", what, *lacks[:2], (f"PartitionName={name} … GraceTime={lacks[2]}",))
 
 
 def _account(site: GuestSite, guest: GuestSettings) -> Iterator[SiteFinding]:

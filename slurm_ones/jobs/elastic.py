@@ -17,7 +17,8 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import ANY, BadComment, OptIn, near_miss, parse_comment
-from slurm_ones.slurm.model import Job, JobState, Queue, Snapshot, partition_gpus
+from slurm_ones.slurm.fields import LICENCES
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobState, Queue, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
 """Of each partition the queue of its guests: blocks beyond what a user asked for, which Slurm preempts."""
@@ -102,7 +103,12 @@ def block_job(
     whole = _whole(array, blocks, known, term)
     if is_guest(whole, guests):
         own = home(blocks, guests)
-        whole = replace(whole, partitions=own.partitions, account=own.account, qos=own.qos)
+        whole = replace(whole, partitions=own.partitions, account=own.account, qos=own.qos, licenses=own.licenses)
+        if known is not None and is_guest(own, guests):
+            # All its tasks have been guests: Slurm does not know any more where it was submitted.
+            partitions = tuple(known.partition.split(","))
+            licenses = LICENCES.text(known.licenses.removeprefix(NO_LICENSES))
+            whole = replace(whole, partitions=partitions, account=known.account, qos=known.qos, licenses=licenses)
     if whole.running:
         # Its guests may be held for their next start.
         base = [job for job in blocks if job.running and not is_guest(job, guests)][:1]
@@ -123,6 +129,21 @@ def is_guest(job: Job, guests: Guests) -> bool:
 def home(blocks: Collection[Job], guests: Guests) -> Job:
     """A block in the queue that the job was submitted to; if all are guests, any."""
     return min(blocks, key=lambda job: (is_guest(job, guests), not job.running, job.ended, job.array_tasks))
+
+
+def base_first(tasks: Iterable[int], blocks: Iterable[Job], guests: Guests) -> tuple[int, ...]:
+    """These tasks, ascending, base blocks before guests: one that stays leads rather than one that Slurm preempts."""
+    lent = {task for job in blocks if is_guest(job, guests) for task in job.array_tasks}
+    return tuple(sorted(tasks, key=lambda task: (task in lent, task)))
+
+
+def as_one(shapes: Sequence[Shape]) -> Shape:
+    """The shape of a job of blocks of these shapes; one node with all GPUs stands for nodes that give unequally
+    many."""
+    each = {shape.gpus_per_node for shape in shapes}
+    if len(each) == 1:
+        return Shape(sum(shape.nodes for shape in shapes), each.pop())
+    return Shape(1, sum(shape.gpus for shape in shapes))
 
 
 def _tasks(records: Sequence[Job]) -> tuple[Job, ...]:

@@ -11,17 +11,20 @@ from pathlib import Path
 
 from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, RunRecord, RunReports, Store
 from ones_db.reasons import NO_REASON, reason
-from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import (
+    NO_GUESTS,
     BlockJob,
     Elastic,
+    Guests,
     Observation,
+    as_one,
     block_job,
     elastic_job,
     fold,
     guests_of,
+    is_guest,
     is_whole,
     says_blocks,
     with_throttles,
@@ -31,7 +34,7 @@ from slurm_ones.jobs.other_companion import OtherCompanion, login_of
 from slurm_ones.jobs.reports import JobDirectories, Notes, checkpoint_stands, lines_per_job, read_reports
 from slurm_ones.jobs.terms import POSITIONS, Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
-from slurm_ones.slurm.model import Job, JobState, Node, Snapshot, kind_of
+from slurm_ones.slurm.model import Job, JobState, Node, Queue, Snapshot, kind_of
 from slurm_ones.slurm.parse import usable
 from slurm_ones.text import plain
 
@@ -59,7 +62,8 @@ class Observer:
         """Jobs whose details were read, and whether they were submitted with task counts."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
-        self._terms = Terms(store, self._own_uid, guests_of(settings))
+        self._guests = guests_of(settings)
+        self._terms = Terms(store, self._own_uid, self._guests)
         self._files = JobDirectories(settings.spool)
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
@@ -151,7 +155,7 @@ class Observer:
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
         """Store the jobs and runs that have changed since the last tick; `kinds` are the nodes' types of GPU."""
-        jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
+        jobs = {id_: job_record(elastic, self._notes.text(id_, now), self._guests) for id_, elastic in seen.items()}
         runs = {
             id_: run_record(e, self._runs.get(id_), kinds)
             for id_, e in seen.items()
@@ -267,17 +271,22 @@ class Observer:
         return optin is not None and optin.resize and (optin.blocks or job.array_id != job.job_id)
 
 
-def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """The job for the database, its user's texts printable."""
+def job_record(elastic: Elastic, note: str, guests: Guests = NO_GUESTS) -> JobRecord:
+    """The job for the database, its user's texts printable. If it is first seen while guests of it run, its base blocks
+    are what it asked for."""
     job = elastic.job
+    running = elastic.running_blocks
+    base = [elastic.shape_of(block) for block in running if not is_guest(block, guests)]
     return JobRecord(
         job_id=job.job_id,
         name=plain(job.name),
         user=plain(job.user),
         submit_time=job.submit_time,
-        requested_shape=Shape(job.nodes, elastic.shape.gpus_per_node),
+        requested_shape=as_one(base) if 0 < len(base) < len(running) else elastic.shape,
         account=plain(job.account),
         partition=plain(",".join(job.partitions)),
+        qos=plain(job.qos),
+        licenses=plain(Queue.of(job).licenses),
         comment=plain(job.comment, 1000),
         work_dir=plain(job.work_dir, 4096),
         restart=job.restart,

@@ -16,7 +16,7 @@ from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, Guests, is_guest
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import Job, JobState, Node
@@ -138,6 +138,28 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
         if job.running and any(name in nodes and _drains(nodes[name]) for name in job.node_list)
     }
     return tuple(sorted(ends, key=lambda task: (ends[task], task))) + tuple(sorted(drained - ends.keys()))
+
+
+def renewal(
+    elastic: Elastic, asked: Shape, spare: Sequence[int], guests: Guests, limits: LimitSettings, now: float
+) -> Moves | None:
+    """New base blocks, whether or not there is room, since Slurm preempts guests for them; None if there is no need, or
+    too few tasks are spare.
+
+    They take the place of base blocks whose time is nearly over. A job without a base block, of which none is to start
+    either, gets the shape that its user `asked` for, in place of the smallest guests that make up for it.
+    """
+    running = sorted(elastic.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
+    base = [job for job in running if not is_guest(job, guests)]
+    old = [job for job in base if near_limit(job, limits, now) is not None]
+    shapes = sorted((elastic.shape_of(job) for job in old), key=lambda shape: -shape.gpus)
+    if not base and not any(job.pending and not job.held and not is_guest(job, guests) for job in elastic.blocks):
+        shapes = [asked]
+        while sum(elastic.shape_of(job).gpus for job in old) < asked.gpus and len(old) < len(running):
+            old.append(running[len(old)])
+    if not old or len(spare) < len(shapes):
+        return None
+    return Moves(tuple(zip(spare, shapes, strict=False)), tuple(sorted(map(task_of, old))))
 
 
 def _drains(node: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from slurm_ones.rules.blocks import (
     guest_gpus,
     hot,
     members_of,
+    renewal,
     spare,
     starting,
     staying_at,
@@ -153,6 +154,8 @@ class JobRules:
     """Of its tasks those that have to be held before the throttle of their array is lifted."""
     going: tuple[int, ...] = ()
     """Of its blocks those that are to be replaced, the most urgent first."""
+    renewal: Moves | None = None
+    """New base blocks that it needs, whether or not there is room."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Of its blocks those that stay at each size that it gets by blocks that leave alone."""
     settled: bool = False
@@ -410,6 +413,7 @@ class Round:
             return rules
         blocks = training(elastic, history)
         leaving = going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now) if back is None else ()
+        could_join = spare(elastic, self.held.get(job_id, ()), members_of(history), self.now)
         staying = {back.shape.gpus: back.tasks} if back is not None else None
         if staying is None:
             staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving) if hot(elastic) else {}
@@ -417,9 +421,10 @@ class Round:
             rules,
             prepared=job_id in self.held,
             blocks=blocks,
-            spare=spare(elastic, self.held.get(job_id, ()), members_of(history), self.now),
+            spare=could_join,
             to_hold=to_hold(elastic, members_of(history)),
             going=leaving,
+            renewal=self._renewal(elastic, history, could_join) if back is None else None,
             staying=staying,
             settled=hot(elastic) and self.now >= self._settled_at(elastic, history),
             guests=self._guests(elastic),
@@ -469,6 +474,12 @@ class Round:
             return reason("licenses_lost")
         snapshot, given = self.seen.snapshot, self.settings.whole_node_gpus
         return reserved_ahead(elastic.job, elastic.shape, snapshot, given, self.now)
+
+    def _renewal(self, elastic: Elastic, history: JobHistory | None, could_join: Sequence[int]) -> Moves | None:
+        if history is None or not hot(elastic) or elastic.partition not in self.settings.guests:
+            return None
+        queues, limits = guests_of(self.settings), self.settings.limits
+        return renewal(elastic, history.job.requested_shape, could_join, queues, limits, self.now)
 
     def _dwell_s(self, elastic: Elastic, history: JobHistory | None) -> float:
         settings = self.settings.resize

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ones_db.reasons import SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED, Shape
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, as_one
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import FreeGpus, Moves, hot, members_of, moves
@@ -340,6 +340,8 @@ def _with_moves(
         apart=apart,
         allows=allows,
     )
+    if job.renewal and not leaves and not (found and {*job.renewal.dropped} <= {*found.dropped}):
+        found = job.renewal
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
@@ -347,20 +349,12 @@ def _with_moves(
         return change
     tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
     change = replace(change, blocks=tuple(sorted(tasks)), to_hold=job.to_hold if found.added else ())
-    shape = _as_one([*left, *(shape for _, shape in found.added)])
+    shape = as_one([*left, *(shape for _, shape in found.added)])
     if shape.gpus == change.new.gpus:
         return replace(change, moves=found)
     # A step on the way: no larger a batch than both sizes take.
     batches = [batch for batch in (change.old_batch, change.new_batch) if batch is not None]
     return replace(change, moves=found, new=shape, new_batch=min(batches, default=None))
-
-
-def _as_one(shapes: Sequence[Shape]) -> Shape:
-    """The shape of a job of these blocks; one node with all GPUs stands for nodes that give unequally many."""
-    each = {shape.gpus_per_node for shape in shapes}
-    if len(each) == 1:
-        return Shape(sum(shape.nodes for shape in shapes), each.pop())
-    return Shape(1, sum(shape.gpus for shape in shapes))
 
 
 def _at_once(change: PlannedChange) -> int:
@@ -395,7 +389,8 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
     if against is not None:
         return against
     # Who gives GPUs up has more for the moment in which other blocks take the place of its own.
-    gpus = change.new.gpus if change.new.gpus < change.old.gpus else max(change.new.gpus, _at_once(change))
+    least = change.new.gpus < change.old.gpus or (change.moves is not None and change.moves == job.renewal)
+    gpus = change.new.gpus if least else max(change.new.gpus, _at_once(change))
     cap = use.hindering(change.job_id, gpus, job.requested)
     return cap.reason if cap is not None else None
 

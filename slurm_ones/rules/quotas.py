@@ -120,9 +120,9 @@ def _words(quota: Quota) -> Reason:
 def _binding(one: Growing, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
     """Quotas of which the job takes something with each GPU, and how much."""
     own = one.elastic.job
-    for partition, qos, account, _ in one.queues:
-        part = snapshot.partitions.get(partition.partition(",")[0])
-        job = replace(own, qos=qos, account=account)
+    for queue in one.queues:
+        part = snapshot.partitions.get(queue.partition.partition(",")[0])
+        job = replace(own, qos=queue.qos, account=queue.account)
         for quota in quotas.of(job, part.qos if part is not None else ""):
             if each := _with_each_gpu(one.elastic, quota.resource):
                 yield quota, each

@@ -126,7 +126,7 @@ class SlurmClient(Protocol):
         the one that it asks for; and let it wait in another queue, all in one update.
 
         Consistency: an operator may use a QOS that the owner may not; the account takes an association of the owner's
-        from both. An owner may lower the time limit, and not raise it again.
+        from both. The time limit of a task that waits is its owner's up to the partition's.
         Raises: `NotResizable` with the old shape and queue in force again if Slurm took none or only part of the new.
         """
 
@@ -219,8 +219,9 @@ def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
 def _fault(job: Job, shape: Shape, kind: str, queue: Queue, before: Job) -> str:
     """Fault of the job as read back, "" for none."""
     if any(queue.other_than(job)):
-        partition, qos, account, limit_s = Queue.of(job)
-        return f"Slurm holds partition {partition}, QOS {qos or '-'}, account {account or '-'}, {limit_s:.0f} s"
+        partition, qos, account, limit_s, licenses = Queue.of(job)
+        where = f"partition {partition}, QOS {qos or '-'}, account {account or '-'}"
+        return f"Slurm holds {where}, {limit_s:.0f} s, licenses {licenses}"
     if not job.has_shape(shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
     if job.kind != kind:

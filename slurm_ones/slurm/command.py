@@ -36,7 +36,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
     reshape,
 )
-from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
 from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
@@ -146,10 +146,9 @@ def reshape_command(
     command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
     command += [f"NumCPUs={shape.nodes}", *([f"NumTasks={shape.nodes}"] if tasks else [])]
     command += [] if whole_nodes else [f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
-    names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue, strict=True)
-    return command + [
-        f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value
-    ]
+    names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
+    command += [f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value]
+    return command + ([f"Licenses={queue.licenses.removeprefix(NO_LICENSES)}"] if queue.licenses else [])
 
 
 def defer_command(job_id: JobKey, when: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -234,19 +235,25 @@ class Job:
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
 
+NO_LICENSES = "none"
+
+
 class Queue(NamedTuple):
-    """Where a job waits, and for how long a run; "" or 0 leaves what the job has."""
+    """Where a job waits, for how long a run and with what licences; "" or 0 leaves what the job has."""
 
     partition: str = ""
     qos: str = ""
     account: str = ""
     time_limit_s: float = 0.0
     """Slurm keeps whole minutes."""
+    licenses: str = ""
+    """As `sbatch --licenses` takes them, or `NO_LICENSES`."""
 
     @classmethod
     def of(cls, job: Job) -> Queue:
         """Return that of a job."""
-        return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s)
+        licenses = ",".join(f"{name}:{count}" for name, count in job.licenses if count) or NO_LICENSES
+        return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s, licenses)
 
     def other_than(self, job: Job) -> Queue:
         """Return what of it the job does not have, and then its limit too: Slurm resets that with the QOS."""
@@ -424,6 +431,21 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
     if partition.name in whole_node_gpus:
         return whole_node_gpus[partition.name], True
     return snapshot.gpus_of_node.get(partition.name, 0), partition.whole_nodes
+
+
+def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "") -> float:
+    """Longest time limit with which a job of this shape may start now in the partition: on the nodes that have room, or
+    on all if these are too few, until their next reservations, and within the partition's MaxTime. `own` is the job's
+    reservation."""
+    part = snapshot.partitions.get(partition)
+    if part is None:
+        return math.inf
+    nodes = [node for name in part.node_names if (node := snapshot.nodes.get(name)) is not None and node.usable]
+    room = [n for n in nodes if (n.gpus - n.gpus_used >= shape.gpus_per_node if n.gpus else n.idle)]
+    ahead = [snapshot.next_reservation((n.name,), own) for n in (room if len(room) >= shape.nodes else nodes)]
+    left = sorted((one.start_time - snapshot.time if one is not None else math.inf for one in ahead), reverse=True)
+    until = left[shape.nodes - 1] if len(left) >= shape.nodes else math.inf
+    return min(until, part.max_time_s or math.inf)
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:

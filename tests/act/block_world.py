@@ -11,7 +11,7 @@ from typing import Any
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
-from slurm_ones.act.arrays import Leftovers, arrays_of, waiting_arrays
+from slurm_ones.act.arrays import Leftovers, arrays_of, moving_tasks, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.guest_holds import GuestHolds
 from slurm_ones.act.holds import HeldTasks
@@ -219,9 +219,10 @@ class BlockWorld(Interrupted):
         for id_, tasks in (blocks | waiting_arrays(arrays)).items():
             self.held.look(id_, tasks)
         self.leftovers.cancel_waiting(waiting_arrays(arrays))
-        self.leftovers.put_back(() if self.store.open_resizes() else seen.elastic.values())
-        if not self.store.open_resizes():
-            self.guest_holds.keep(arrays, {} if self.stop_file.exists() else seen.elastic, seen.snapshot.partitions)
+        moving = moving_tasks(self.store.open_resizes())
+        self.leftovers.put_back(seen.elastic.values(), moving)
+        kept = {} if self.stop_file.exists() else seen.elastic
+        self.guest_holds.keep(arrays, kept, seen.snapshot.partitions, moving)
         known = self.store.histories(list(seen.elastic))
         self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,12 +19,12 @@ from slurm_ones.act import blocks
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
-from slurm_ones.jobs.elastic import guests_of
+from slurm_ones.jobs.elastic import base_first, guests_of
 from slurm_ones.rules.blocks import Moves
 from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Queue, Task
-from tests.act.block_world import BlockWorld
+from tests.act.block_world import CONF, BlockWorld
 
 Make = Callable[..., BlockWorld]
 ONE, TWO, FOUR = Shape(1, 1), Shape(1, 2), Shape(1, 4)
@@ -568,15 +569,16 @@ QUEUES = [Queue(qos="guest"), Queue("scavenge", account="guests"), Queue("scaven
 def test_blocks_join_as_guests_and_are_base_again(make: Make, queue: Queue) -> None:
     """In the queue of guests from before their release, and in that of their job before they are released as base; all
     the while it is one job, in its own partition."""
-    world = make(guests=queue)
+    world = make(guests=queue, conf=replace(CONF, licenses={"matlab": 9}))
     for job in world.cluster.records.named(world.job_id):
-        job.account = "mine"
+        job.account, job.licenses = "mine", (("matlab", 1),)
     own = Queue.of(world.tasks[0])
     world.begin({1: TWO, 2: ONE}, guests=(1,))
     world.finish()
     world.check()
     assert world.resize.state == State.DONE
     assert not any(queue.other_than(world.tasks[1])) and any(queue.other_than(world.tasks[2]))
+    assert world.tasks[1].licenses == ()
     assert Queue.of(world.tasks[2]) == own
     seen = world.observer.observe().elastic[world.job_id]
     assert seen.refusal is None and seen.partition == own.partition and len(seen.running_blocks) == 3
@@ -606,6 +608,85 @@ def test_which_blocks_join_as_guests(make: Make, asked: int, dropped: tuple[int,
     assert guests_among(kept_out, moves, asked, queues) == ()
 
 
+def test_a_base_block_leads_rather_than_a_guest(make: Make) -> None:
+    """The order names it first, whatever its number is, also one of a batch; so it leads when the leader leaves."""
+    world = make(guests=QUEUES[0])
+    world.begin({1: ONE, 2: TWO}, guests=(1,))
+    world.finish()
+    assert world.order.blocks == (0, 2, 1) and world.training.members[0] == 0
+    seen = world.observer.observe().elastic[world.job_id]
+    assert base_first((0, 1, 2), seen.blocks, guests_of(world.settings)) == (0, 2, 1)
+    world.preempt(0)
+    assert world.training.members == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("own_s", "has_s", "most_s", "limit_s"),
+    [
+        (3600, 3600, math.inf, 3600),
+        (3600, 3600, 3600, 3600),
+        (3600, 3600, 3000, 2960),
+        (3600, 2940, 2950, 2940),
+        (3600, 2940, 2930, 2890),
+        (3600, 600, 2950, 2910),
+        (3600, 600, math.inf, 3600),
+        (0, 0, 3000, 2960),
+        (0, 0, math.inf, 0),
+        (3600, 3600, 30, 60),
+    ],
+)
+def test_the_time_limit_of_a_guest(make: Make, own_s: float, has_s: float, most_s: float, limit_s: float) -> None:
+    """That of the base, or if that reaches into a reservation as long as there is once it has waited 40 s; one that is
+    right already stays, however often it is asked."""
+    world = make(guests=QUEUES[0])
+    own, job = Queue("gpu", "normal", "", own_s), replace(world.tasks[1], time_limit_s=has_s)
+    found = blocks._limit_s(job, own, most_s, 40.0)
+    assert found == limit_s
+    if found == most_s - 40.0:
+        assert blocks._limit_s(replace(job, time_limit_s=found), own, most_s - 35.0, 40.0) == found
+
+
+def test_a_guest_ends_before_the_next_reservation(make: Make) -> None:
+    """In the update that moves it; base again it has the limit of its job."""
+    world = make(guests=QUEUES[0])
+    for job in world.cluster.records.named(world.job_id):
+        job.limit_s = 7200.0
+    world.machine.longest_s = lambda partition, shape, reservation: {"gpu": 1000.0}[partition]
+    world.begin({1: TWO, 2: ONE}, guests=(1,))
+    world.finish()
+    limits = {task: world.tasks[task].time_limit_s for task in (0, 1, 2)}
+    assert world.resize.state == State.DONE and limits == {0: 7200.0, 1: 960.0, 2: 7200.0}
+    assert sum(event == "before reshape" for event in world.events) == 1
+    world.preempt(1)
+    world.tidy()
+    world.begin({1: TWO})
+    world.finish()
+    assert world.resize.state == State.DONE and world.tasks[1].time_limit_s == 7200.0
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["known", "after a restart"])
+def test_a_job_all_of_whose_tasks_have_been_guests_gets_its_own_queue_back(make: Make, again: bool) -> None:
+    """Slurm does not know any more where it was submitted; the database does."""
+    world = make(guests=QUEUES[1], conf=replace(CONF, licenses={"matlab": 9}))
+    for record in world.cluster.records.known_of(world.job_id):
+        record.account, record.licenses = "mine", (("matlab", 1),)
+    own = Queue.of(world.tasks[0])
+    known = world.store.jobs([world.job_id])[world.job_id]
+    known = replace(known, partition=own.partition, qos=own.qos, account="mine", licenses=own.licenses)
+    world.store.record_jobs([known])
+    for record in world.cluster.records.known_of(world.job_id):
+        record.partitions, record.account, record.licenses = ("scavenge",), "guests", ()
+    if again:
+        world.machine = world.companion()
+    for _ in range(2):
+        seen = world.observer.observe().elastic[world.job_id]
+        assert (seen.partition, seen.job.account, seen.refusal) == (own.partition, "mine", None)
+        assert seen.job.licenses == (("matlab", 1),)
+    world.begin({1: ONE})
+    world.finish()
+    assert world.resize.state == State.DONE and Queue.of(world.tasks[1]) == own
+
+
 def test_a_queue_of_guests_that_is_refused_costs_nothing(make: Make) -> None:
     """The owner's association does not have it, say."""
     world = make(guests=Queue(qos="gone"))
@@ -614,6 +695,23 @@ def test_a_queue_of_guests_that_is_refused_costs_nothing(make: Make) -> None:
     world.check()
     assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, "shape_refused")
     assert "after order" not in world.events
+
+
+def test_a_block_that_is_preempted_while_others_join_is_put_back_at_once(make: Make) -> None:
+    """It has no part in the change, which goes on."""
+    world = make({1: ONE, 2: ONE})
+    world.begin({3: ONE})
+    world.until(State.JOINING)
+    world.cluster.preempt(Task(world.job_id, 1), "cancel", grace_s=5)
+    world.simulated.pass_time(6)
+    world.tidy()
+    assert world.store.open_resizes() and world.tasks[1].pending and world.tasks[1].held
+    assert 1 in world.machine_held()
+    world.wanted -= {1}
+    world.finish()
+    world.tidy()
+    assert world.resize.state == State.DONE and {*world.training.members} == {0, 2, 3}
+    assert 1 in world.machine_held()
 
 
 @pytest.mark.parametrize("taken", [(1,), (1, 2), (0,)], ids=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -261,6 +261,9 @@ class ResizeStore:
 
     def note_held(self, resize_id: int, tasks: Any) -> ResizeRecord:
         return self._between("held", lambda: self._world.store.note_held(resize_id, tasks))
+
+    def jobs(self, job_ids: Collection[int]) -> dict[int, JobRecord]:
+        return self._world.store.jobs(job_ids)
 
     def resize_steps(self, resize_id: int) -> list[ResizeStepRecord]:
         return self._world.store.resize_steps(resize_id)

@@ -233,6 +233,18 @@ def test_slurms_word_on_the_shape_comes_first(store: Store) -> None:
     assert str(store.runs(1)[0].shape) == "1x2"
 
 
+def test_the_slowest_checkpoint_by_which_a_job_changed(store: Store) -> None:
+    """Of jobs of blocks whose state does not move from memory to memory, and not of long ago."""
+    comments = {1: "array=blocks", 2: "array=blocks", 3: "", 4: "array=blocks"}
+    store.record_jobs([job(id_, comment=f"ones: gpus=1-8 {word}") for id_, word in comments.items()])
+    for id_, seconds in ((1, 30.0), (2, 90.0), (3, 60.0), (4, 40.0)):
+        slow = replace(CHECKPOINT, report=replace(SAVED, seconds=seconds))
+        spec = replace(SPEC, hot=id_ == 2)
+        report(store, id_, 0, hello=hello(), spec=spec, checkpoints=[slow], offset=1, number=5)
+    assert store.slowest_checkpoint(0.0) == (4, 40.0)
+    assert store.slowest_checkpoint(CHECKPOINT.time + 1.0) is None
+
+
 def test_the_checkpoint_that_answers_an_order(store: Store) -> None:
     """Protects the requeue, which must not come before the checkpoint of this very order and run."""
     store.record_jobs([job(1)])

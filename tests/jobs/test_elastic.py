@@ -13,7 +13,8 @@ from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.jobs.elastic import Elastic, arrays, block_job, elastic_job, fold
-from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Snapshot, Task
+from slurm_ones.jobs.observer import job_record
+from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Queue, Snapshot, Task
 from tests.slurm.make import job_of
 
 NODES = {f"n{i}": Node(f"n{i}", "IDLE", True, 4, 0, ("gpu", "whole"), True) for i in range(1, 7)}
@@ -406,3 +407,11 @@ def test_another_users_job_is_left_alone_in_user_mode() -> None:
     """And resized in operator mode."""
     assert "belongs to alice" in str(elastic(job_of(Shape(1, 1)), own_uid=2002).refusal)
     assert [elastic(job_of(Shape(1, 1)), own_uid=uid).refusal for uid in (2001, None)] == [None, None]
+
+
+def test_what_a_job_asked_for_if_guests_run_when_it_is_first_seen() -> None:
+    """Its base blocks; without guests all that it has."""
+    base, guest, own = task(0, "n1", gpus=2), task(1, "n2", gpus=4, qos="guest"), task(2, "n2", gpus=2)
+    guests = {"gpu": Queue(qos="guest")}
+    for jobs, asked in (((base,), "1x2"), ((base, guest), "1x2"), ((base, own), "2x2"), ((guest,), "1x4")):
+        assert str(job_record(seen(*jobs), "", guests).requested_shape) == asked

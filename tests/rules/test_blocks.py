@@ -69,6 +69,7 @@ def rules_for(
     site: dict[str, Any] | None = None,
     caps: Sequence[Cap] = (),
     ours: Sequence[int] = tuple(range(1, 8)),
+    guests: str = "",
     split_nodes: bool = True,
     **settings: Any,
 ) -> tuple[Round, PartitionRules]:
@@ -81,7 +82,8 @@ def rules_for(
     assert all(used[name] + free[name] <= FULL for name in free)
     queue = {id_: one.job for id_, one in by_id.items()} | {job.job_id: job for job in others}
     seen = Observation(Snapshot(NOW, queue, nodes, {"gpu": Partition("gpu", True, tuple(free), 0.0, 0, False)}), by_id)
-    whole = Settings.model_validate({"resize": settings, "limits": site or {}})
+    of_guests = {"guests": {"gpu": {"qos": guests}}} if guests else {}
+    whole = Settings.model_validate({"resize": settings, "limits": site or {}, **of_guests})
     known = histories or {id_: told(id_) for id_ in by_id}
     held = {id_: frozenset(ours) for id_ in by_id}
     round_ = with_growth(Round(seen, known, whole, under_way(resizes), NOW, held=held, split_nodes=split_nodes))
@@ -420,3 +422,40 @@ def test_the_commands_of_a_change_by_hand() -> None:
     (shrink,) = planned({1: Shape(1, 1)}, [TWO], {"n1": 1}).begin
     lines = commands(shrink, 8, None, 900.0)
     assert '"blocks": [0]' in lines[0] and lines[-1] == "scontrol requeuehold 1_1"
+
+
+def _ending(number: int, left_s: float, shape: Shape = Shape(1, 1), **changes: Any) -> Job:
+    return task(number, shape, "n1", start_time=NOW - 1000.0, time_limit_s=1000.0 + left_s, **changes)
+
+
+GUEST = {"qos": "guest"}
+
+
+@pytest.mark.parametrize(
+    ("running", "free", "moved"),
+    [
+        ((_ending(0, 900.0), _ending(1, 900.0, **GUEST)), 0, None),
+        ((_ending(0, 200.0), _ending(1, 900.0, **GUEST)), 0, Moves(((2, Shape(1, 1)),), (0,))),
+        ((_ending(0, 200.0), _ending(1, 900.0, **GUEST)), 1, Moves(((2, Shape(1, 1)),), (0,))),
+        ((_ending(0, 900.0), _ending(1, 200.0, **GUEST)), 0, None),
+        ((_ending(0, 900.0), _ending(1, 200.0, **GUEST)), 1, Moves(((2, Shape(1, 1)),), (1,))),
+        ((_ending(0, 200.0), _ending(1, 100.0, Shape(1, 2))), 0, Moves(((2, Shape(1, 2)), (3, Shape(1, 1))), (0, 1))),
+        ((_ending(0, 900.0, Shape(1, 2), **GUEST), _ending(1, 900.0, **GUEST)), 0, Moves(((2, Shape(1, 1)),), (1,))),
+        ((_ending(0, 900.0, Shape(1, 2), **GUEST),), 0, Moves(((2, Shape(1, 1)),), (0,))),
+        ((_ending(0, 900.0, **GUEST), task(4, Shape(1, 1), held=False, reason="")), 0, None),
+    ],
+    ids=["no need", "no room", "room", "a guest", "and room", "two", "guests", "one guest", "its base is to start"],
+)
+def test_a_new_base_before_the_end_of_the_base(running: tuple[Job, ...], free: int, moved: Moves | None) -> None:
+    """It is released whether or not there is room, since Slurm preempts guests for it; so is one, of what was asked
+    for, if guests train alone. A guest whose time is over is replaced as any block is, if there is room."""
+    one = job_of_blocks(*running, task(2, Shape(1, 1)), task(3, Shape(1, 1)))
+    size = Shape(1, sum(job.gpus_per_node for job in running if job.running))
+    made = planned({1: size}, [one], {"n1": free}, guests="guest")
+    assert [change.moves for change in made.begin] == ([moved] if moved else [])
+    if moved and not free:
+        cap = Cap(0, frozenset({1}), reason("growth_stops", job=9))
+        assert planned({1: size}, [one], {"n1": free}, guests="guest", caps=[cap]).begin == made.begin, "no growth"
+        assert not planned({1: size}, [one], {"n1": free}).begin, "without guests nobody would make room"
+        alone = job_of_blocks(*running)
+        assert not planned({1: size}, [alone], {"n1": free}, guests="guest").begin, "no task is left"

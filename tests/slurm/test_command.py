@@ -61,6 +61,9 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     queue = Queue("scavenge", "guest", "guests", 659.0)
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
+    for licenses, word in (("none", "Licenses="), ("matlab:2,idl:1", "Licenses=matlab:2,idl:1")):
+        licensed = command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=Queue(licenses=licenses))
+        assert licensed[5:] == [word]
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="")[3:] == ["NumNodes=2-2", "NumCPUs=2"]
     assert command.hold_command(7) == ["scontrol", "uhold", "7"]
     assert command.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]

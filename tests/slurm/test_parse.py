@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from slurm_ones.slurm.model import (
     Snapshot,
     Task,
     fewest_switches,
+    longest_run_s,
 )
 from tests.slurm.make import PENDING
 from tests.slurm.sites import Site
@@ -296,6 +298,34 @@ def test_usage_factors() -> None:
         "guest": 0.0,
         "x|y": 0.5,
     }
+
+
+@pytest.mark.parametrize(
+    ("used", "shape", "max_time_s", "own", "most_s"),
+    [
+        ((0, 0, 0), Shape(1, 1), 0.0, "", math.inf),
+        ((0, 0, 0), Shape(2, 1), 0.0, "", 200.0),
+        ((0, 0, 0), Shape(3, 1), 0.0, "", 100.0),
+        ((0, 0, 4), Shape(1, 1), 0.0, "", 200.0),
+        ((0, 4, 4), Shape(1, 1), 0.0, "", 100.0),
+        ((0, 4, 4), Shape(1, 1), 0.0, "soon", 150.0),
+        ((4, 4, 4), Shape(1, 1), 0.0, "", math.inf),
+        ((0, 0, 3), Shape(1, 2), 0.0, "", 200.0),
+        ((0, 0, 0), Shape(4, 1), 0.0, "", math.inf),
+        ((0, 0, 0), Shape(1, 1), 60.0, "", 60.0),
+    ],
+)
+def test_the_longest_time_limit_that_may_start(
+    used: tuple[int, ...], shape: Shape, max_time_s: float, own: str, most_s: float
+) -> None:
+    """Of three nodes of 4 GPUs one is reserved soon and later, one later, and one never."""
+    nodes = {f"n{i}": Node(f"n{i}", "", True, 4, n, ("gpu",), not n) for i, n in enumerate(used, 1)}
+    soon, later = Reservation("soon", ("n1",), 1100.0, 0.0), Reservation("later", ("n2",), 1200.0, 0.0)
+    third = Reservation("third", ("n1",), 1150.0, 0.0)
+    partition = Partition("gpu", True, tuple(nodes), max_time_s, 0, False)
+    seen = Snapshot(1000.0, {}, nodes, {"gpu": partition}, (later, third, soon))
+    assert longest_run_s(seen, "gpu", shape, own) == most_s
+    assert longest_run_s(seen, "other", shape, own) == math.inf
 
 
 @pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable, reshape
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Task
+from slurm_ones.slurm.fields import LICENCES
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Queue, Task
 from tests.slurm.make import job_of
 
 SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))
@@ -45,7 +46,9 @@ class FakeSlurm:
             changes |= {"gpus_per_node": shape.gpus_per_node, "kind": job.kind}
         if "queue" in takes or takes == ("nodes", "gpus"):
             moved = {**queue._asdict(), "partitions": (queue.partition,) if queue.partition else ()}
-            changes |= {key: value for key, value in moved.items() if value and key != "partition"}
+            moved["licenses"] = LICENCES.text(queue.licenses.removeprefix(NO_LICENSES))
+            kept = {"partition"} | ({"licenses"} if not queue.licenses else set())
+            changes |= {key: value for key, value in moved.items() if (value or key == "licenses") and key not in kept}
         self.job = replace(self.job, **changes)
         if len(self.updates) <= self.faulty_updates:
             self.job = replace(self.job, **self.spoil)
@@ -113,12 +116,12 @@ def test_the_type_changes_where_that_is_asked_for() -> None:
     assert whole.updates == []
 
 
-GUEST = Queue("scavenge", "guest", "guests", 600.0)
+GUEST = Queue("scavenge", "guest", "guests", 600.0, NO_LICENSES)
 
 
 def test_a_job_waits_in_another_queue_by_the_same_update() -> None:
     """Only what changes is sent, and the limit with it: Slurm resets that with the QOS."""
-    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), qos="normal", account="lab"))
+    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), qos="normal", account="lab", licenses=(("matlab", 2),)))
     slurm.reshape(Shape(2, 2), queue=GUEST)
     assert (Queue.of(slurm.job), slurm.updates) == (GUEST, [Shape(2, 2)])
     slurm.reshape(Shape(2, 2), queue=GUEST)
@@ -132,7 +135,7 @@ def test_a_job_waits_in_another_queue_by_the_same_update() -> None:
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_queue_that_is_taken_in_part_is_undone(takes: tuple[str, ...], refused: bool) -> None:
     """The shape without the queue would be a base block where a guest was meant, and the other way round."""
-    before = replace(job_of(Shape(1, 1)), qos="normal", account="lab")
+    before = replace(job_of(Shape(1, 1)), qos="normal", account="lab", licenses=(("matlab", 2),))
     slurm = FakeSlurm(before, takes=takes, times=1)
     slurm.refusals = [NotResizable("Invalid qos specification") if refused else None]
     with pytest.raises(NotResizable, match="Invalid qos" if refused else "has 1x1 again"):
@@ -144,7 +147,9 @@ def test_a_queue_that_slurm_changes_is_named() -> None:
     """Say what it holds in place of what was asked for."""
     slurm = FakeSlurm(replace(job_of(Shape(1, 1)), qos="normal"), times=1)
     slurm.spoil = {"qos": "normal"}
-    with pytest.raises(NotResizable, match="holds partition gpu, QOS normal, account -, 3600 s; it has 1x1 again"):
+    with pytest.raises(
+        NotResizable, match="holds partition gpu, QOS normal, account -, 3600 s, licenses none; it has 1x1 again"
+    ):
         slurm.reshape(Shape(1, 1), queue=Queue(qos="guest"))
 
 

@@ -170,8 +170,8 @@ class Order:
     drain: bool = False
     """Checkpoint at the next step boundary, report it, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
-    """Of a job of blocks: the tasks that shall train together, ascending; None leaves that to the job. `batch` then
-    holds from the moment at which they do."""
+    """Of a job of blocks: the tasks that shall train together, those that rather lead first; None leaves that to the
+    job. `batch` then holds from the moment at which they do."""
     gain: float | None = None
     """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
@@ -430,6 +430,6 @@ def decode_order(text: bytes) -> Order:
     order = _build(Order, _object(text))
     if order.batch is not None and order.batch < 1:
         raise ProtocolError(f"batch: {order.batch} is not a batch")
-    if order.blocks is not None and (not order.blocks or list(order.blocks) != sorted({*order.blocks})):
-        raise ProtocolError("blocks: not task numbers in ascending order")
+    if order.blocks is not None and len({*order.blocks}) != max(len(order.blocks), 1):
+        raise ProtocolError("blocks: not task numbers, each once")
     return order

@@ -17,7 +17,8 @@ from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Association, Queued
 from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Quota, Quotas, Snapshot, Task
+from slurm_ones.slurm.fields import LICENCES
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Queue, Quota, Quotas, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 
@@ -203,16 +204,14 @@ class SimulatedCluster:
         for job in self.records.named(job_id):
             job.request = replace(job.request, comment=text)
 
-    def move(
-        self, job_id: JobKey, queue: Queue = Queue(), *, licenses: tuple[tuple[str, int], ...] | None = None
-    ) -> None:
-        """Have what waits of it wait in another queue, or with other licenses."""
+    def move(self, job_id: JobKey, queue: Queue) -> None:
+        """Have what waits of it wait in another queue."""
         self._check_known([queue.partition] if queue.partition else [], queue.qos)
         for job in self.records.waiting(job_id):
             job.partitions = (queue.partition,) if queue.partition else job.partitions
             job.qos, job.account = queue.qos or job.qos, queue.account or job.account
             job.limit_s = queue.time_limit_s or job.limit_s
-            job.licenses = job.licenses if licenses is None else licenses
+            job.licenses = LICENCES.text(queue.licenses.removeprefix(NO_LICENSES)) if queue.licenses else job.licenses
         self._schedule_soon()
 
     def preempt(

@@ -274,6 +274,10 @@ class SimulatedClient:
         if job.kind:  # its nodes have GPUs of no type
             raise NotResizable(f"job {key}: Requested node configuration is not available")
 
+        partition = self._cluster.nodes.partitions.get(queue.partition or job.partition)
+        if partition is not None and not self._operator and 0.0 < partition.max_time_s < queue.time_limit_s:
+            raise NotPermitted(f"job {key}: Access/permission denied")
+
         def make(nodes_alone: bool) -> None:
             if any(queue) and not nodes_alone:
                 self._cluster.move(key, queue)

@@ -111,6 +111,8 @@ class Training:
         self.generation = 0
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first leads."""
+        self._gone: tuple[int, frozenset[int]] = 0, frozenset()
+        """Number of an order, and tasks of members that ended since: nobody waits for them, unless they start again."""
         self.speeds: Mapping[str, float] = {}
         """Of the nodes that are slower than others."""
         self.kinds: Mapping[str, str] = {}
@@ -156,6 +158,7 @@ class Training:
     def block_starts(self, block: Block) -> None:
         """A task of the array runs."""
         self._blocks[block.task] = block
+        self._gone = self._gone[0], self._gone[1] - {block.task}
         if self.finished:
             self._leave_soon(block)
         elif not self.members:
@@ -298,6 +301,8 @@ class Training:
     def _plan(self) -> tuple[int, ...] | None:
         order = self._believed()
         wanted = order.blocks if order is not None else None
+        if order is not None and wanted is not None and order.number == self._gone[0]:
+            wanted = tuple(task for task in wanted if task not in self._gone[1]) or wanted
         return next_members(wanted, self.members, self._blocks, self._timeline.now)
 
     def _switches(self) -> bool:
@@ -398,6 +403,12 @@ class Training:
             self._recover()
         else:
             self._reporter.throughput(self._position, self.batch)
+            order = self._believed()
+            if order is not None:
+                before = self._gone[1] if order.number == self._gone[0] else frozenset()
+                self._gone = order.number, before | {task}
+            if order is not None and order.blocks is not None and self._leader != self.members[0]:
+                self.members = tuple(led_first(self.members, order.blocks))
             self._switch(self.members, "leaving")
 
     def _drop_switch(self) -> None:
@@ -765,6 +776,12 @@ class BlockProgram:
         return self._training.block_stops(self._task, killed=killed)
 
 
+def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Members whose leader is gone: the one leads that the order names first."""
+    first = min(members, key=[*wanted, *members].index)
+    return [first, *(task for task in members if task != first)]
+
+
 def next_members(
     wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, Block], now: float
 ) -> tuple[int, ...] | None:
@@ -784,5 +801,7 @@ def next_members(
     if missing and not (ready and now >= min(block.ready_at for block in ready) + PATIENCE_S - 1e-6):
         return None
     stay = [task for task in members if missing or task in wanted]
+    if stay and stay[0] != members[0]:
+        stay = led_first(stay, wanted)
     plan = (*stay, *sorted(block.task for block in ready))
     return plan if plan and set(plan) != set(members) else None

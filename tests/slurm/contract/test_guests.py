@@ -16,7 +16,7 @@ from ones_db.shape import Shape
 from slurm_ones.act.guest_holds import comes_back
 from slurm_ones.simulate.slurm.nodes import PreemptMode, Qos, SlurmConf
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient
-from slurm_ones.slurm.model import JobState, Queue, Quota, Reservation, Task
+from slurm_ones.slurm.model import NO_LICENSES, JobState, Queue, Quota, Reservation, Task
 from tests.cluster.sites import GRES_GUESTS, OLD_GUESTS
 from tests.conftest import start
 from tests.slurm.simulated import SimulatedSite
@@ -26,7 +26,8 @@ GUESTS = ("--hold", "--array=0-1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=
 NODES = ("n1", "n2", "n3", "n4")
 EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--cpus-per-gpu=1", "--time=10")
 CONF = SlurmConf(
-    qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16, usage_factor=0.0))
+    licenses={"matlab": 2},
+    qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16, usage_factor=0.0)),
 )
 
 
@@ -202,6 +203,30 @@ def test_a_job_that_is_requeued_for_its_exit_code(guests: GuestSite, held: bool)
     assert not job.held
 
 
+@pytest.mark.parametrize("by_owner", [True, False], ids=["owner", "mover"])
+def test_a_guest_takes_no_licences(guests: GuestSite, by_owner: bool) -> None:
+    """In the update that moves it, and they come back with its own queue; a task that waits may have any limit up to
+    its partition's, whoever lowered it."""
+    site = guests.site
+    client = site.owner if by_owner and not guests.by_qos else guests.mover
+    task = Task(site.submit(*GUESTS, "--licenses=matlab:2"), 1)
+    before = site.owner.job(task)
+    home = Queue.of(before)
+    assert (before.licenses, home.licenses) == ((("matlab", 2),), "matlab:2")
+    for _ in range(2):
+        client.reshape(task, Shape(1, 2), queue=guests.queue._replace(time_limit_s=1200.0, licenses=NO_LICENSES))
+        job = site.owner.job(task)
+        assert (job.licenses, job.time_limit_s, guests.queue.other_than(job)) == ((), 1200.0, Queue())
+        (site.owner if by_owner else client).reshape(task, Shape(1, 1), queue=home)
+        assert Queue.of(site.owner.job(task)) == home
+    with pytest.raises(Refused):
+        site.owner.reshape(task, Shape(1, 1), queue=Queue(time_limit_s=30 * 86400.0))
+    assert Queue.of(site.owner.job(task)) == home
+    client.reshape(task, Shape(1, 2), queue=guests.queue._replace(licenses=NO_LICENSES))
+    client.release(task)
+    site.wait(task, lambda job: job.running and not job.licenses, "RUNNING without licenses")
+
+
 def test_who_may_move_a_task_where(guests: GuestSite) -> None:
     """A QOS that its owner does not have takes an operator, and an account an association of the owner's."""
     if guests.site.is_old:
@@ -226,7 +251,7 @@ def test_who_may_move_a_task_where(guests: GuestSite) -> None:
     job = owner.job(task)
     assert (job.qos, job.account, job.nodes, job.time_limit_s) == ("guest", "guests", 2, 600.0)
     owner.reshape(task, Shape(1, 1), queue=Queue(qos="normal", account="lab"))
-    assert Queue.of(owner.job(task)) == Queue("gpu", "normal", "lab", 600.0)
+    assert Queue.of(owner.job(task)) == Queue("gpu", "normal", "lab", 600.0, NO_LICENSES)
 
 
 def test_a_guest_ends_before_a_reservation(guests: GuestSite) -> None:

@@ -65,6 +65,29 @@ def test_a_newcomer_that_is_no_block_is_ignored_and_said(
     assert board.read("newest") == "1" and "ignored" not in capsys.readouterr().err
 
 
+def test_nobody_waits_for_a_member_that_was_told_to_end(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm preempts a guest for the base block that joins: the block whose place that takes leaves all the same."""
+    write_order(tmp_path, Order(1, 0, blocks=(7, 1, 2)))
+    trains, clock = Plan(0, 0, tuple(map(member, (0, 1, 2)))), Clock(monkeypatch)
+    leader = Coordinator(board, trains, OrderReader(tmp_path, 0), lambda: False, lambda: False)
+
+    def turn(*ending: int) -> None:
+        clock.ahead += 1.0
+        for one in trains.members:
+            board.put(f"sign-{one.uid}-0", f"{clock.ahead}{'!' if one.task in ending else ''}")
+        leader._turn()
+
+    turn(1)
+    assert leader._plan is not None and leader._plan.tasks == (0, 2)
+    leader._present, leader._plan = leader._plan, None
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    turn()
+    assert leader._plan is not None and leader._plan.tasks == (2, 7)
+
+
 def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:

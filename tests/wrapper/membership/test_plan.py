@@ -30,16 +30,16 @@ memberships = st.lists(members, min_size=1, max_size=5, unique_by=lambda m: m.ta
 
 @given(
     present=memberships,
-    wanted=st.none() | st.sets(st.integers(0, 5), min_size=1),
+    wanted=st.none() | st.lists(st.integers(0, 5), min_size=1, unique=True),
     ready=st.lists(members, max_size=5, unique_by=lambda m: m.uid),
     leaving=st.sets(st.integers(0, 4)),
     waited=st.sampled_from([0.0, PATIENCE_S]),
 )
 def test_any_next_membership_is_sound(
-    present: list[Member], wanted: set[int] | None, ready: list[Member], leaving: set[int], waited: float
+    present: list[Member], wanted: list[int] | None, ready: list[Member], leaving: set[int], waited: float
 ) -> None:
-    """Protects: a plan changes something, has each task once, keeps those who stay in their order and in front, takes
-    in nobody who isn't ready and wanted, and drops nobody before what replaces it is there."""
+    """Protects: a plan changes something, has each task once, keeps those who stay in front and, but for a new leader,
+    in their order, takes in nobody who isn't ready and wanted, and drops nobody before what replaces it is there."""
     ready = [m for m in ready if m.uid not in {other.uid for other in present}]
     gone = {present[i].uid for i in leaving if i < len(present)}
     choice = next_plan(present, wanted, ready, gone, waited)
@@ -52,45 +52,54 @@ def test_any_next_membership_is_sound(
     old = [m for m in found if m in present]
     new = [m for m in found if m not in present]
     assert found == old + new
-    assert old == [m for m in stay if m in old]
+    kept = [m for m in stay if m in old]
+    named = [m for task in wanted or () for m in kept if m.task == task] or kept
+    lead = kept[:1] if kept[:1] == present[:1] or wanted is None else named[:1]
+    assert old == lead + [m for m in kept if m not in lead]
     assert all(m in ready and (wanted is None or m.task in wanted) for m in new)
     assert not gone & {m.uid for m in found}
     dropped = [m for m in stay if m not in old]
     if dropped:
         assert wanted is not None
         assert all(m.task not in wanted for m in dropped)
-        assert wanted <= {m.task for m in found}
+        assert {*wanted} <= {m.task for m in found}
     assert choice.why == ("leaving" if gone & {m.uid for m in present} else "order")
 
 
 @pytest.mark.parametrize(
     ("present", "wanted", "ready", "leaving", "waited", "then"),
     [
-        ([0], {0, 1}, [], [], 0.0, None),
-        ([0], {0, 1}, [1], [], 0.0, [0, 1]),
-        ([0], {0, 1, 2}, [1], [], 0.0, None),
-        ([0], {0, 1, 2}, [1], [], PATIENCE_S, [0, 1]),
-        ([0, 1, 2], {0}, [], [], 0.0, [0]),
-        ([0], {1}, [], [], 0.0, None),
-        ([0], {1}, [1], [], 0.0, [1]),
-        ([0, 1], {0, 2}, [], [], 0.0, None),
-        ([0, 1], {0, 1}, [], [0], 0.0, [1]),
-        ([0, 1], {0, 1}, [], [0, 1], 0.0, None),
-        ([0], {0, 1}, [1], [0], 0.0, [1]),
+        ([0], [0, 1], [], [], 0.0, None),
+        ([0], [0, 1], [1], [], 0.0, [0, 1]),
+        ([0], [0, 1, 2], [1], [], 0.0, None),
+        ([0], [0, 1, 2], [1], [], PATIENCE_S, [0, 1]),
+        ([0, 1, 2], [0], [], [], 0.0, [0]),
+        ([0], [1], [], [], 0.0, None),
+        ([0], [1], [1], [], 0.0, [1]),
+        ([0, 1], [0, 2], [], [], 0.0, None),
+        ([0, 1], [0, 1], [], [0], 0.0, [1]),
+        ([0, 1], [0, 1], [], [0, 1], 0.0, None),
+        ([0], [0, 1], [1], [0], 0.0, [1]),
         ([0], None, [3], [], 0.0, [0, 3]),
-        ([0], {0}, [3], [], 9.0, None),
+        ([0], [0], [3], [], 9.0, None),
+        ([0, 1, 2, 3], [2, 0, 1, 3], [], [], 0.0, None),
+        ([0, 1, 2, 3], [2, 0, 1, 3], [], [0], 0.0, [2, 1, 3]),
+        ([0, 1, 2], [2, 3, 1], [3], [], 0.0, [2, 1, 3]),
+        ([0, 1, 2], [3, 1, 2], [3], [], 0.0, [1, 2, 3]),
+        ([0, 1, 2], [0], [], [0], 0.0, [1, 2]),
     ],
 )
 def test_examples(
     present: list[int],
-    wanted: set[int] | None,
+    wanted: list[int] | None,
     ready: list[int],
     leaving: list[int],
     waited: float,
     then: list[int] | None,
 ) -> None:
     """Protects the rules by name: growth when all are ready or some have waited, replacement only by what is there, a
-    leader that is told to end hands over, nobody stays where all are told to end."""
+    leader that is told to end hands over to the one of those who stay that the order names first, nobody stays where
+    all are told to end."""
     choice = next_plan(
         [member(t) for t in present], wanted, [member(t) for t in ready], {member(t).uid for t in leaving}, waited
     )

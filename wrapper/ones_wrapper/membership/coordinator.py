@@ -80,6 +80,8 @@ class Coordinator:
         """When each newcomer was ready, in the order in which they were."""
         self._signs: dict[str, _Signs] = {}
         self._ordered: tuple[int, float] = (-1, 0.0)
+        self._left: set[int] = set()
+        """Tasks of members that were told to end since that order: nobody waits for them, unless they start again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._stop = threading.Event()
@@ -243,8 +245,11 @@ class Coordinator:
         """Publish the next plan, if there is any."""
         order, present, now = self._orders.poll(), self._present, time.monotonic()
         if order is not None and order.number != self._ordered[0]:
-            self._ordered = order.number, now
+            self._ordered, self._left = (order.number, now), set()
+        self._left -= {member.task for member in self._registered.values()}
         wanted = None if order is None else order.blocks
+        if wanted is not None:
+            wanted = tuple(task for task in wanted if task not in self._left) or wanted
         self._turn_away(wanted)
         ready = [self._registered[uid] for uid in self._ready]
         leaving = self._leaving()
@@ -253,6 +258,7 @@ class Coordinator:
         self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
         if choice is None or now < self._not_before or not self._usable(sum(member.ranks for member in choice.members)):
             return
+        self._left |= {member.task for member in present.members if member.uid in leaving}
         self._last += 1
         moves = choice.members[0].uid != present.members[0].uid
         by_order = order is not None and choice.why == "order"

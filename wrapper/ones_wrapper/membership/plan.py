@@ -165,20 +165,21 @@ class Choice:
 
 def next_plan(
     present: Sequence[Member],
-    wanted: Collection[int] | None,
+    wanted: Sequence[int] | None,
     ready: Sequence[Member],
     leaving: Collection[str],
     waited_s: float,
 ) -> Choice | None:
     """The members that shall train next; None where nothing changes.
 
-    `present` train now, in rank order. `wanted` are the tasks that the order in force names, None where it leaves that
-    to the job. `ready` are newcomers that could join, and `waited_s` is how long the first of them is. `leaving` are
-    the uids of members that were told to end.
+    `present` train now, in rank order. `wanted` are the tasks that the order in force names, those that rather lead
+    first, None where it leaves that to the job. `ready` are newcomers that could join, and `waited_s` is how long the
+    first of them is. `leaving` are the uids of members that were told to end.
 
-    Blocks that are there stay in front, so ranks move as little as can be. What is no longer wanted leaves once all
-    that is wanted is there: a replacement comes before what it replaces goes. Somebody always stays; where all are
-    leaving and nobody is ready, that is not a matter of membership.
+    Blocks that are there stay in front, so ranks move as little as can be; if their leader goes, the one of them leads
+    that the order names first. What is no longer wanted leaves once all that is wanted is there: a replacement comes
+    before what it replaces goes. Somebody always stays; where all are leaving and nobody is ready, that is not a matter
+    of membership.
     """
     able = [member for member in present if member.uid not in leaving]
     tasks = {member.task for member in able}
@@ -193,6 +194,10 @@ def next_plan(
     staying = able
     if wanted is not None and not missing:
         staying = [member for member in able if member.task in wanted]
+    if wanted is not None and staying and staying[0] is not present[0]:
+        rather = {task: place for place, task in enumerate(wanted)}
+        first = min(staying, key=lambda member: rather.get(member.task, len(rather)))
+        staying = [first, *(member for member in staying if member is not first)]
     members = (*staying, *(joining[task] for task in sorted(joining)))
     if not members or members == tuple(present):
         return None
