@@ -156,7 +156,7 @@ def test_growth_stays_within_a_limit_of_the_account(enforcing: Harness) -> None:
             harness.trains(elastic, restart=grown.restart)
             harness.ticks(settings, 6)
             job = harness.job(elastic)
-            assert (job.restart, gpus(job), job.running) == (1, 3, True)
+            assert (job.restart, job.running) == (1, True) and 1 < gpus(job) <= 3
             assert "Slurm lets account lab hold 5 GPUs at once" in said(harness, settings, elastic)
         resizes = harness.why(settings, elastic)["resizes"]
         assert [one["state"] for one in resizes] == ["done"], resizes
