@@ -65,7 +65,7 @@ RESHARD = 2.0
 """Factor on that if the checkpoint is resharded, before any was: all of it is read and written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
 """Seconds that blocks which join, or leave, interrupt training, and until joining ones are ready: before any did, as
-measured with small models (docs/benchmarks.md)."""
+measured with small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
 """Seconds of a change that begins a term from a checkpoint. A guess: ranks fork and the script begins, about a second
 of a small model, and a large one is written and read besides."""

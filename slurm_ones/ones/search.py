@@ -48,7 +48,7 @@ LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, 
 
 @dataclass(frozen=True)
 class OnesOptions:
-    """The defaults are what we found best on generated workloads; see docs/benchmarks.md for the ablation."""
+    """The defaults are what we found best on generated workloads; see docs/benchmarks/policies.md for the ablation."""
 
     population: int = 16
     """Candidates kept (K of ONES)."""

@@ -368,7 +368,7 @@ class Hot:
     """New blocks start and prepare while the job trains on; it pauses to send them its state. Blocks that leave cost a
     boundary between two steps.
 
-    The defaults were measured of real jobs on a real Slurm, with gloo and without GPUs (docs/benchmarks.md).
+    The defaults were measured of real jobs on a real Slurm, with gloo and without GPUs (docs/benchmarks/resizes.md).
     """
 
     pause_s: float = 0.3
