@@ -109,8 +109,12 @@ class ClusterView:
 
         One that Slurm started on several, as it may where no kind was asked for, trains at the pace of the slowest.
         """
-        mine = {node.kind for node in self.nodes if job.nodes.get(node.name)}
+        mine = {self._kind_of_node.get(name) for name, gpus in job.nodes.items() if gpus}
         return tuple(kind for kind in self.kinds if kind in mine)
+
+    @cached_property
+    def _kind_of_node(self) -> dict[str, str]:
+        return {node.name: node.kind for node in self.nodes}
 
     def views_on(self, kind: str, jobs: Sequence[JobView]) -> list[JobView]:
         """Each job as it is on that kind of GPU."""

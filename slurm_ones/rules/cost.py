@@ -84,6 +84,8 @@ def _may_grow(view: JobView) -> bool:
 
 def _with_asked(view: JobView) -> JobView:
     """With the size that was asked for among those that are weighed."""
+    if view.requested in view.limits.gpus:
+        return view
     gpus = tuple(sorted({*view.limits.gpus, view.requested}))
     return replace(view, limits=replace(view.limits, gpus=gpus))
 

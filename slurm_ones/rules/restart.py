@@ -32,22 +32,18 @@ NOTHING_AHEAD = ReservedNodes()
 
 def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
     """Those between now and its time limit, besides its own."""
-    if not snapshot.reservations:
-        return NOTHING_AHEAD
     part = snapshot.partitions.get(job.partition)
-    limit_s = job.time_limit_s or (part.max_time_s if part is not None else 0.0) or math.inf
-    last = now + START_S + limit_s
-    ours = {*part.node_names} if part is not None else set()
-    found = [
-        one
-        for one in snapshot.reservations
-        if now < one.start_time < last and one.name != job.reservation and not ours.isdisjoint(one.node_names)
-    ]
+    if part is None:
+        return NOTHING_AHEAD
+    last = now + START_S + (job.time_limit_s or part.max_time_s or math.inf)
+    soon = [one for one in snapshot.reservations if now < one.start_time < last and one.name != job.reservation]
+    ours = part.node_set
+    found = [one for one in soon if not ours.isdisjoint(one.node_names)]
     if not found:
         return NOTHING_AHEAD
     first = min(found, key=lambda one: (one.start_time, one.name))
     why = reason("reserved_ahead", name=first.name, minutes=(first.start_time - now) / 60.0)
-    return ReservedNodes(frozenset(name for one in found for name in one.node_names) & ours, why)
+    return ReservedNodes(ours.intersection(name for one in found for name in one.node_names), why)
 
 
 def reserved_ahead(

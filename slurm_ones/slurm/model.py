@@ -309,6 +309,11 @@ class Partition:
     """What becomes of its jobs then: CANCEL, REQUEUE, SUSPEND, … as Slurm shows it."""
     grace_s: float = 0.0
 
+    @cached_property
+    def node_set(self) -> frozenset[str]:
+        """Names of its nodes."""
+        return frozenset(self.node_names)
+
 
 class Quota(NamedTuple):
     """Most of one resource that an association or a QOS lets its jobs hold at once."""
@@ -352,13 +357,24 @@ class Quotas:
     def of(self, job: Job, partition_qos: str = "") -> tuple[Quota, ...]:
         """Those that bind the job: its own, its user's, and those of its account and all above, but for what its QOS
         names as well: that takes their place. Of two QOS that both name a quota Slurm takes one, here both count."""
-        above = self.above(job.account) | {""}
+        key = job.qos, job.account, job.user, partition_qos
+        if key not in self._bound:
+            self._bound[key] = self._binding(*key)
+        return self._bound[key]
+
+    @cached_property
+    def _bound(self) -> dict[tuple[str, str, str, str], tuple[Quota, ...]]:
+        """Remembered, since thousands of jobs have a few hundred queues."""
+        return {}
+
+    def _binding(self, job_qos: str, account: str, user: str, partition_qos: str) -> tuple[Quota, ...]:
+        above = self.above(account) | {""}
 
         def binds(quota: Quota) -> bool:
             if not (quota.user or quota.qos) and quota.account in above:
                 return True
-            its = quota.qos in ("", job.qos, partition_qos) and quota.user in ("", job.user)
-            return its and quota.account in (job.account, "" if quota.qos else job.account)
+            its = quota.qos in ("", job_qos, partition_qos) and quota.user in ("", user)
+            return its and quota.account in (account, "" if quota.qos else account)
 
         found = list(filter(binds, self.all))
         of_qos = {(one.resource, one.per_job) for one in found if one.qos and not (one.user or one.account)}
