@@ -48,16 +48,17 @@ def leftovers(name: str) -> list[str]:
     return found
 
 
-def cleared(cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster that other tests use too, which is left empty."""
-    yield cluster
-    for user in ("alice", "bob"):
-        cluster.run(["scancel", f"--user={user}"], user="root")
-
-
-@pytest.fixture(params=["gres", "old"])
+@pytest.fixture(scope="module", params=["gres", "old"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    yield from cleared(request.getfixturevalue(request.param))
+    """Of this file alone: jobs here need all nodes."""
+    with Cluster(request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gres() -> Iterator[Cluster]:
+    with Cluster("gres") as running:
+        yield running
 
 
 class TestSlurm:
@@ -147,11 +148,11 @@ class TestSlurm:
 
 
 @pytest.fixture
-def kept(gres: Cluster) -> Iterator[Cluster]:
+def kept(gres: Cluster) -> Cluster:
     """The cluster with accounting, where `ops` is an operator."""
     if not gres.accounting:
         pytest.skip(gres.accounting_why)
-    yield from cleared(gres)
+    return gres
 
 
 class TestAccounting:

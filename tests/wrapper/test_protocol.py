@@ -205,7 +205,7 @@ def test_what_a_newer_job_adds_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "blocks", ["[]", "[1,0]", "[1,1]", "[-1]", "[true]", "[1.0]", '"1"', "1", "{}", "[[1]]", str([*range(600)])]
+    "blocks", ["[]", "[1,1]", "[-1]", "[true]", "[1.0]", '"1"', "1", "{}", "[[1]]", str([*range(600)])]
 )
 def test_tasks_that_are_no_tasks(blocks: str) -> None:
     """An order to train with them costs a `ProtocolError`: a block would leave because of it."""

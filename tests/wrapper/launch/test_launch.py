@@ -211,7 +211,7 @@ def test_what_ranks_have_unless_the_user_says_otherwise() -> None:
     """Protects a leader whose store waits for a lost answer of the resolver, and users who set their own."""
     env: dict[str, str] = {}
     set_defaults(env)
-    assert env == {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1"}
-    own = {"OMP_NUM_THREADS": "8", "RES_OPTIONS": "rotate"}
+    assert env == {"OMP_NUM_THREADS": "1", "GLOO_ENABLE_STORE_V2_API": "1", "RES_OPTIONS": "timeout:1"}
+    own = {"OMP_NUM_THREADS": "8", "GLOO_ENABLE_STORE_V2_API": "0", "RES_OPTIONS": "rotate"}
     set_defaults(env := {**own})
     assert env == own

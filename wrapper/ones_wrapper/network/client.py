@@ -8,7 +8,7 @@ import threading
 import weakref
 from contextlib import suppress
 
-from ones_wrapper.network.frames import FrameError, Frames, fields, frame, parts_of
+from ones_wrapper.network.frames import FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.proof import prove
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEET, MEMBER
@@ -54,6 +54,12 @@ class StoreClient:
         """Hang up."""
         connection, self._socket = self._socket, None
         if connection is not None:
+            hang_up(connection)
+
+    def close_in_child(self) -> None:
+        """A process that was forked holds nobody's connection open."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
             with suppress(OSError):
                 connection.close()
 
@@ -88,9 +94,9 @@ class StoreClient:
 
 
 def _in_child() -> None:
-    """A process that was forked holds none of its parent's connections open: their end tells that the parent died."""
+    """Their end tells that the parent died."""
     for client in list(_clients):
-        client.close()
+        client.close_in_child()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+from contextlib import suppress
 
 _LENGTH = struct.Struct("!I")
 MOST = 64 << 20
@@ -11,6 +13,13 @@ MOST = 64 << 20
 
 class FrameError(ValueError):
     """Bytes that are no message."""
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection for the peer as well, even if a process that was forked meanwhile holds it open."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def frame(body: bytes) -> bytes:

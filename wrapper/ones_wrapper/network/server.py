@@ -15,7 +15,7 @@ import weakref
 from contextlib import suppress
 
 from ones_wrapper.network.door import Door, listen
-from ones_wrapper.network.frames import MOST, FrameError, Frames, fields, frame, parts_of
+from ones_wrapper.network.frames import MOST, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.secret import JobSecret
 
 HOST, MEMBER, MEET = "host", "member", "meet"
@@ -94,7 +94,7 @@ class StoreServer:
         finally:
             self._door.close()
             for member in list(self._members):
-                member.connection.close()
+                hang_up(member.connection)
             self._selector.close()
             self._stopped.close()
 
@@ -122,7 +122,7 @@ class StoreServer:
 
     def _enter(self, connection: socket.socket, role: str, name: str) -> None:
         if self._why_not(role, name):  # two came to host it at once
-            connection.close()
+            hang_up(connection)
             return
         place = self._places.setdefault(name, _Place())
         member = _Member(connection, name, place, role == HOST)
@@ -137,7 +137,7 @@ class StoreServer:
         self._members.discard(member)
         self._wait_over(member)
         self._selector.unregister(member.connection)
-        member.connection.close()
+        hang_up(member.connection)
         place = member.place
         place.members.discard(member)
         if member.hosts or not place.members:

@@ -15,13 +15,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ones_wrapper.network.door import Door, listen
+from ones_wrapper.network.frames import hang_up
 from ones_wrapper.network.proof import prove
 from ones_wrapper.network.secret import JobSecret
 
@@ -267,9 +267,7 @@ class _Connections:
 
     def close(self) -> None:
         for connection in self._open:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+            hang_up(connection)
 
     def _run(self, connection: socket.socket) -> None:
         try:
