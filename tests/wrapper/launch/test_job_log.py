@@ -50,10 +50,17 @@ train()
 def below(pid: int) -> list[int]:
     """The processes that a process started, and theirs."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *below(int(child))]
+    with suppress(FileNotFoundError):  # it ended meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [number for child in children(task) for number in (child, *below(child))]
     return found
+
+
+def children(task: Path) -> list[int]:
+    """Those of a thread; none if it ended meanwhile."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for child in (task / "children").read_text().split()]
+    return []
 
 
 @pytest.mark.slow
