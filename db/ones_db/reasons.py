@@ -102,7 +102,7 @@ SENTENCES: dict[str, str] = {
     # Limits that Slurm has, known before (rules/restart.py, rules/quotas.py), and what growth costs (rules/cost.py)
     "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
     "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
-    "quota": "Slurm lets {whose} hold {most} {what} at once, of which {left} are left",
+    "quota": "Slurm lets {whose} hold {most} {what} at once, and {left} are left",
     "quota_of_job": "Slurm lets one job of {whose} hold {most} {what}",
     "partition_nodes": "partition {partition} gives one job at most {nodes:node|nodes}",
     "growth_cost": "beyond {gpus:GPU|GPUs} it would use more than {factor:.2f} times the GPU hours of the {asked} "
