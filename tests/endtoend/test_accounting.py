@@ -55,6 +55,7 @@ def batch(harness: Harness, script: str, *options: str, user: str = "bob") -> in
     return int(harness.cluster.run(command, user=user).stdout)
 
 
+@pytest.mark.nightly
 def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
     """Jobs that completed, failed, were cancelled in the queue and requeued, as `sacct` has them; twice the same."""
     if not harness.cluster.accounting:

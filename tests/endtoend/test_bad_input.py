@@ -45,6 +45,7 @@ def test_what_cannot_be_resized_says_why(harness: Harness) -> None:
         assert reasons[job_id] in spoken
 
 
+@pytest.mark.nightly
 def test_a_script_that_fails_at_once(harness: Harness) -> None:
     """Its exit code passes through, Slurm sees it fail, and nobody requeues it, a companion least of all."""
     folder = harness.folder("failing")

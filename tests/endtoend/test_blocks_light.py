@@ -88,6 +88,7 @@ def test_one_job_uses_its_blocks_again(site: Site) -> None:
     nobody_left_held_or_running(site, job_id)
 
 
+@pytest.mark.nightly
 @TWO
 def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     """And it ends well, with two blocks that trained."""
@@ -98,6 +99,7 @@ def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     site.ends(job_id, settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "victim",
     [nightly("newcomer"), nightly("member"), "leader"],
@@ -169,6 +171,7 @@ def test_cancelling_the_job_leaves_nothing(site: Site) -> None:
     companion.terminate()
 
 
+@pytest.mark.nightly
 @TWO
 def test_a_waiting_job_starts_at_fewer_gpus_than_its_other_blocks_ask_for(site: Site) -> None:
     """Protects from a job that waits for itself: a task of its own that still asks for what its user did would stand

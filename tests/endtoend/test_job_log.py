@@ -29,6 +29,7 @@ def check(log: str, resizes: list[tuple[str, str]]) -> None:
     assert not others, log
 
 
+@pytest.mark.nightly
 def test_requeued_and_cancelled(harness: Harness) -> None:
     """Protects what users read and keep of a job that is drained, requeued with more GPUs and another batch, and
     cancelled."""

@@ -81,6 +81,7 @@ def held(harness: Harness, store: Store, leader: Companion) -> ResizeRecord:
     raise AssertionError(f"no job was held while its companion was stopped: {leader.words}")
 
 
+@pytest.mark.nightly
 def test_a_leader_that_is_paused_holding_a_job(harness: Harness, server: Server) -> None:
     """Protects a job that is held by a companion that hangs: the standby finishes its resize, and the one that wakes up
     does nothing a second time, neither in Slurm nor in the database, and stands by."""

@@ -12,6 +12,7 @@ from tests.endtoend.harness import Harness
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.nightly
 def test_a_resized_job_waits_a_moment_for_one_leaf_switch(harness: Harness) -> None:
     """Room is left below two switches, and then below one: there it starts, with what its owner sees of the wish. A job
     that asks for something itself, for longer, keeps its own wish."""

@@ -84,6 +84,7 @@ def test_blocks_that_are_growth_leave_for_one_that_waits(harness: Harness) -> No
     assert words in said(harness, settings, elastic)
 
 
+@pytest.mark.nightly
 def test_reserved_and_drained_nodes_are_left_alone(harness: Harness) -> None:
     """Growing takes neither; the node that is drained, reserved or both is not part of any schedule."""
     names = sorted(name for name in _nodes(harness))
@@ -182,6 +183,7 @@ def test_a_cap_is_kept_and_explained(harness: Harness) -> None:
     assert sum(gpus(harness.job(job_id)) for job_id in (elastic, other)) <= 5
 
 
+@pytest.mark.nightly
 def test_a_job_is_resized_no_more_than_it_may(harness: Harness) -> None:
     """Once, here, to grow: one that waits for that waits on, and the elastic job's owner reads why."""
     elastic = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-4 batch=16-64")

@@ -37,6 +37,7 @@ def of_two_ticks(harness: Harness, elastic: int) -> Counter[str]:
     return run(4) - run(2)
 
 
+@pytest.mark.nightly
 def test_rpcs_of_a_tick_do_not_depend_on_the_queue(harness: Harness) -> None:
     """Each RPC takes slurmctld's locks: a companion that asked for each job would slow down everybody's commands."""
     asked = []

@@ -40,6 +40,7 @@ def outcomes(harness: Harness, settings: str, job_id: int, user: str = "alice") 
     return "; ".join([d["outcome"] for d in told["decisions"]] + [r["outcome"] for r in told["resizes"]])
 
 
+@pytest.mark.nightly
 def test_a_user_has_their_own_job_resized(harness: Harness) -> None:
     """`slurm-ones run --act --own`: alice's job grows by the policy's own decision, bob's is not alice's to touch."""
     mine, bobs = harness.light(), harness.light(user="bob")
@@ -120,6 +121,7 @@ def test_an_operator_resizes_those_who_opted_in(harness: Harness) -> None:
     assert done and all(resize.state == State.DONE for resize in done)
 
 
+@pytest.mark.nightly
 def test_advice_changes_nothing_and_works_by_hand(harness: Harness) -> None:
     """Advise mode prints the commands of a resize; the job's owner can carry them out one by one."""
     job_id = harness.light()
@@ -217,6 +219,7 @@ def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
         assert [str(run.shape) for run in store.runs(job_id)] == ["1x4", "3x4"]
 
 
+@pytest.mark.nightly
 def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:
     """The old site: over the command line alone, up over two nodes and down again."""
     job_id = old_harness.light()

@@ -18,6 +18,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.nightly
 def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
     """Protects the promise that `jobs`, `why`, `status` and `doctor` work for users, and alice's job from bob: by the
     kernel, as these users, while the companion runs under its own account."""

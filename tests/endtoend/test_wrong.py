@@ -85,6 +85,7 @@ def test_a_finished_run_is_not_started_for_ever(harness: Harness) -> None:
     assert not any(isinstance(report, Hello) for report in harness.reports(job_id, 1))
 
 
+@pytest.mark.nightly
 def test_of_two_companions_one_yields(harness: Harness) -> None:
     """The owner's yields for a job that reads the site's spool while the site's acts, and acts once that is gone; the
     site's yields for a job that the owner's gave an order. Both in the same second: the job is resized once, by the one

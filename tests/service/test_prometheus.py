@@ -48,6 +48,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
             work.wait()
 
 
+@pytest.mark.nightly
 def test_every_panel_and_rule(scraped: tuple[Prometheus, int]) -> None:
     """Protects a dashboard and alerts that a site installs unread: no query is empty, no rule in error.
 

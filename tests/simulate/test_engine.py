@@ -22,6 +22,7 @@ from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Su
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.profiles import BadInput, Workload
+from tests.marks import nightly
 from tests.simulate.harness import ChangingPolicy, RandomFaults
 
 APPLICATIONS = {
@@ -138,7 +139,7 @@ def calm() -> Outcome:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [name if name in ("preemption", "all of it") else nightly(name) for name in FAULTS])
 def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
     """Whatever fails, every job ends by itself, is not left held, and only work without a checkpoint is repeated."""
     outcome = with_changing_policy(workload(4), RandomFaults(**FAULTS[fault], seed=3), seed=3)

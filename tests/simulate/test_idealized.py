@@ -23,6 +23,7 @@ from slurm_ones.simulate.spec import ClusterSpec, Part
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.profiles import Workload, read_profile, read_profiles, read_workload
+from tests.marks import nightly
 from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile
 
 SAMPLES = 64 * ITERATIONS * EPOCHS
@@ -158,7 +159,7 @@ def test_a_job_is_left_alone_while_a_change_is_under_way(made: Workload) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launch_s", [0.0, 7.0, 40.0])
+@pytest.mark.parametrize("launch_s", [nightly(0.0), 7.0, nightly(40.0)])
 @pytest.mark.parametrize("policy", ["ones", "pollux", "tiresias"])
 def test_hot_gpu_seconds_are_conserved(made: Workload, policy: str, launch_s: float) -> None:
     """Also while jobs hold old and new GPUs, no node gives more than it has, all jobs end, and nothing is lost."""

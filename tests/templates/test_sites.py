@@ -139,6 +139,7 @@ def test_slurm_takes_them(site: Site) -> None:
     site.clear()
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_one_of_each_kind_trains(gres: Cluster) -> None:
     """GPUs by --gres and by --gpus-per-node, and whole nodes: the job's directory is on $SCRATCH and is found."""

@@ -15,6 +15,7 @@ from tests.wrapper.runs import assert_exactly_once
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
     """Protects what ranks kept back: as one vector it reaches old and new ranks alike at each change of the compressed
     phase, and after a loss all have one that a survivor kept. An order's batch is not taken there. All end with the

@@ -220,6 +220,7 @@ def test_a_sharded_model_on_a_block_of_two_nodes(tmp_path: Path) -> None:
         job.kill()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_node_that_is_gone_and_its_block_requeued(job: LaunchedJob) -> None:
     """Protects a job from the end of its leader's node: the other leads from its memory; the block that Slurm requeues
