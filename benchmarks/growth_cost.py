@@ -24,7 +24,7 @@ from benchmarks.decision import views
 from ones_db import JobHistory, JobRecord, ThroughputPoint
 from ones_db.shape import Shape
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
 from slurm_ones.jobs.optin import OptIn
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import ClusterView, JobView
@@ -91,7 +91,7 @@ def of_views(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Observation
             qos="normal",
             cpus=4 * shape.gpus,
         )
-        elastic[view.job_id] = Elastic(job, OptIn((1, 64), None, None), 4, False)
+        elastic[view.job_id] = Elastic(WholeJob.of(job), OptIn((1, 64), None, None), 4, False)
         record = JobRecord(view.job_id, "train", job.user, view.submitted, Shape(1, max(view.requested, 1)))
         measured = (ThroughputPoint(shape, view.batch, 100.0, 1.0),)
         histories[view.job_id] = JobHistory(
@@ -100,7 +100,7 @@ def of_views(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Observation
     nodes = {name: Node(name, "", True, 4, 4, ("gpu",), False) for name in names}
     tomorrow = Reservation("maint", names[:8], 2e5, 3e5)
     partitions = {"gpu": Partition("gpu", True, names, 0.0, 0, False)}
-    queue = {one.job.job_id: one.job for one in elastic.values()}
+    queue = {one.job.job_id: one.job.first for one in elastic.values()}
     return Observation(Snapshot(0.0, queue, nodes, partitions, (tomorrow,)), elastic), histories
 
 

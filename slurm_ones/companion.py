@@ -23,7 +23,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.jobs.elastic import Observation, guests_of
+from slurm_ones.jobs.elastic import Observation, WholeJob, guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.learn.guests import KNOWN_S, GuestLives
@@ -37,7 +37,7 @@ from slurm_ones.rules.quotas import READ_S, QuotaReading
 from slurm_ones.rules.restart import loses_licenses, reserved_ahead
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
-from slurm_ones.slurm.model import Job, Quotas, Snapshot, Task, fewest_switches, longest_run_s
+from slurm_ones.slurm.model import Quotas, Snapshot, Task, fewest_switches, longest_run_s
 from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 
 log = logging.getLogger(__name__)
@@ -161,17 +161,17 @@ class Companion:
         seconds = time.monotonic() - started
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
-    def _switches(self, job: Job, shape: Shape) -> int:
+    def _switches(self, job: WholeJob, shape: Shape) -> int:
         """See `Machine.switches`: 0 where leaf switches make no difference here, or Slurm was not looked at yet."""
         seen = self._seen
         if self.settings.taper <= 1 or seen is None:
             return 0
-        return fewest_switches(seen, job.partition, shape.nodes)
+        return fewest_switches(seen, job.home.partition, shape.nodes)
 
-    def _reserved(self, job: Job, shape: Shape) -> Reason | None:
+    def _reserved(self, job: WholeJob, shape: Shape) -> Reason | None:
         """See `Machine.reserved`."""
         seen = self._seen
-        return reserved_ahead(job, shape, seen, self.settings.whole_node_gpus, self._clock()) if seen else None
+        return reserved_ahead(job.first, shape, seen, self.settings.whole_node_gpus, self._clock()) if seen else None
 
     def _read_quotas(self, seen: Observation) -> Quotas:
         """What Slurm lets hold whom, read every few minutes, with what is held now; as before if it does not answer."""
@@ -188,7 +188,7 @@ class Companion:
 
     def _may_lose_licenses(self, seen: Observation) -> bool:
         """Whether a requeue has Slurm forget licences; it is asked once there is a job that has any."""
-        if self._loses_licenses is None and any(one.job.licenses for one in seen.elastic.values()):
+        if self._loses_licenses is None and any(one.job.home.licenses for one in seen.elastic.values()):
             try:
                 self._loses_licenses = loses_licenses(release_of(self._client.config()))
             except Refused:
@@ -210,7 +210,7 @@ class Companion:
     def _round(
         self, observation: Observation, histories: Mapping[int, JobHistory], resizes: list[ResizeRecord]
     ) -> Round:
-        blocks = [job_id for job_id, one in observation.elastic.items() if one.blocks]
+        blocks = observation.of_blocks
         switches = {job_id: self._learner.switch_s(histories.get(job_id)) for job_id in blocks}
         due = any(one.optin is not None and one.optin.deadline is not None for one in observation.elastic.values())
         return Round(
@@ -231,9 +231,8 @@ class Companion:
 
     def _gives_types(self, seen: Observation) -> bool:
         """Whether Slurm lets jobs change their type of GPU; it is asked once there is a job for which that matters."""
-        if self._types_given is None and any(
-            one.blocks or (one.optin is not None and one.optin.kinds) for one in seen.elastic.values()
-        ):
+        named = (one.optin is not None and one.optin.kinds for one in seen.elastic.values())
+        if self._types_given is None and (seen.of_blocks or any(named)):
             try:
                 self._types_given = self._client.version() >= GIVES_TYPES
             except Refused:
@@ -252,12 +251,12 @@ class Companion:
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], resizes: Sequence[ResizeRecord]) -> None:
         """See to what jobs of blocks leave behind, and to what their owners let go."""
         busy, moving = {resize.job_id for resize in resizes}, moving_tasks(resizes)
-        trains = {id_: one for id_, one in seen.elastic.items() if one.blocks and id_ not in busy - moving.keys()}
-        idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
-        arrays = arrays_of(seen)
+        trains = {id_: one for id_, one in seen.of_blocks.items() if id_ not in busy - moving.keys()}
+        idle = [one for job_id, one in seen.of_blocks.items() if job_id not in busy]
+        arrays = arrays_of(seen.snapshot.jobs.values())
         waiting = waiting_arrays(arrays)
-        blocks = {job_id: one.blocks for job_id, one in seen.elastic.items() if one.blocks}
-        for job_id, tasks in (blocks | waiting).items():
+        blocks = {job_id: one.job.blocks for job_id, one in seen.of_blocks.items()}
+        for job_id, tasks in (waiting | blocks).items():
             self._held.look(job_id, tasks)
         self._release_stale(seen, busy)
         waiting = {id_: tasks for id_, tasks in waiting.items() if id_ not in busy}
@@ -275,8 +274,8 @@ class Companion:
         self._guest_holds.forget(alive)
 
     def _release_stale(self, seen: Observation, busy: Collection[int]) -> None:
-        blocks = {id_: one.blocks for id_, one in [*seen.elastic.items(), *seen.left.items()] if one.blocks}
-        jobs = [(id_, job) for id_, job in seen.snapshot.jobs.items() if id_ not in blocks]
+        blocks = {id_: one.job.blocks for id_, one in {**seen.of_blocks, **seen.left}.items()}
+        jobs = [(id_, job) for id_, job in seen.snapshot.jobs.items() if job.array_id not in blocks]
         jobs += [(id_, job) for id_, tasks in blocks.items() for job in tasks]
         jobs = [(id_, job) for id_, job in jobs if id_ not in busy]
         self._stale.release(jobs, {Task(id_, task) for id_ in blocks for task in self._held.of(id_)})

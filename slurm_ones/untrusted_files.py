@@ -11,18 +11,31 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, directory_name, pointer_name
-from slurm_ones.slurm.model import Job
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class HasFiles(Protocol):
+    """A job, by what its files are found by."""
+
+    @property
+    def job_id(self) -> int: ...
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def work_dir(self) -> str: ...
 
 
 class NotBelieved(Exception):
     """A file or directory is not what it should be; the message says what and where."""
 
 
-def job_directory(job: Job) -> Path:
+def job_directory(job: HasFiles) -> Path:
     """The directory of the job's files: that of its pointer, or else below the job's working directory.
 
     Whether it is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs, or no path.
@@ -37,7 +50,7 @@ def job_directory(job: Job) -> Path:
         raise NotBelieved(f"{pointer}: {error}") from None
 
 
-def foreign(job: Job) -> bool:
+def foreign(job: HasFiles) -> bool:
     """This process may not write into the job's directory, and has the spool for its orders alone."""
     return job.uid != os.geteuid() and os.geteuid() != 0
 

@@ -19,7 +19,7 @@ from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_db.views import VIEWS
 from slurm_ones.act.actor import commands
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.show.charts import Bar, Panel, draw_gpus
@@ -146,7 +146,7 @@ def test_advice() -> None:
     """Commands are for a shell, perhaps root's: nothing that the owner named begins one."""
     path = "/home/a\nrm -rf /\n'; id; '"
     found = job_of(Shape(1, 1), work_dir=path, held=False, kind="$(id)\nrm -rf /\n; id;")
-    change = PlannedChange(Elastic(found, None, 4, False), Shape(1, 1), Shape(1, 2), None, 64)
+    change = PlannedChange(Elastic(WholeJob.of(found), None, 4, False), Shape(1, 1), Shape(1, 2), None, 64)
     import shlex
 
     told = commands(change, 5, None, 900.0)

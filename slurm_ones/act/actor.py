@@ -19,15 +19,15 @@ from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Observation, base_first, guests_of
+from slurm_ones.jobs.elastic import Observation, WholeJob, base_first, guests_of
 from slurm_ones.policy.contract import JobView, Schedule
 from slurm_ones.policy.figures import expected_gain
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE, Moves, task_of
+from slurm_ones.rules.blocks import Moves
 from slurm_ones.rules.gate import JobRules
 from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
-from slurm_ones.slurm.model import NO_LICENSES, Queue, Task
+from slurm_ones.slurm.model import NO_LICENSES, Job, Queue, Task
 from slurm_ones.text import plain
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,8 @@ class Actor:
                 ]
                 self._advise(job_id, "deferred", lines)
             deferred = queued = set()
-        jobs = {**seen.snapshot.jobs, **{job_id: one.job for job_id, one in seen.elastic.items()}}
+        jobs: dict[int, Job | WholeJob] = {**seen.snapshot.jobs}
+        jobs |= {job_id: one.job for job_id, one in seen.elastic.items()}
         deferred |= {job_id for job_id in queued if self._deferrals.ours(jobs[job_id])}
         # Also in advise mode: what an acting companion kept from starting must not wait for its deferral to end.
         self._deferrals.reconcile(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
@@ -188,7 +189,7 @@ class Actor:
             return
         number = self._orders.next_number(job)
         moves = change.moves or Moves()
-        if change.moves is None and change.elastic.blocks and isinstance(job.key, Task):
+        if change.moves is None and job.by_blocks and isinstance(job.key, Task):
             # Of a job of blocks that waits it is one task that changes, where they have been taken apart.
             moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(
@@ -200,12 +201,12 @@ class Actor:
             new_batch=change.new_batch,
             old_kind=change.old_kind,
             new_kind=change.new_kind,
-            state=first_state(job.running, by_blocks=change.moves is not None).value,
+            state=first_state(change.mechanism, running=job.running).value,
             started=self._clock(),
             decision_id=decision,
             order_number=number,
             deadline=self._clock() + self._settings.resize.drain_timeout_s,
-            mechanism=REQUEUE if change.moves is None else BLOCKS,
+            mechanism=change.mechanism,
             added=moves.added,
             dropped=moves.dropped,
             held=change.to_hold,
@@ -229,7 +230,7 @@ class Actor:
         if self._ordered.get(job.job_id) == batch:
             return
         try:
-            tasks = base_first(change.blocks or (), change.elastic.blocks, self._guest_queues)
+            tasks = base_first(change.blocks or (), change.elastic.job.blocks, self._guest_queues)
             order = Order(self._orders.next_number(job), job.restart, batch, blocks=tasks or None)
             self._orders.write(job, order)
             self._ordered[job.job_id] = batch
@@ -335,9 +336,9 @@ def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int,
     """Blocks join and leave while the job trains."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
-    if moves.added and any(job.throttle for job in change.elastic.blocks):
+    if moves.added and any(block.throttle for block in change.elastic.job.blocks):
         lines.append(shlex.join(["scontrol", "update", f"JobId={job_id}", "ArrayTaskThrottle=0"]))
-    tasks = {task_of(job): job for job in change.elastic.blocks}
+    tasks = change.elastic.job.tasks
     for task, shape in moves.added:
         if not tasks[task].pending:
             lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))

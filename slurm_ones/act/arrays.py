@@ -15,7 +15,7 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.holds import HeldTasks, may_be_ours
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import HOLDS_JOB, State
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, newest, whole_job
 from slurm_ones.rules.blocks import BLOCKS, has_left, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Task
@@ -31,56 +31,33 @@ APART_S = 300.0
 """A block that runs and does not train with the others for so long is ordered to end."""
 
 
-@dataclass(frozen=True)
-class Array:
-    """A job of blocks as Slurm has it now."""
-
-    job: Job
-    """By which its orders and reports are found: one of its tasks, under the id of the array."""
-    tasks: Mapping[int, Job]
-
-    @property
-    def alive(self) -> bool:
-        """Whether a block runs, or may start without us."""
-        return any(is_alive(job) for job in self.tasks.values())
-
-    def key(self, task: int) -> Task:
-        return Task(self.job.job_id, task)
-
-
 def is_alive(job: Job) -> bool:
     """Tell whether the block runs, is about to end, or may start without us."""
     return job.completing or not (job.ended or (job.pending and job.held))
 
 
-def look_at(client: SlurmClient, job_id: int) -> Array:
+def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO_GUESTS) -> WholeJob:
     """A job of blocks as Slurm has it now; raises `UnknownJob`."""
-    tasks = {task_of(job): job for job in client.tasks(job_id)}
+    tasks = client.tasks(job_id)
     if not tasks:
         raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
-    one = min(tasks.values(), key=lambda job: (not job.running, job.ended, task_of(job)))
-    return Array(replace(one, job_id=job_id), tasks)
+    return whole_job(job_id, tasks, term=term, guests=guests)
 
 
-def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
-    """The job as it is now; of a job of blocks that waits the task that it is to start with, or all of them where they
+def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
+    """The job as it is now; of a job of blocks that waits the block that it is to start with, or all of them if they
     change together. Raises `UnknownJob`."""
-    if not resize.added:
-        job = client.job(resize.job_id)
-        if resize.restart >= 0 or job.array_id != job.job_id or len(job.array_tasks) < 2:
-            return job
-        # One of them may run by now, which its owner let go: then the others stand in our hold as before.
-        array = look_at(client, resize.job_id)
-        ours = any(may_be_ours(one) for one in array.tasks.values()) and State(resize.state) in HOLDS_JOB
-        return replace(array.job, array_tasks=tuple(sorted(array.tasks)), held=array.job.held or ours)
-    return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)
-
-
-def held_in_part(client: SlurmClient, resize: ResizeRecord, job: Job) -> bool:
-    """Tell whether somebody holds tasks of a waiting array that is about to be held, and later released, as a whole."""
-    if resize.added or job.array_id != job.job_id:
-        return False
-    return any(one.pending and one.held for one in client.tasks(job.job_id))
+    if resize.added:
+        return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
+    job = client.job(resize.job_id)
+    array = job.array_id if job.array_id == job.job_id else 0
+    if resize.restart >= 0 or not array:
+        return WholeJob.of(job)
+    # One of them may run by now, which its owner let go: then the others stand in our hold as before.
+    whole = look_at(client, array)
+    first = min(whole.blocks, key=lambda block: (not block.running, block.ended))
+    ours = any(map(may_be_ours, whole.blocks)) and State(resize.state) in HOLDS_JOB
+    return replace(whole, key=array, first=replace(first, held=first.held or ours))
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
@@ -89,15 +66,12 @@ def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
-def arrays_of(seen: Observation) -> dict[int, list[Job]]:
+def arrays_of(jobs: Iterable[Job]) -> dict[int, list[Job]]:
     """The tasks of each job array, also of one that opted out since, whose tasks we may have held before."""
     found: dict[int, list[Job]] = {}
-    for job in seen.snapshot.jobs.values():
+    for job in jobs:
         if job.array_id:
             found.setdefault(job.array_id, []).append(job)
-    for one in [*seen.elastic.values(), *seen.left.values()]:
-        if one.blocks:
-            found[one.job.job_id] = list(one.blocks)
     return found
 
 
@@ -137,7 +111,7 @@ class Leftovers:
             if not self._over(job_id, tasks):
                 continue
             try:
-                tasks = tuple(look_at(self.client, job_id).tasks.values())
+                tasks = newest(self.client.tasks(job_id))
                 if not self._over(job_id, tasks):
                     continue
                 if acting and self._left_alone(job_id, tasks):
@@ -209,12 +183,13 @@ class Leftovers:
         (`cancel_waiting`). Raises `Unreachable`."""
         for one in jobs:
             job_id = one.job.job_id
+            blocks = one.job.blocks
             taken = [
                 task_of(job)
-                for job in one.blocks
+                for job in blocks
                 if job.state is JobState.PREEMPTED and not job.completing and task_of(job) not in moving.get(job_id, ())
             ]
-            if not taken or one.refusal or not any(map(is_alive, one.blocks)) or not self.held.take(job_id, taken):
+            if not taken or one.refusal or not any(map(is_alive, blocks)) or not self.held.take(job_id, taken):
                 continue
             for task in taken:
                 try:
@@ -228,7 +203,7 @@ class Leftovers:
         for elastic, members in jobs:
             if members is None or elastic.refusal or not elastic.job.running:
                 continue
-            running = {task_of(job): job for job in elastic.blocks if job.running}
+            running = {task_of(job): job for job in elastic.job.running_blocks}
             staying = sorted({*members.report.blocks} & running.keys())
             apart = {
                 (elastic.job.job_id, task, job.restart)

@@ -11,51 +11,54 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Membership, Order
-from slurm_ones.act.arrays import Array, is_alive, look_at
+from slurm_ones.act.arrays import is_alive, look_at
 from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
-from slurm_ones.jobs.elastic import Elastic, Guests, base_first, home, is_guest
+from slurm_ones.jobs.elastic import Elastic, Guests, WholeJob, base_first, is_guest
 from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobState, Queue
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobState, Queue, Task
 
 log = logging.getLogger(__name__)
 
-Step = Callable[[Machine, ResizeRecord, Array], None]
+Step = Callable[[Machine, ResizeRecord, WholeJob], None]
 
 
 def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     """Look at the job, and do what the resize's state asks for."""
     try:
-        array = look_at(machine.client, resize.job_id)
+        array = _look(machine, resize)
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     others = _held_by_others(machine, resize, array)
     chosen = others & dict(resize.added).keys()
     # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.
     resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
-    if not array.alive:
+    if not any(map(is_alive, array.blocks)):
         seen = _newest(machine, array)
         if seen is not None and seen.order == resize.order_number:
             # Who trained by its order is not held by us any more: if it waits in a hold, somebody else's.
             resize = _note_held(machine, resize, {*resize.held} - {*seen.blocks})
         ended = [job for job in array.tasks.values() if job.ended]
-        last = max(ended, key=lambda job: job.end_time, default=array.job)
+        last = max(ended, key=lambda job: job.end_time, default=array.first)
         why = held_by_others(chosen) if chosen else reason("job_ended", state=last.state.value)
         return machine.move(resize, State.ENDED, why)
     if chosen:
         return _turn(machine, resize, held_by_others(chosen))
-    # Whatever its task says, its term is what its reports and orders go by.
-    array = replace(array, job=replace(array.job, restart=resize.restart))
     return BLOCK_HANDLERS[State(resize.state)](machine, resize, array)
+
+
+def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
+    """Raises `UnknownJob`."""
+    # Whatever its tasks say, its term is what its reports and orders go by.
+    return look_at(machine.client, resize.job_id, resize.restart, machine.guests)
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> tuple[int, ...]:
@@ -63,7 +66,7 @@ def guests_among(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> 
     the larger blocks make up first. One block of a job is always base."""
     if elastic.optin is None or not elastic.optin.guests:
         return ()
-    staying = (job for job in elastic.running_blocks if task_of(job) not in moves.dropped)
+    staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
     base = sum(elastic.shape_of(job).gpus for job in staying if not is_guest(job, guests))
     found = []
     for task, shape in moves.added:
@@ -77,9 +80,9 @@ def guests_among(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> 
 # -- preparing ---------------------------------------------------------------------------------------------------------
 
 
-def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
     machine.new.discard(resize.id)
-    why = machine.hindered(resize, array.job)
+    why = machine.hindered(resize, array)
     if why is None and resize.added:
         why = _unfit(machine, resize, array)
         if why is None and machine.late(resize):
@@ -91,7 +94,7 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
     return machine.move(resize, State.OPENING) if _prepared(machine, resize, array) else resize
 
 
-def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> tuple[Array, Reason | None]:
+def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
     """Make tasks ready to join: held with all that waits, without a throttle, in the shape to have. The job as it is
     then, and why it cannot be. Each step may be repeated; none lets a task start, or takes anything from those that
     train."""
@@ -109,42 +112,42 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> tuple[Arra
                 step(machine, resize, array)
         except Refused as error:
             return array, refused(str(error))
-        array = look_at(machine.client, resize.job_id)
-        why = reason("switched_off") if not machine.wanted(array.job) else _unfit(machine, resize, array)
+        array = _look(machine, resize)
+        why = reason("switched_off") if not machine.wanted(array) else _unfit(machine, resize, array)
         if why is not None or _prepared(machine, resize, array):
             return array, why
     return array, None
 
 
-def _hold(machine: Machine, resize: ResizeRecord, array: Array) -> None:
+def _hold(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
     unheld = _unheld(resize, array)
     if len(unheld) > 1:
         # By name: a block that trains and is requeued by Slurm at this moment waits too, and has to start again.
         machine.client.hold_waiting(resize.job_id, unheld)
     else:
         for task in unheld:
-            machine.client.hold(array.key(task))
+            machine.client.hold(Task(array.job_id, task))
 
 
-def _lift_throttle(machine: Machine, resize: ResizeRecord, array: Array) -> None:
+def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
     # Never before the holds: all tasks would start.
     if _throttled(array) and not _unheld(resize, array) and not _let_go(array):
         machine.client.throttle(resize.job_id, 0)
 
 
-def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: int) -> None:
+def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
     """Have a block that completed wait again, and give one that is to join its shape, unless something else has to come
     first."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
         return
     if not job.pending:
-        machine.client.reuse(array.key(task))
+        machine.client.reuse(Task(array.job_id, task))
     queue = _queue(machine, resize, array, task)
-    machine.client.reshape(array.key(task), dict(resize.added)[task], kind=resize.new_kind, queue=queue)
+    machine.client.reshape(Task(array.job_id, task), dict(resize.added)[task], kind=resize.new_kind, queue=queue)
 
 
-def _queue(machine: Machine, resize: ResizeRecord, array: Array, task: int) -> Queue:
+def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
     """The queue in which a block that is to join is released: that of guests, or of its job, if it was a guest."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
@@ -156,14 +159,13 @@ def _queue(machine: Machine, resize: ResizeRecord, array: Array, task: int) -> Q
     return own if is_guest(job, machine.guests) else Queue()
 
 
-def _home(machine: Machine, array: Array) -> Queue:
+def _home(machine: Machine, array: WholeJob) -> Queue:
     """The queue of the job's base blocks; as it was when the job was stored, if all its tasks are guests by now."""
-    own = home(array.tasks.values(), machine.guests)
-    if is_guest(own, machine.guests):
-        known = machine.store.jobs([array.job.job_id]).get(array.job.job_id)
+    if is_guest(array.home, machine.guests):
+        known = machine.store.jobs([array.job_id]).get(array.job_id)
         if known is not None:
             return Queue(known.partition, known.qos, known.account, licenses=known.licenses)
-    return Queue.of(own)
+    return Queue.of(array.home)
 
 
 def _limit_s(job: Job, own: Queue, most_s: float, wait_s: float) -> float:
@@ -177,7 +179,7 @@ def _limit_s(job: Job, own: Queue, most_s: float, wait_s: float) -> float:
     return max(60.0, most_s - wait_s)
 
 
-def _prepared(machine: Machine, resize: ResizeRecord, array: Array) -> bool:
+def _prepared(machine: Machine, resize: ResizeRecord, array: WholeJob) -> bool:
     """Tell whether all that wait are held, and those that are to join have their shapes and queues."""
     if not resize.added:
         return True
@@ -190,22 +192,22 @@ def _prepared(machine: Machine, resize: ResizeRecord, array: Array) -> bool:
     return not _unheld(resize, array) and not _throttled(array)
 
 
-def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
+def _unheld(resize: ResizeRecord, array: WholeJob) -> list[int]:
     tasks = ({*resize.held} | dict(resize.added).keys()) & array.tasks.keys()
     return sorted(task for task in tasks if array.tasks[task].pending and not array.tasks[task].held)
 
 
-def _throttled(array: Array) -> bool:
+def _throttled(array: WholeJob) -> bool:
     return any(job.throttle for job in array.tasks.values())
 
 
-def _let_go(array: Array) -> bool:
+def _let_go(array: WholeJob) -> bool:
     """Whether a task that never ran waits in nobody's hold: its owner let it go since this was planned, and it would
     start without us."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
-def _unfit(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+def _unfit(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Why one of the blocks that are to join cannot be prepared."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
@@ -218,17 +220,16 @@ def _unfit(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | Non
     return _elsewhere(machine, resize, array)
 
 
-def _elsewhere(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+def _elsewhere(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """That one of those that are to join waits in another partition than the others train in: its owner moved it since
     this was planned, and its shape is none of that partition's."""
-    own = home(array.tasks.values(), machine.guests)
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
-    if all(job.shares_partition(own) or is_guest(job, machine.guests) for job in waiting):
+    if all(job.shares_partition(array.home) or is_guest(job, machine.guests) for job in waiting):
         return None
     return reason("blocks_differ", what="partition")
 
 
-def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
+def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
     """At the first look at it, those of the tasks that we are to hold that somebody has held since they were chosen:
     it was not us. None at any other look."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
@@ -239,12 +240,8 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set
 # -- there -------------------------------------------------------------------------------------------------------------
 
 
-def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    why = (
-        machine.hindered(resize, array.job)
-        or _elsewhere(machine, resize, array)
-        or _order_blocks(machine, resize, array)
-    )
+def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
+    why = machine.hindered(resize, array) or _elsewhere(machine, resize, array) or _order_blocks(machine, resize, array)
     if why is not None:
         return _turn(machine, resize, why)
     ours = [(task, job) for task, job in _joining_jobs(resize, array) if job.pending and job.held]
@@ -254,7 +251,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
         for task in closed:
             try:
                 # Slurm delays what was requeued, nothing else.
-                machine.release(array.key(task), now=array.tasks[task].restart > 0)
+                machine.release(Task(array.job_id, task), now=array.tasks[task].restart > 0)
             except Refused as error:
                 return _turn(machine, resize, reason("release_refused", answer=str(error)))
     # Blocks that leave are waited for as a checkpoint is.
@@ -262,10 +259,10 @@ def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
     return machine.move(resize, State.JOINING, deadline=deadline)
 
 
-def _order_blocks(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Order the job to train with its new blocks, if that order is not in force yet; why it cannot be. Before they are
     released: a block that starts looks whether it is wanted."""
-    if machine.orders.last_number(array.job) >= (resize.order_number or 0):
+    if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
     blocks = (_training(resize, array, seen) - {*resize.dropped}) | dict(resize.added).keys()
@@ -278,18 +275,18 @@ def _order_blocks(machine: Machine, resize: ResizeRecord, array: Array) -> Reaso
     return None
 
 
-def _joining_jobs(resize: ResizeRecord, array: Array) -> list[tuple[int, Job]]:
+def _joining_jobs(resize: ResizeRecord, array: WholeJob) -> list[tuple[int, Job]]:
     return [(task, array.tasks[task]) for task, _ in resize.added if task in array.tasks]
 
 
-def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
     if _joined(resize, array, _newest(machine, array)):
         return machine.move(resize, State.LEAVING)
-    why = machine.hindered(resize, array.job) or _elsewhere(machine, resize, array) or _in_vain(machine, resize, array)
+    why = machine.hindered(resize, array) or _elsewhere(machine, resize, array) or _in_vain(machine, resize, array)
     return _turn(machine, resize, why) if why is not None else resize
 
 
-def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+def _in_vain(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Why the blocks will not train together; None while they may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
@@ -321,14 +318,14 @@ def _in_vain(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
     return None
 
 
-def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+def _leaving(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
     if resize.back:
         return _withdrawing(machine, resize, array)
     left = _put_back(machine, array, resize.dropped)
     if left and not machine.late(resize):
         return resize
     why = reason("blocks_linger", task=min(left)) if left else reason("blocks_train")
-    seen = machine.reports.membership(array.job, resize.order_number)
+    seen = machine.reports.membership(array, resize.order_number)
     return machine.move(resize, State.DONE, why, pause_s=seen.report.pause_s if seen is not None else None)
 
 
@@ -340,8 +337,8 @@ def _turn(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
     return machine.move(resize, State.LEAVING, why, back=True, deadline=machine.deadline(State.STARTING))
 
 
-def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    number, last = resize.order_number or 0, machine.orders.last_number(array.job)
+def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
+    number, last = resize.order_number or 0, machine.orders.last_number(array)
     seen = _newest(machine, array)
     joined = last >= number and _joined(resize, array, seen)
     training = _training(resize, array, seen) or _to_start(resize, array)
@@ -349,9 +346,9 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
         if seen is not None and joined and last > number:
             # It had the order before it could be called off: what it does is what it is to do.
             running = {*seen.blocks} & _running(array)
-            _order(machine, resize, array, seen, running, resize.new_batch, machine.orders.next_number(array.job))
+            _order(machine, resize, array, seen, running, resize.new_batch, machine.orders.next_number(array))
         elif not joined and last == number:
-            _order(machine, resize, array, seen, training, resize.old_batch, machine.orders.next_number(array.job))
+            _order(machine, resize, array, seen, training, resize.old_batch, machine.orders.next_number(array))
     except OrderError as error:
         log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
     if joined:
@@ -377,7 +374,7 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _put_back(machine: Machine, array: Array, tasks: Collection[int]) -> list[int]:
+def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list[int]:
     """Have those of the tasks wait in a hold that do not run any more; those that still run. What ended in another way
     than it was to, or Slurm has forgotten, is let go; and what waits if no other block is left for the job."""
     left = []
@@ -393,22 +390,22 @@ def _put_back(machine: Machine, array: Array, tasks: Collection[int]) -> list[in
         try:
             if job.pending:
                 if not alone:
-                    machine.client.hold(array.key(task))
-            elif machine.wanted(array.job):
-                machine.client.reuse(array.key(task))
+                    machine.client.hold(Task(array.job_id, task))
+            elif machine.wanted(array):
+                machine.client.reuse(Task(array.job_id, task))
         except Refused as error:
-            log.info("job %s: it is not kept for another time: %s", array.key(task), error)
+            log.info("job %s: it is not kept for another time: %s", Task(array.job_id, task), error)
             if job.pending:
                 left.append(task)  # it has started, if anything
     return left
 
 
-def _newest(machine: Machine, array: Array) -> Membership | None:
-    found = machine.reports.membership(array.job)
+def _newest(machine: Machine, array: WholeJob) -> Membership | None:
+    found = machine.reports.membership(array)
     return found.report if found is not None else None
 
 
-def _joined(resize: ResizeRecord, array: Array, seen: Membership | None) -> bool:
+def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
     """Whether the newest membership is the one that was ordered: those that were to join are in it, by the start that
     Slurm knows of, and those that were to leave are not."""
     if seen is None:
@@ -421,7 +418,7 @@ def _joined(resize: ResizeRecord, array: Array, seen: Membership | None) -> bool
     return restarts.keys().isdisjoint(resize.dropped)
 
 
-def _training(resize: ResizeRecord, array: Array, seen: Membership | None) -> set[int]:
+def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
     """The tasks that train together, by their newest report as far as Slurm agrees; or that run, without those that are
     to join. One that Slurm starts again is still meant."""
     known = {task for task, job in array.tasks.items() if is_alive(job)}
@@ -429,21 +426,21 @@ def _training(resize: ResizeRecord, array: Array, seen: Membership | None) -> se
     return members or _running(array) - dict(resize.added).keys()
 
 
-def _to_start(resize: ResizeRecord, array: Array) -> set[int]:
+def _to_start(resize: ResizeRecord, array: WholeJob) -> set[int]:
     """The tasks that wait in no hold: if none is known to train, those with which the job starts again. One that is to
     join is meant if there is no other."""
     waiting = {task for task, job in array.tasks.items() if job.pending and not job.held}
     return waiting - dict(resize.added).keys() or waiting
 
 
-def _running(array: Array) -> set[int]:
+def _running(array: WholeJob) -> set[int]:
     return {task for task, job in array.tasks.items() if job.running}
 
 
 def _order(
     machine: Machine,
     resize: ResizeRecord,
-    array: Array,
+    array: WholeJob,
     seen: Membership | None,
     blocks: Collection[int],
     batch: int | None,
@@ -451,17 +448,13 @@ def _order(
 ) -> None:
     """Order the job to train with these blocks; durable when it returns. Raises `OrderError`."""
     leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
-    job = array.job
-    if leader is not None and leader.running:
-        # It is the one to be woken.
-        job = replace(leader, job_id=job.job_id, restart=job.restart)
     gain = machine.gains.get(resize.id) if number == resize.order_number else None
-    named = base_first(blocks, array.tasks.values(), machine.guests)
+    named = base_first(blocks, array.blocks, machine.guests)
     order = Order(number, resize.restart, batch, blocks=named or None, gain=gain)
-    machine.orders.write(job, order, wake=True)
+    machine.orders.write(array, order, wake=leader if leader is not None and leader.running else array.first)
 
 
-BLOCK_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Array], ResizeRecord]] = {
+BLOCK_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, WholeJob], ResizeRecord]] = {
     State.PREPARING: _preparing,
     State.OPENING: _opening,
     State.JOINING: _joining,

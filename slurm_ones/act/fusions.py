@@ -20,10 +20,10 @@ from ones_db.reasons import reason
 from ones_wrapper.protocol import FUSION, MAX_LINE, MAX_SPEC, FusedMember, Fusion, Order, ProtocolError, decode_fusion
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
-from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+from slurm_ones.untrusted_files import HasFiles, NotBelieved, directory_of, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Fusions:
             tick.taken.update(dict.fromkeys(waits - tick.taken.keys(), carrier.job.job_id))
         return tick.taken
 
-    def _answered(self, job: Job) -> bool:
+    def _answered(self, job: WholeJob) -> bool:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
@@ -162,7 +162,7 @@ class Fusions:
             log.warning("job %d: that others of its sweep are gone could not be said: %s", job.job_id, error)
 
 
-def read_fusion(job: Job) -> Fusion | None:
+def read_fusion(job: HasFiles) -> Fusion | None:
     """What the job says; None where there is nothing to be believed."""
     try:
         with directory_of(job_directory(job), job.uid) as directory:
@@ -188,12 +188,12 @@ def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
 
 def carries(elastic: Elastic) -> bool:
     """Whether a job may train others within itself. One that waits for a restart goes on with those that it has."""
-    job, optin = elastic.job, elastic.optin
+    job, optin = elastic.job.first, elastic.optin
     if optin is None or not optin.fuse or elastic.refusal is not None:
         return False
     if not (job.running or (job.pending and job.restart and not job.held)):
         return False
-    return not (job.array or elastic.blocks) and elastic.shape.gpus == 1 and elastic.gpu_range == (1, 1)
+    return not job.array and elastic.shape.gpus == 1 and elastic.gpu_range == (1, 1)
 
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
@@ -202,21 +202,21 @@ def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[i
     alone."""
     found = []
     for other in others:
-        job = other.job
+        job = other.job.first
         if other.refusal is not None or not job.pending or job.held or job.restart or job.completing:
             continue
         if job.reason in ("Dependency", "DependencyNeverSatisfied") or (
-            job.eligible_time > now and job.job_id not in ours
+            job.eligible_time > now and other.job.job_id not in ours
         ):
             continue
-        if job.job_id != carrier.job.job_id and _kind(other) == _kind(carrier):
+        if other.job.job_id != carrier.job.job_id and _kind(other) == _kind(carrier):
             found.append(other)
     return sorted(found, key=lambda other: other.job.job_id)
 
 
 def _kind(elastic: Elastic) -> tuple[object, ...]:
     """What must be the same of all members."""
-    job = elastic.job
+    job = elastic.job.first
     return (
         *(job.uid, job.account, job.partitions, job.work_dir, job.time_limit_s, job.requeue, job.batch, job.array),
         *(elastic.shape, elastic.gpu_range, elastic.optin),

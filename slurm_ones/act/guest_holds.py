@@ -74,9 +74,9 @@ class GuestHolds:
                     self._lift(task, job)
 
     def _wanted(self, one: Elastic, partitions: Mapping[str, Partition]) -> set[int]:
-        guests = [job for job in one.running_blocks if is_guest(job, self.guests)]
+        guests = [job for job in one.job.running_blocks if is_guest(job, self.guests)]
         allowed = one.optin is not None and one.optin.guests and not one.refusal
-        if not (guests and allowed and len(guests) < len(one.running_blocks) and self._read_site()):
+        if not (guests and allowed and len(guests) < len(one.job.running_blocks) and self._read_site()):
             return set()
         config, modes = self._site
         return {task_of(job) for job in guests if comes_back(job, config, partitions.get(job.partition), modes)}

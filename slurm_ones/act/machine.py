@@ -16,11 +16,11 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.transitions import LASTS, Stage, State, check_transition
 from slurm_ones.config import ResizeSettings
-from slurm_ones.jobs.elastic import Guests
+from slurm_ones.jobs.elastic import Guests, WholeJob
 from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
-from slurm_ones.slurm.model import Job, JobKey
+from slurm_ones.slurm.model import JobKey
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ ASK_AGAIN_S = 10.0
 class ResizeReports(Protocol):
     """What the machine needs to know of a job's reports."""
 
-    def drained(self, job: Job, restart: int, order: int) -> float | None:
+    def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
         """When the durable checkpoint that answers the drain order was reported, None while there is none."""
 
-    def restarted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: WholeJob, after_restart: int) -> float | None:
         """Seconds that training stood still, once a run after `after_restart` has reported its start; None before."""
 
-    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
+    def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
         """Which blocks of a job of blocks train together, by its newest report of that; with an order's number by the
         newest that names it."""
 
@@ -56,17 +56,17 @@ class Machine:
     orders: OrderWriter
     deferrals: Deferrals
     clock: Callable[[], float]
-    wanted: Callable[[Job], bool]
+    wanted: Callable[[WholeJob], bool]
     """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
-    rival: Callable[[Job], int] = lambda job: 0
+    rival: Callable[[WholeJob], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
-    switches: Callable[[Job, Shape], int] = lambda job, shape: 0
+    switches: Callable[[WholeJob, Shape], int] = lambda job, shape: 0
     """Fewest leaf switches that a shape of the job needs; 0 if none are to be asked for."""
-    reserved: Callable[[Job, Shape], Reason | None] = lambda job, shape: None
+    reserved: Callable[[WholeJob, Shape], Reason | None] = lambda job, shape: None
     """The reservation for which a job that runs could not start again at a shape."""
     longest_s: Callable[[str, Shape, str], float] = lambda partition, shape, reservation: math.inf
     """Longest time limit with which a shape may start in a partition, before reservations but the job's own."""
-    told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
+    told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
     guests: Guests = field(default_factory=dict)
     """Of each partition the queue of its guests."""
@@ -111,7 +111,7 @@ class Machine:
     def _lasts(self, state: State) -> float:
         return float(getattr(self.settings, LASTS[state]))
 
-    def just_requeued(self, resize: ResizeRecord, job: Job) -> bool:
+    def just_requeued(self, resize: ResizeRecord, job: WholeJob) -> bool:
         """Tell whether its last run was killed a moment ago.
 
         Slurm ends a job's processes on a node by the job's id. If a node did not answer when that run was to end, its
@@ -125,7 +125,7 @@ class Machine:
 
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
-    def hindered(self, resize: ResizeRecord, job: Job) -> Reason | None:
+    def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
         """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, the job's
         strategy cannot use the new size any more, or it could not start again before a reservation. Nothing
         hinders the way back."""
@@ -151,7 +151,7 @@ class Machine:
                 log.info("job %s: it is released to start after Slurm's own delay: %s", key, error)
         self.client.release(key, start_now=False)
 
-    def ask_for_few_switches(self, job: Job, shape: Shape) -> None:
+    def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
         """Have Slurm look for the shape below as few leaf switches as it needs: a preference that ends by itself, and
         whose refusal changes nothing. One of the owner's, for longer than ours, stays."""
         most = self.switches(job, shape)

@@ -27,7 +27,7 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job
-from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
+from slurm_ones.untrusted_files import HasFiles, NotBelieved, directory_of, foreign, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +65,14 @@ def _check_spool(directory: int) -> None:
         raise NotBelieved("others may write there; take that from them (chmod 755)")
 
 
-def order_path(job: Job, spool: Path | None) -> Path:
+def order_path(job: HasFiles, spool: Path | None) -> Path:
     """Where an order to this job belongs. Raises `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
 
 
-def write_order(job: Job, order: Order, spool: Path | None) -> None:
+def write_order(job: HasFiles, order: Order, spool: Path | None) -> None:
     """Replace the order in force; durable when it returns. Raises `OrderError`."""
     try:
         path = order_path(job, spool)
@@ -109,13 +109,13 @@ class OrderWriter:
     _newest: int = field(default=0, init=False)
     """The highest number written, to whichever job."""
 
-    def next_number(self, job: Job) -> int:
+    def next_number(self, job: HasFiles) -> int:
         """Of the next order to this job: the time in milliseconds, and above the order in force also where a clock was
         set back, even while a file system shows an older one in its place."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
-    def last_number(self, job: Job) -> int:
+    def last_number(self, job: HasFiles) -> int:
         """Of the order in force, 0 if there is none to be read. A job's user who wrote a number there of their own
         misleads their job alone."""
         last = 0
@@ -128,16 +128,16 @@ class OrderWriter:
                 continue
         return last
 
-    def write(self, job: Job, order: Order, *, wake: bool = False) -> None:
-        """Replace the order in force; with `wake` a job that runs is signalled to look for it now. Raises
+    def write(self, job: HasFiles, order: Order, *, wake: Job | None = None) -> None:
+        """Replace the order in force; if the block `wake` runs, it is signalled to look for it now. Raises
         `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         self._newest = max(self._newest, order.number)
         # scancel tries for half a minute to signal a job that waits.
-        if wake and job.running:
+        if wake is not None and wake.running:
             with suppress(SlurmError):  # it would find the order by itself, a little later
-                self.client.signal(job.key, LOOK_SIGNAL)
+                self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
         """Show owners' companions that the spool's acts: they yield for the jobs that read it."""

@@ -14,15 +14,15 @@ from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-from slurm_ones.act.arrays import held_in_part, job_of
+from slurm_ones.act.arrays import job_of
 from slurm_ones.act.blocks import advance_blocks
 from slurm_ones.act.holds import forgotten, in_our_hold, may_be_ours
 from slurm_ones.act.machine import ASK_AGAIN_S, Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import BY_BLOCKS, Stage, State
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.rules.gate import kind_of_target, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +55,18 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     if job.ended:
-        return machine.move(resize, State.ENDED, reason("job_ended", state=job.state.value))
+        return machine.move(resize, State.ENDED, reason("job_ended", state=job.first.state.value))
     state = State(resize.state)
     released = state in (State.WAITING, State.STARTING)
-    if released and (in_our_hold(job, resize) or _is_held_again(machine, resize, job)):
+    if released and (in_our_hold(job.first, resize) or _is_held_again(machine, resize, job)):
         return machine.move(resize, State.RESHAPING, reason("release_forgotten"))
     return HANDLERS[state](machine, resize, job)
 
 
-def _is_held_again(machine: Machine, resize: ResizeRecord, job: Job) -> bool:
+def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
     """Tell whether a job that was held by its priority and then released stands in that hold, since Slurm forgot the
     release."""
-    if not may_be_ours(job):
+    if not may_be_ours(job.first):
         return False
     steps = machine.store.resize_steps(resize.id)
     return any(step.state == State.HOLDING for step in steps) and forgotten(machine.client, steps[-1].time)
@@ -75,7 +75,7 @@ def _is_held_again(machine: Machine, resize: ResizeRecord, job: Job) -> bool:
 # -- the drain ---------------------------------------------------------------------------------------------------------
 
 
-def _draining(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+def _draining(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     assert resize.order_number is not None
     if job.pending or job.restart != resize.restart:
         return _cancel_drain(machine, resize, job, reason("run_ended"))
@@ -91,7 +91,7 @@ def _draining(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
         gain = machine.gains.get(resize.id)
         order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True, gain=gain)
         try:
-            machine.orders.write(job, order, wake=True)
+            machine.orders.write(job, order, wake=job.first)
         except OrderError as error:
             return machine.move(resize, State.ABANDONED, reason("order_not_written", problem=str(error)))
     drained = machine.reports.drained(job, resize.restart, resize.order_number)
@@ -103,8 +103,8 @@ def _draining(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     return resize
 
 
-def _requeuing(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if job.completing:
+def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
+    if job.first.completing:
         return resize
     if job.pending:
         if not job.held:
@@ -129,7 +129,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord
     return resize
 
 
-def _cancel_drain(machine: Machine, resize: ResizeRecord, job: Job, why: Reason) -> ResizeRecord:
+def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
     """Have a job that was drained carry on as it was, at once rather than after its minute."""
     if machine.rival(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # whose order it follows
@@ -137,10 +137,10 @@ def _cancel_drain(machine: Machine, resize: ResizeRecord, job: Job, why: Reason)
     return machine.move(resize, State.ABANDONED, why)
 
 
-def _order_batch(machine: Machine, job: Job, restart: int, batch: int | None) -> None:
+def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | None) -> None:
     """Order the old batch. It is not worth a job that stays held if that cannot be written."""
     try:
-        machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=True)
+        machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)
     except OrderError as error:
         log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
 
@@ -148,8 +148,8 @@ def _order_batch(machine: Machine, job: Job, restart: int, batch: int | None) ->
 # -- in a hold ---------------------------------------------------------------------------------------------------------
 
 
-def _parking(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if job.held and job.admin_held:
+def _parking(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
+    if job.held and job.first.admin_held:
         return _finish(machine, resize, job)
     if job.held:
         if not machine.wanted(job):
@@ -167,11 +167,11 @@ def _parking(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     return machine.move(resize, State.RELEASING, reason("released_before_parking"), back=True)
 
 
-def _holding(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+def _holding(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     first = resize.id in machine.new and not resize.back
     machine.new.discard(resize.id)
-    if first and job.pending and (job.held or held_in_part(machine.client, resize, job)):
-        # It was not when this was decided, and nobody else had a reason to.
+    if first and job.pending and (job.held or any(block.pending and block.held for block in job.blocks)):
+        # It was not when this was decided, nor any block of it, and nobody else had a reason to.
         return machine.move(resize, State.ABANDONED, reason("held_by_owner"))
     if not job.pending:
         if resize.back:
@@ -192,7 +192,7 @@ def _holding(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     return resize
 
 
-def _reshaping(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     why = machine.hindered(resize, job)
     try:
         if why is None:
@@ -204,7 +204,7 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord
     return machine.move(resize, State.RELEASING if resize.back else State.RESHAPING, why, back=True)
 
 
-def _reshape(machine: Machine, resize: ResizeRecord, job: Job) -> None:
+def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
     """Ask Slurm for the shape that the resize heads for, and for the kind of GPU if that changes; on the way back the
     job gets its old batch too. Raises `Refused` if Slurm does not take it."""
     if resize.back and resize.restart >= 0:
@@ -217,10 +217,10 @@ def _reshape(machine: Machine, resize: ResizeRecord, job: Job) -> None:
 # -- released ----------------------------------------------------------------------------------------------------------
 
 
-def _releasing(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
-    if job.held and job.never_starts and not resize.back:
-        return machine.move(resize, State.RESHAPING, reason("never_starts", cause=job.reason), back=True)
-    if job.held and job.admin_held:
+def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
+    if job.held and job.first.never_starts and not resize.back:
+        return machine.move(resize, State.RESHAPING, reason("never_starts", cause=job.first.reason), back=True)
+    if job.held and job.first.admin_held:
         return _wait_at_old_shape(machine, resize, reason("held_by_operator"))
     if job.held:
         if machine.just_requeued(resize, job):
@@ -255,25 +255,25 @@ def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> R
     return machine.move(resize, State.WAITING, why, back=True)
 
 
-def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+def _waiting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     if job.running:
         return machine.move(resize, State.STARTING)
     if resize.back:
         return _waiting_back(machine, resize, job)
     # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
-    if job.never_starts:
-        return machine.move(resize, State.HOLDING, reason("never_starts", cause=job.reason), back=True)
+    if job.first.never_starts:
+        return machine.move(resize, State.HOLDING, reason("never_starts", cause=job.first.reason), back=True)
     if job.held:
         return _wait_at_old_shape(machine, resize, reason("held_by_owner"))
-    if job.limited and (resize.restart >= 0 or resize.new_shape.gpus > resize.old_shape.gpus):
-        return machine.move(resize, State.HOLDING, reason("limit_reached", cause=job.reason), back=True)
+    if job.first.limited and (resize.restart >= 0 or resize.new_shape.gpus > resize.old_shape.gpus):
+        return machine.move(resize, State.HOLDING, reason("limit_reached", cause=job.first.reason), back=True)
     late = machine.late(resize)
     if resize.restart < 0:
         # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
-        if job.eligible_time > machine.clock() + AT_ONCE_S or job.reason == "Dependency":
+        if job.eligible_time > machine.clock() + AT_ONCE_S or job.first.reason == "Dependency":
             return _wait_at_old_shape(machine, resize, reason("waits_for_other"))
         # If it waits for its start by Slurm's clock alone, ours is ahead: Slurm has not looked yet.
-        if (late and job.reason != "BeginTime") or job.reason not in ("", "None", "BeginTime"):
+        if (late and job.first.reason != "BeginTime") or job.first.reason not in ("", "None", "BeginTime"):
             return _finish(machine, resize, job)
     if late:
         why = reason("queued_too_long", seconds=machine.settings.max_wait_s)
@@ -281,7 +281,7 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
     return resize
 
 
-def _waiting_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+def _waiting_back(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     late = machine.late(resize)
     if job.pending and _to_put_back(resize, job):
         # Refused a moment ago, or not asked for yet.
@@ -297,7 +297,7 @@ def _waiting_back(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRec
     return _finish(machine, resize, job) if resize.restart < 0 or job.held or late else resize
 
 
-def _starting(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+def _starting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     if resize.restart < 0:
         return _finish(machine, resize, job)
     pause = machine.reports.restarted(job, resize.restart)
@@ -326,7 +326,7 @@ def _stands_no_start_report(now: str, shape: str) -> Reason:
 def _finish(
     machine: Machine,
     resize: ResizeRecord,
-    job: Job,
+    job: WholeJob,
     stands: Callable[[str, str], Reason] = _stands,
     *,
     pause_s: float | None = None,
@@ -337,33 +337,33 @@ def _finish(
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
     now = "waits" if job.pending else "runs"
     if job.held:
-        said = reason("stands_held", now=now, shape=at, holder="an operator" if job.admin_held else "its owner")
+        said = reason("stands_held", now=now, shape=at, holder="an operator" if job.first.admin_held else "its owner")
     else:
         said = stands(now, at)
     return machine.move(resize, State.DONE if done else State.ROLLED_BACK, said, pause_s=pause_s)
 
 
-def _at(resize: ResizeRecord, job: Job, shape: Shape, kind: str) -> bool:
+def _at(resize: ResizeRecord, job: WholeJob, shape: Shape, kind: str) -> bool:
     """Tell whether Slurm holds the job at that shape, and that kind of GPU if the resize changes it."""
-    return job.has_shape(shape) and (resize.old_kind == resize.new_kind or job.kind == kind)
+    return job.first.has_shape(shape) and (resize.old_kind == resize.new_kind or job.first.kind == kind)
 
 
-def _at_old(resize: ResizeRecord, job: Job) -> bool:
+def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
     return _at(resize, job, resize.old_shape, resize.old_kind)
 
 
-def _to_put_back(resize: ResizeRecord, job: Job) -> bool:
+def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
     """Whether Slurm holds what the resize asked for in place of what the job had, also if it took the shape or the kind
     of GPU alone. What is neither somebody else asked for."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:
-        return job.has_shape(resize.new_shape)
-    shapes = job.has_shape(resize.new_shape) or job.has_shape(resize.old_shape)
-    return shapes and job.kind in (resize.old_kind, resize.new_kind)
+        return job.first.has_shape(resize.new_shape)
+    shapes = job.first.has_shape(resize.new_shape) or job.first.has_shape(resize.old_shape)
+    return shapes and job.first.kind in (resize.old_kind, resize.new_kind)
 
 
-HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Job], ResizeRecord]] = {
+HANDLERS: dict[State, Callable[[Machine, ResizeRecord, WholeJob], ResizeRecord]] = {
     State.DRAINING: _draining,
     State.REQUEUING: _requeuing,
     State.PARKING: _parking,

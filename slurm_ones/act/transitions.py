@@ -168,9 +168,9 @@ class IllegalTransition(Exception):
     """A resize was to go where the table does not let it."""
 
 
-def first_state(running: bool, *, by_blocks: bool = False) -> State:
-    """The first state of the resize of a job that runs, or waits; `by_blocks` if blocks of it join or leave."""
-    if by_blocks:
+def first_state(mechanism: str, *, running: bool = True) -> State:
+    """The first state of a resize by that mechanism, of a job that runs or waits."""
+    if mechanism == BLOCKS:
         return State.PREPARING
     return State.DRAINING if running else State.HOLDING
 
@@ -185,9 +185,9 @@ def picture() -> str:
     """The table as a Mermaid state diagram. What leads to `ended` is left out: every state that is not final does."""
     lines = [
         "stateDiagram-v2",
-        f"    [*] --> {first_state(running=True).value}: the job runs",
-        f"    [*] --> {first_state(running=False).value}: the job waits",
-        f"    [*] --> {first_state(running=True, by_blocks=True).value}: blocks join or leave",
+        f"    [*] --> {first_state(REQUEUE).value}: the job runs",
+        f"    [*] --> {first_state(REQUEUE, running=False).value}: the job waits",
+        f"    [*] --> {first_state(BLOCKS).value}: blocks join or leave",
     ]
     ways: dict[tuple[State, State], list[Direction]] = {}
     for edge in EDGES:

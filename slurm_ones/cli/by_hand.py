@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -23,7 +24,7 @@ from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import JsonOption, command, console, grid, job_number, print_json
-from slurm_ones.jobs.elastic import arrays, block_job
+from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
 from slurm_ones.jobs.optin import MAX_GPUS, BadComment, parse_comment, with_size
 from slurm_ones.jobs.reports import read_reports
 from slurm_ones.simulate import BadInput
@@ -53,19 +54,19 @@ def shape_of(size: str) -> tuple[int, int]:
     return int(match[1] or 0), int(match[2])
 
 
-def look(client: CommandClient, job_id: int) -> Job:
-    """The job as it is now; of one of blocks the whole of it. Raises `SlurmError`."""
-    tasks: tuple[Job, ...] = ()
+def look(client: CommandClient, job_id: int) -> WholeJob:
+    """The job as it is now. Raises `SlurmError`."""
+    tasks: Sequence[Job] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
     found = arrays(tasks)
-    return block_job(job_id, found[job_id]).job if job_id in found else client.job(job_id)
+    return whole_job(job_id, found[job_id]) if job_id in found else WholeJob.of(client.job(job_id))
 
 
-def opted_in(job: Job) -> str:
+def opted_in(job: WholeJob) -> str:
     """The comment of a job that may be resized; raises `BadInput` for one that may not."""
     try:
-        optin = parse_comment(job.comment)
+        optin = parse_comment(job.home.comment)
     except BadComment as error:
         raise BadInput(f"job {job.job_id}: its comment is not understood: {error}") from None
     if optin is None:
@@ -74,11 +75,11 @@ def opted_in(job: Job) -> str:
     if not optin.resize:
         raise BadInput(f"job {job.job_id} says resize=off in its comment: take that out first")
     if job.ended:
-        raise BadInput(f"job {job.job_id} is {job.state.value}: it has ended")
-    return job.comment
+        raise BadInput(f"job {job.job_id} is {job.first.state.value}: it has ended")
+    return job.home.comment
 
 
-def ask(client: CommandClient, job: Job, gpus: int | None) -> None:
+def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
     """Write the wish into the job's comment, or take it back. Raises `BadInput` for a size that it does not allow, and
     `SlurmError` where Slurm does not let the comment be changed."""
     comment = with_size(opted_in(job), gpus)
@@ -86,13 +87,8 @@ def ask(client: CommandClient, job: Job, gpus: int | None) -> None:
         parse_comment(comment)
     except BadComment as error:
         raise BadInput(f"job {job.job_id}: {error}; change the range in its comment first") from None
-    if comment != job.comment:
+    if comment != job.home.comment:
         client.run(["scontrol", "update", f"JobId={job.job_id}", f"Comment={comment}"])
-
-
-def size_of(job: Job) -> int:
-    """GPUs that it has; 0 where it does not run."""
-    return (job.gpus_total or job.nodes * job.gpus_per_node) if job.running else 0
 
 
 @command
@@ -105,24 +101,24 @@ def resize(
     client, job_id, gpus = CommandClient(), job_number(job), gpus_of(size)
     now = look(client, job_id)
     ask(client, now, gpus)
-    console.print(f"job {job_id}: asked for {gpus} GPUs; it has {size_of(now)}. Ctrl-C takes the wish back.")
+    console.print(f"job {job_id}: asked for {gpus} GPUs; it has {now.gpus}. Ctrl-C takes the wish back.")
     begun = shown = time.monotonic()
     try:
-        while size_of(now) != gpus:
+        while now.gpus != gpus:
             if time.monotonic() - begun > timeout:
                 raise BadInput(
-                    f"job {job_id}: it has {size_of(now)} GPUs after {timeout:.0f} s, and the wish was taken back: "
+                    f"job {job_id}: it has {now.gpus} GPUs after {timeout:.0f} s, and the wish was taken back: "
                     f"see slurm-ones why {job_id}"
                 )
             if time.monotonic() - shown > SHOWN_S:
                 shown = time.monotonic()
-                console.print(f"{shown - begun:5.0f} s: {now.state.value.lower()}, {size_of(now)} GPUs")
+                console.print(f"{shown - begun:5.0f} s: {now.first.state.value.lower()}, {now.gpus} GPUs")
             time.sleep(POLL_S)
             now = look(client, job_id)
             if now.ended:
-                raise BadInput(f"job {job_id}: it ended ({now.state.value}) before it was resized")
+                raise BadInput(f"job {job_id}: it ended ({now.first.state.value}) before it was resized")
     except KeyboardInterrupt:
-        raise BadInput(f"job {job_id}: the wish was taken back; it has {size_of(now)} GPUs") from None
+        raise BadInput(f"job {job_id}: the wish was taken back; it has {now.gpus} GPUs") from None
     finally:
         if not now.ended:
             ask(client, look(client, job_id), None)
@@ -139,9 +135,9 @@ def pin(
     """Have a job stay at a size until `slurm-ones release`."""
     client, job_id = CommandClient(), job_number(job)
     now = look(client, job_id)
-    if not size and not size_of(now):
+    if not size and not now.gpus:
         raise BadInput(f"job {job_id} does not run: say the size, such as slurm-ones pin {job_id} 4")
-    gpus = gpus_of(size) if size else size_of(now)
+    gpus = gpus_of(size) if size else now.gpus
     ask(client, now, gpus)
     console.print(f"job {job_id}: stays at {gpus} GPUs until slurm-ones release {job_id}")
 
@@ -180,17 +176,17 @@ def start_of(answer: str) -> float | None:
         return None
 
 
-def test_command(job: Job, nodes: int, gpus_per_node: int) -> list[str]:
+def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
     """What asks Slurm when a job like this one would start at that shape; nothing is submitted."""
-    partition = job.partition
-    argv = ["sbatch", "--test-only", f"--partition={partition}", f"--nodes={nodes}"]
-    argv += [f"--gres=gpu:{gpus_per_node}"] if job.gpus_per_node else []
-    argv += [f"--account={job.account}"] if job.account else []
-    argv += [f"--time={max(int(job.time_limit_s // 60), 1)}"] if job.time_limit_s else []
+    home = job.home
+    argv = ["sbatch", "--test-only", f"--partition={home.partition}", f"--nodes={nodes}"]
+    argv += [f"--gres=gpu:{gpus_per_node}"] if home.gpus_per_node else []
+    argv += [f"--account={home.account}"] if home.account else []
+    argv += [f"--time={max(int(home.time_limit_s // 60), 1)}"] if home.time_limit_s else []
     return [*argv, "--wrap=true"]
 
 
-def waits(client: CommandClient, job: Job, shapes: list[tuple[int, int]]) -> list[Wait]:
+def waits(client: CommandClient, job: WholeJob, shapes: list[tuple[int, int]]) -> list[Wait]:
     """Slurm's word on each of these (nodes, GPUs per node)."""
     found = []
     for nodes, gpus in shapes:
@@ -219,12 +215,15 @@ def estimate(
     client, job_id = CommandClient(), job_number(job)
     now = look(client, job_id)
     opted_in(now)
-    each = now.gpus_per_node or 1
+    held = Counter[str]()
+    for block in now.running_blocks:
+        held.update(dict.fromkeys(block.node_list, block.gpus_per_node))
+    each = max(held.values(), default=now.first.gpus_per_node) or 1
     asked = map(shape_of, sizes)
     shapes = [(nodes, gpus) if nodes else (-(-gpus // each), min(gpus, each)) for nodes, gpus in asked]
     found = waits(client, now, shapes)
     if as_json:
-        print_json({"job": job_id, "gpus": size_of(now), "sizes": [asdict(one) for one in found]})
+        print_json({"job": job_id, "gpus": now.gpus, "sizes": [asdict(one) for one in found]})
         return
     table = grid("GPUs", "shape", "would start", right=("GPUs",))
     for one in found:
@@ -267,7 +266,7 @@ class OwnReports:
         self._lines: dict[int, list[ReportLine]] = {}
         self._at: dict[int, tuple[int, int]] = {}
 
-    def of(self, job: Job, restart: int) -> list[ReportLine]:
+    def of(self, job: WholeJob, restart: int) -> list[ReportLine]:
         """All of a run so far. Raises `BadInput` where they cannot be read."""
         offset, number = self._at.get(restart, (0, 0))
         found, _ = read_reports(job, restart, offset, number, now=time.time())
@@ -285,7 +284,7 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
         time.sleep(REPORTS_S)
 
 
-def rehearsed(client: CommandClient, job: Job, timeout_s: float, say: Callable[[str], None]) -> Bill:
+def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> Bill:
     """Carry it out. Raises `BadInput` where the job does not take part, `SlurmError` where Slurm does not."""
     reports, before = OwnReports(), job.restart
     orders = OrderWriter(client, None, time.time)
@@ -311,10 +310,10 @@ def rehearsed(client: CommandClient, job: Job, timeout_s: float, say: Callable[[
     client.run(["scontrol", "requeue", str(job.key)])
     now, asked = job, 0.0
 
-    def refresh() -> Job:
+    def refresh() -> WholeJob:
         nonlocal now, asked
         if time.monotonic() - asked > LOOK_S:
-            now, asked = client.job(job.key), time.monotonic()
+            now, asked = WholeJob.of(client.job(job.key)), time.monotonic()
         return now
 
     _wait("the requeue", timeout_s, lambda: refresh().restart > before)
@@ -374,15 +373,15 @@ def rehearse(
     client, job_id = CommandClient(), job_number(job)
     now = look(client, job_id)
     opted_in(now)
-    if now.array_id:
+    if now.by_blocks:
         raise BadInput(
             f"job {job_id} is made of blocks, which change while it trains: see slurm-ones resize {job_id} N"
         )
     if not now.running:
-        raise BadInput(f"job {job_id} is {now.state.value}: only a running job can be rehearsed")
+        raise BadInput(f"job {job_id} is {now.first.state.value}: only a running job can be rehearsed")
     if now.uid != os.geteuid():
         raise BadInput(f"job {job_id} is {now.user}'s: only its owner can rehearse it")
-    if not now.requeue:
+    if not now.first.requeue:
         raise BadInput(f"job {job_id} cannot be requeued: run scontrol update JobId={job_id} Requeue=1")
     begun = time.monotonic()
 

@@ -1,15 +1,15 @@
 """Elastic jobs of a snapshot: which jobs may be resized, within what, and why the others may not.
 
-A job is one or more blocks. Slurm knows the tasks of an array; people, rules and policies know one job: the tasks of
-each array whose comment says `array=blocks` become one `Job` that stands for them, and one `Job` a task. Nothing here
-reads a file or asks Slurm.
+A job is one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a job of Slurm's
+that is alone. Nothing here reads a file or asks Slurm.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ones_db import JobRecord
 from ones_db.reasons import Reason, reason
@@ -18,7 +18,7 @@ from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import ANY, BadComment, OptIn, near_miss, parse_comment
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobState, Queue, Snapshot, partition_gpus
+from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Queue, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
 """Of each partition the queue of its guests: blocks beyond what a user asked for, which Slurm preempts."""
@@ -26,17 +26,99 @@ NO_GUESTS: Guests = {}
 
 
 @dataclass(frozen=True)
-class BlockJob:
-    """A job of blocks."""
+class WholeJob:
+    """A job as people, rules and policies know it: its blocks, each of which Slurm knows as a job."""
 
-    job: Job
-    """The whole of it: id of the array, `restart` is its term, nodes and GPUs are those of all blocks that run. While
-    it waits it is as the block that starts first; it has the `key` of that one, or of the array as long as nothing was
-    asked of a task by itself."""
+    job_id: int
+    """Its own, or that of its array: its files, orders and records have it."""
+    restart: int
+    """Its present run: the restart of its one block, or the term of those that are led."""
     blocks: tuple[Job, ...]
-    """One for each task, ascending."""
+    """One for each task, ascending; of a plain job the job."""
+    first: Job
+    """The block whose state is the job's: see `_representative`."""
+    home: Job
+    """The block whose owner, queue and comment are the job's: no guest; if all are, in the queue as it was stored."""
+    submit_time: float
+    key: JobKey
+    """What names it to Slurm: while it waits the block that starts first, or all of them as long as nothing was asked
+    of one by itself."""
+    by_blocks: bool = False
+    """Blocks join and leave while it trains. A plain job has one, whose growth is a requeue."""
     refusal: Reason | None = None
-    """Why its blocks cannot be resized, by what its tasks show."""
+    """Why its blocks cannot be resized, by what they show of each other."""
+
+    @classmethod
+    def of(cls, job: Job, array: int = 0) -> WholeJob:
+        """Return the job of this one block: a task of `array`, if that is one of blocks."""
+        return cls(array or job.job_id, job.restart, (job,), job, job, job.submit_time, job.key, by_blocks=array > 0)
+
+    @cached_property
+    def tasks(self) -> Mapping[int, Job]:
+        """Its blocks by their tasks; none of a job that is no array."""
+        return {block.array_tasks[0]: block for block in self.blocks if block.array_tasks}
+
+    @property
+    def uid(self) -> int:
+        return self.home.uid
+
+    @property
+    def user(self) -> str:
+        return self.home.user
+
+    @property
+    def work_dir(self) -> str:
+        return self.home.work_dir
+
+    @property
+    def pending(self) -> bool:
+        return self.first.pending
+
+    @property
+    def running(self) -> bool:
+        return self.first.running
+
+    @property
+    def ended(self) -> bool:
+        return self.first.ended
+
+    @property
+    def held(self) -> bool:
+        return self.first.held
+
+    @property
+    def eligible_time(self) -> float:
+        return self.first.eligible_time
+
+    @cached_property
+    def running_blocks(self) -> tuple[Job, ...]:
+        """Those blocks that run."""
+        return tuple(block for block in self.blocks if block.running)
+
+    @property
+    def node_list(self) -> tuple[str, ...]:
+        """Nodes that it has, or had."""
+        return tuple(dict.fromkeys(name for block in self.running_blocks or (self.first,) for name in block.node_list))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it has; 0 unless it runs."""
+        return sum(block.gpus_total or block.nodes * block.gpus_per_node for block in self.running_blocks)
+
+    @property
+    def start_time(self) -> float:
+        """Start of the first of its blocks that run, or of all once it has ended."""
+        begun = self.blocks if self.ended else self.running_blocks or (self.first,)
+        return min((block.start_time for block in begun if block.start_time), default=0.0)
+
+    @property
+    def run_start(self) -> float:
+        """Start of its present run; of a term, whose start Slurm does not know, the job's submission."""
+        return self.submit_time if self.by_blocks else self.start_time
+
+    @property
+    def end_time(self) -> float:
+        return max(block.end_time for block in self.running_blocks or (self.first,))
 
 
 def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
@@ -50,17 +132,12 @@ def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
     return {
         array: tuple(records)
         for array, records in found.items()
-        if _any_says_blocks(records) and _any_says_blocks(_tasks(records))
+        if _any_says_blocks(records) and _any_says_blocks(newest(records))
     }
 
 
 def _any_says_blocks(records: Sequence[Job]) -> bool:
     return any(says_blocks(job.comment) for job in [one for one in records if not one.ended] or records)
-
-
-def is_whole(job: Job) -> bool:
-    """The job stands for all tasks of an array of blocks."""
-    return job.array_id == job.job_id and says_blocks(job.comment)
 
 
 def says_blocks(comment: str) -> bool:
@@ -76,14 +153,6 @@ def says_blocks(comment: str) -> bool:
     return optin is not None and optin.blocks
 
 
-def fold(snapshot: Snapshot, found: Mapping[int, BlockJob]) -> Snapshot:
-    """The snapshot with one job in place of the tasks of each of these."""
-    if not found:
-        return snapshot
-    jobs = {id_: job for id_, job in snapshot.jobs.items() if job.array_id not in found}
-    return replace(snapshot, jobs={**jobs, **{array: one.job for array, one in found.items()}})
-
-
 def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
     """The snapshot with these limits of arrays, by the array's id."""
     jobs = {
@@ -93,27 +162,33 @@ def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot
     return replace(snapshot, jobs=jobs)
 
 
-def block_job(
+def whole_job(
     array: int, records: Sequence[Job], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
-) -> BlockJob:
+) -> WholeJob:
     """The job that the records of an array make. `known` is its stored record, None for a new one; `term` that of its
     leader."""
-    tasks = _tasks(records)
+    tasks = newest(records)
     blocks, others = _of_one_kind(tasks[:MAX_BLOCKS], guests)
-    whole = _whole(array, blocks, known, term)
-    if is_guest(whole, guests):
-        own = home(blocks, guests)
-        whole = replace(whole, partitions=own.partitions, account=own.account, qos=own.qos, licenses=own.licenses)
-        if known is not None and is_guest(own, guests):
-            # All its tasks have been guests: Slurm does not know any more where it was submitted.
-            partitions = tuple(known.partition.split(","))
-            licenses = LICENCES.text(known.licenses.removeprefix(NO_LICENSES))
-            whole = replace(whole, partitions=partitions, account=known.account, qos=known.qos, licenses=licenses)
-    if whole.running:
-        # Its guests may be held for their next start.
-        base = [job for job in blocks if job.running and not is_guest(job, guests)][:1]
-        whole = replace(whole, held=any(job.held for job in base), admin_held=any(job.admin_held for job in base))
-    return BlockJob(whole, blocks, _blocks_refusal(blocks, others, len(tasks), known))
+    first = _representative(blocks)
+    if first.running:
+        first = min((job for job in blocks if job.running), key=lambda job: is_guest(job, guests))
+        if is_guest(first, guests):
+            # It may be held for its next start.
+            first = replace(first, held=False, admin_held=False)
+    home = min(blocks, key=lambda job: (not says_blocks(job.comment), is_guest(job, guests), job != first, job.ended))
+    if known is not None and is_guest(home, guests):
+        # All its tasks have been guests: Slurm does not know any more where it was submitted.
+        licenses = LICENCES.text(known.licenses.removeprefix(NO_LICENSES))
+        partitions = tuple(known.partition.split(","))
+        home = replace(home, partitions=partitions, account=known.account, qos=known.qos, licenses=licenses)
+    if known is not None and known.end_time is not None and first.pending and first.held:
+        # It ended, and Slurm has forgotten all but the tasks that stand in a hold.
+        first = replace(first, state=JobState(known.state), flags=frozenset(), held=False, end_time=known.end_time)
+    submitted = min([job.submit_time for job in blocks] + ([known.submit_time] if known is not None else []))
+    apart = first.pending and len({job.job_id for job in blocks}) > 1
+    key = first.key if apart or len(blocks) == 1 else array
+    refusal = _blocks_refusal(blocks, others, len(tasks), known)
+    return WholeJob(array, term, blocks, first, home, submitted, key, by_blocks=True, refusal=refusal)
 
 
 def guests_of(settings: Settings) -> Guests:
@@ -124,11 +199,6 @@ def guests_of(settings: Settings) -> Guests:
 def is_guest(job: Job, guests: Guests) -> bool:
     """Tell whether a block waits or runs in a queue of guests."""
     return any(not any(queue.other_than(job)) for queue in guests.values())
-
-
-def home(blocks: Collection[Job], guests: Guests) -> Job:
-    """A block in the queue that the job was submitted to; if all are guests, any."""
-    return min(blocks, key=lambda job: (is_guest(job, guests), not job.running, job.ended, job.array_tasks))
 
 
 def base_first(tasks: Iterable[int], blocks: Iterable[Job], guests: Guests) -> tuple[int, ...]:
@@ -146,7 +216,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
     return Shape(1, sum(shape.gpus for shape in shapes))
 
 
-def _tasks(records: Sequence[Job]) -> tuple[Job, ...]:
+def newest(records: Sequence[Job]) -> tuple[Job, ...]:
     """One job a task, ascending: of several records of a task the one that has not ended, then the newest start."""
     found: dict[int, Job] = {}
     for record in records:
@@ -210,38 +280,7 @@ def _blocks_refusal(blocks: Sequence[Job], others: str, count: int, known: JobRe
     return None
 
 
-def _whole(array: int, blocks: Sequence[Job], known: JobRecord | None, term: int) -> Job:
-    first = _representative(blocks, known, term)
-    # Slurm has one record of tasks that nothing was asked of one by one.
-    together = len({job.job_id for job in blocks}) == 1
-    whole = replace(
-        first,
-        job_id=array,
-        array=True,
-        array_id=array,
-        comment=_speaker(blocks).comment,
-        array_tasks=first.array_tasks
-        if first.pending and not together
-        else tuple(job.array_tasks[0] for job in blocks),
-        restart=term,
-        submit_time=min([job.submit_time for job in blocks] + ([known.submit_time] if known is not None else [])),
-        requeue=all(job.requeue for job in blocks if not job.ended),
-        task_counts=any(job.task_counts for job in blocks if not job.ended),
-        throttle=max(job.throttle for job in blocks),
-    )
-    running = [job for job in blocks if job.running]
-    if running:
-        return _running(whole, running)
-    if whole.ended:
-        begun = [job.start_time for job in blocks if job.start_time]
-        return replace(whole, start_time=min(begun, default=0.0))
-    if known is not None and known.end_time is not None and whole.pending and whole.held:
-        # It ended, and Slurm has forgotten all but the tasks that stand in a hold.
-        return replace(whole, state=JobState(known.state), flags=frozenset(), held=False, end_time=known.end_time)
-    return whole
-
-
-def _representative(blocks: Sequence[Job], known: JobRecord | None, term: int) -> Job:
+def _representative(blocks: Sequence[Job]) -> Job:
     """The task that the job is like: the first that runs, else that is neither waiting nor ended, else that may start,
     else the last that ended, else that waits. Held tasks do not keep alive a job that has ended."""
     live = [job for job in blocks if not job.ended]
@@ -258,56 +297,26 @@ def _representative(blocks: Sequence[Job], known: JobRecord | None, term: int) -
     return (stopped or live)[0]
 
 
-def _running(whole: Job, running: Sequence[Job]) -> Job:
-    """The job while blocks run: it has what all of them have, until the time limit of the last one."""
-    gpus: dict[str, int] = defaultdict(int)
-    for job in running:
-        for node in job.node_list:
-            gpus[node] += job.gpus_per_node
-    each = set(gpus.values()) or {job.gpus_per_node for job in running}
-    nodes = len(gpus) or sum(job.nodes for job in running)
-    start = min(job.start_time for job in running)
-    unlimited = any(not job.time_limit_s for job in running)
-    return replace(
-        whole,
-        nodes=nodes,
-        max_nodes=nodes,
-        gpus_per_node=each.pop() if len(each) == 1 else 0,
-        gpus_total=sum(job.gpus_total or job.nodes * job.gpus_per_node for job in running),
-        tasks=sum(job.tasks for job in running),
-        node_list=tuple(gpus),
-        start_time=start,
-        end_time=max(job.end_time for job in running),
-        time_limit_s=0.0 if unlimited else max(job.start_time + job.time_limit_s for job in running) - start,
-    )
-
-
 @dataclass(frozen=True)
 class Elastic:
     """A job that opted in. With a `refusal` it is measured and left alone."""
 
-    job: Job
+    job: WholeJob
     optin: OptIn | None
     gpus_per_node: int
     """GPUs of a full node of its partition."""
     whole_nodes: bool
     refusal: Reason | None = None
     """Why it is not resized; None if it may be."""
-    blocks: tuple[Job, ...] = ()
-    """Tasks of a job of blocks that Slurm knows, ascending; `job` then stands for all of them."""
-
-    @property
-    def parts(self) -> tuple[Job, ...]:
-        """What Slurm allocates, each by itself: its blocks, or the job."""
-        return self.blocks or (self.job,)
 
     @property
     def shape(self) -> Shape:
         """Nodes × GPUs per node that it has or asks for; one node with all GPUs if its blocks hold unequal numbers of
         GPUs on their nodes."""
-        if not (self.blocks and self.job.running):
-            return self.shape_of(self.job)
-        gpus, held = sum(self.shape_of(job).gpus for job in self.running_blocks), self.holdings
+        running = self.job.running_blocks
+        if len(running) < 2:
+            return self.shape_of(running[0] if running else self.job.first)
+        gpus, held = sum(self.shape_of(job).gpus for job in running), self.holdings
         each = set(held.values())
         return Shape(len(held), each.pop()) if len(each) == 1 and sum(held.values()) == gpus else Shape(1, gpus)
 
@@ -315,15 +324,10 @@ class Elastic:
     def holdings(self) -> dict[str, int]:
         """GPUs that it holds on each of its nodes; none unless it runs."""
         held: Counter[str] = Counter()
-        for job in self.parts if self.job.running else ():
-            for node in job.node_list if job.running else ():
+        for job in self.job.running_blocks:
+            for node in job.node_list:
                 held[node] += self.shape_of(job).gpus_per_node
         return held
-
-    @property
-    def running_blocks(self) -> tuple[Job, ...]:
-        """Those blocks that run."""
-        return tuple(job for job in self.blocks if job.running)
 
     def shape_of(self, job: Job) -> Shape:
         """Nodes × GPUs per node of the job, or of one of its blocks."""
@@ -332,7 +336,7 @@ class Elastic:
     @property
     def partition(self) -> str:
         """The partition whose jobs it competes with: the first of those that a pending job names."""
-        return self.job.partition
+        return self.job.home.partition
 
     @property
     def weighed(self) -> bool:
@@ -360,53 +364,50 @@ class Observation:
     """What a tick has observed: the whole queue, and of it the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
-    """With one job in place of the tasks of each job of blocks."""
     elastic: dict[int, Elastic]
     left: dict[int, Elastic] = field(default_factory=dict)
     """Jobs of blocks that have ended, and left tasks in a hold."""
 
+    @cached_property
+    def of_blocks(self) -> Mapping[int, Elastic]:
+        """Those elastic jobs whose blocks join and leave."""
+        return {id_: one for id_, one in self.elastic.items() if one.job.by_blocks}
+
 
 def _refusal(
-    job: Job,
-    optin: OptIn,
-    gpus_per_node: int,
-    whole: bool,
-    own_uid: int | None,
-    blocks: BlockJob | None,
-    snapshot: Snapshot,
+    job: WholeJob, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None, snapshot: Snapshot
 ) -> Reason | None:
     if own_uid is not None and job.uid != own_uid:
         return reason("other_user", user=job.user)
-    if optin.blocks and not job.array:
-        return reason("blocks_no_array")
-    if job.array and blocks is None and (refused := _task_refusal(job, snapshot)) is not None:
+    if (refused := job.refusal if job.by_blocks else _task_refusal(job.first, optin, snapshot)) is not None:
         return refused
-    if blocks is not None and blocks.refusal is not None:
-        return blocks.refusal
-    if not job.batch:
+    live = [block for block in job.blocks if not block.ended] or job.blocks
+    if not all(block.batch for block in live):
         return reason("interactive")
-    if not job.requeue:
+    if not all(block.requeue for block in live):
         return reason("not_requeueable")
-    if job.task_counts:
+    if any(block.task_counts for block in live):
         return reason("task_counts")
+    partition = job.home.partition
     if gpus_per_node == 0:
-        return reason("gpus_unknown", partition=job.partition)
-    live = [one for one in blocks.blocks if not one.ended] if blocks is not None else [job]
-    if not whole and any(one.gpus_per_node == 0 for one in live):
+        return reason("gpus_unknown", partition=partition)
+    if not whole and any(block.gpus_per_node == 0 for block in live):
         return reason("gpus_per_job")
-    if not all(one.of_one_kind for one in live):
+    if not all(block.of_one_kind for block in live):
         return reason("several_gpu_types")
-    there = {*snapshot.kinds(job.partition).values()}
+    there = {*snapshot.kinds(partition).values()}
     if there and optin.kinds and ANY not in optin.kinds and there.isdisjoint(optin.kinds):
         kinds = ", ".join(optin.kinds)
-        return reason("kinds_nowhere", kinds=kinds, partition=job.partition, there=", ".join(sorted(there)))
+        return reason("kinds_nowhere", kinds=kinds, partition=partition, there=", ".join(sorted(there)))
     if not optin.resize:
         return reason("resize_off")
     return None
 
 
-def _task_refusal(job: Job, snapshot: Snapshot) -> Reason | None:
+def _task_refusal(job: Job, optin: OptIn, snapshot: Snapshot) -> Reason | None:
     """Why a task of a job array that is a job of its own, or a part of a heterogeneous job, is left as it is."""
+    if not job.array:
+        return reason("blocks_no_array") if optin.blocks else None
     if not job.array_id:
         return reason("job_array")
     if len(job.array_tasks) > 1:
@@ -420,23 +421,19 @@ def _task_refusal(job: Job, snapshot: Snapshot) -> Reason | None:
 
 
 def elastic_job(
-    job: Job,
-    snapshot: Snapshot,
-    whole_node_gpus: dict[str, int],
-    own_uid: int | None,
-    blocks: BlockJob | None = None,
+    job: WholeJob, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None
 ) -> Elastic | None:
-    """What the job's owner allows; None for a job that did not opt in, which is never touched. `blocks` if `job` stands
-    for these."""
+    """What the job's owner allows; None for a job that did not opt in, which is never touched."""
+    comment = job.home.comment
     try:
-        optin, right = parse_comment(job.comment), near_miss(job.comment)
+        optin, right = parse_comment(comment), near_miss(comment)
         refusal = reason("near_comment", right=right) if right else None
     except BadComment as error:
         optin, refusal = None, reason("bad_comment", problem=str(error))
     if optin is None and refusal is None:
         return None
-    partition = snapshot.partitions.get(job.partition)
+    partition = snapshot.partitions.get(job.home.partition)
     gpus, whole = partition_gpus(partition, snapshot, whole_node_gpus) if partition is not None else (0, False)
     if optin is not None:
-        refusal = _refusal(job, optin, gpus, whole, own_uid, blocks, snapshot)
-    return Elastic(job, optin, gpus, whole, refusal, blocks.blocks if blocks is not None else ())
+        refusal = _refusal(job, optin, gpus, whole, own_uid, snapshot)
+    return Elastic(job, optin, gpus, whole, refusal)

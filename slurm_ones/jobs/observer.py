@@ -15,18 +15,16 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import (
     NO_GUESTS,
-    BlockJob,
     Elastic,
     Guests,
     Observation,
+    WholeJob,
     as_one,
-    block_job,
     elastic_job,
-    fold,
     guests_of,
     is_guest,
-    is_whole,
     says_blocks,
+    whole_job,
     with_throttles,
 )
 from slurm_ones.jobs.optin import BadComment, parse_comment
@@ -68,76 +66,66 @@ class Observer:
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
         """Tasks of arrays that Slurm was asked for in this call of `collect`; None if it must not be asked."""
-        self._block_jobs: Mapping[int, BlockJob] = {}
-        """The jobs of blocks of this tick."""
 
     def observe(self) -> Observation:
         """One tick's observation. Raises `Unreachable`."""
-        tasks = self._client.snapshot()
-        self._block_jobs = self._terms.jobs(tasks)
-        if throttles := self._throttles():
-            tasks = with_throttles(tasks, throttles)
-            self._block_jobs = self._terms.jobs(tasks)
-        snapshot = fold(tasks, self._block_jobs)
+        snapshot = self._client.snapshot()
+        jobs = self._terms.jobs(snapshot)
+        if throttles := self._throttles(jobs):
+            snapshot = with_throttles(snapshot, throttles)
+            jobs = self._terms.jobs(snapshot)
         elastic_jobs: dict[int, Elastic] = {}
         left: dict[int, Elastic] = {}
-        for job in snapshot.jobs.values():
-            elastic = self._elastic(job, snapshot)
+        for job in jobs.values():
+            elastic = elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 elastic_jobs[job.job_id] = elastic
-            if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
+            if elastic is not None and job.ended and any(block.pending for block in job.blocks):
                 left[job.job_id] = elastic
         tasks_alone: dict[int, list[Job]] = defaultdict(list)
         for elastic in elastic_jobs.values():
-            if elastic.job.array_id and not elastic.blocks:
-                tasks_alone[elastic.job.array_id].append(elastic.job)
+            if not elastic.job.by_blocks and (array := elastic.job.first.array_id):
+                tasks_alone[array].append(elastic.job.first)
         no_more = self._terms.no_more(tasks_alone)
-        elastic_jobs = {id_: e for id_, e in elastic_jobs.items() if e.blocks or e.job.array_id not in no_more}
-        seen = self._within_reach(self._with_details(elastic_jobs, snapshot))
+        for array in no_more:
+            for job_ in tasks_alone[array]:
+                del elastic_jobs[job_.job_id]
+        seen = self._within_reach(self._with_details(elastic_jobs, jobs.keys()))
         kinds = {name: node.kind for name, node in snapshot.nodes.items()}
         self._store_jobs(seen, kinds, snapshot.time)
-        self._terms.store_blocks(seen, tasks)
+        self._terms.store_blocks(seen, snapshot)
         self._store_nodes(snapshot)
-        self._close_lost(snapshot, seen.keys(), no_more)
+        self._close_lost(snapshot, jobs, seen.keys(), no_more)
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
-        self._notes.forget(snapshot.jobs)
+        self._notes.forget(jobs)
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
-        self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
+        self._finished = {key for key in self._finished if key[0] in jobs} | ended
         return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended}, left)
 
-    def _throttles(self) -> dict[int, int]:
+    def _throttles(self, jobs: Mapping[int, WholeJob]) -> dict[int, int]:
         """Limits of arrays that the snapshot does not show, as some clients' do not: one call, and none for arrays
         that were found good before."""
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
-            for array, one in self._block_jobs.items()
+            for array, one in jobs.items()
             if one.refusal is not None and one.refusal.code == "blocks_unthrottled"
         }
         details = self._client.details(list(asked)) if asked else {}
         return {asked[id_]: job.throttle for id_, job in details.items() if id_ in asked and job.throttle}
 
-    def _elastic(self, job: Job, snapshot: Snapshot) -> Elastic | None:
-        blocks = self._block_jobs.get(job.job_id)
-        return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid, blocks)
-
-    def _with_details(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
+    def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
         """The same with what a snapshot does not show: the details of each job that may be resized are read once, in
         one call for all new ones, since how a job was submitted does not change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together: one stands for all.
-        asked = {next((b.job_id for b in seen[id_].blocks if not b.ended), id_): id_ for id_ in new}
+        asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
         details = self._client.details(list(asked)) if asked else {}
-        self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in snapshot.jobs}
+        self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in known}
         self._counted.update({asked[id_]: job.task_counts for id_, job in details.items() if id_ in asked})
-
-        def with_task_counts(elastic: Elastic) -> Elastic | None:
-            if elastic.refusal or not self._counted.get(elastic.job.job_id):
-                return elastic
-            return self._elastic(replace(elastic.job, task_counts=True), snapshot)
-
-        return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
+        refused = {id_ for id_, elastic in seen.items() if self._counted.get(id_) and not elastic.refusal}
+        return seen | {id_: replace(seen[id_], refusal=reason("task_counts")) for id_ in refused}
 
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
         """The same jobs, those refused that no order would get to, or that another companion acts on."""
@@ -174,7 +162,7 @@ class Observer:
             self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
-    def _close_lost(self, snapshot: Snapshot, seen: Set[int], no_more: Set[int]) -> None:
+    def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
         """Update the jobs that are open in the database and not in the queue: Slurm forgets a job MinJobAge after its
         end, and an owner may have taken the opt-in out of the comment, or of `no_more` the word for blocks alone."""
         lost = self._store.live_jobs() - seen
@@ -184,7 +172,7 @@ class Observer:
         for job_id, record in self._store.jobs(list(lost)).items():
             # A task has the array's own id: it is not the job, whose other tasks may train on.
             whole = self._array(job_id, record, snapshot) if says_blocks(record.comment) else None
-            job = whole or snapshot.jobs.get(job_id)
+            job = whole or jobs.get(job_id)
             if job is None:
                 note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value
@@ -192,29 +180,26 @@ class Observer:
             else:
                 why = reason("blocks_no_more" if job_id in no_more else "opted_out")
                 end = job.end_time if job.ended else None
-                now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
+                now = replace(record, state=job.first.state.value, restart=job.restart, end_time=end)
                 records.append(replace(now, elastic=False, refusal=why))
         self._store.record_jobs(records)
 
     @staticmethod
-    def _array(job_id: int, record: JobRecord, snapshot: Snapshot) -> Job | None:
+    def _array(job_id: int, record: JobRecord, snapshot: Snapshot) -> WholeJob | None:
         tasks = [job for job in snapshot.jobs.values() if job.array_id == job_id and job.array_tasks]
-        return block_job(job_id, tasks, record, record.restart).job if tasks else None
+        return whole_job(job_id, tasks, record, record.restart) if tasks else None
 
-    def collect(self, jobs: Sequence[Job], *, now: float, ask: bool = False) -> None:
+    def collect(self, jobs: Sequence[WholeJob], *, now: float, ask: bool = False) -> None:
         """Store what the jobs' newest runs have reported since the last time, in one transaction. With `ask`, Slurm may
         be asked for blocks that have started since the last tick."""
         self._asked = {} if ask else None
-        of_blocks = [job.job_id for job in jobs if is_whole(job)]
+        of_blocks = [job.job_id for job in jobs if job.by_blocks]
         positions = self._store.report_positions([job.job_id for job in jobs], POSITIONS if of_blocks else 2)
         reported = self._store.reported(of_blocks) if of_blocks else {}
         most = lines_per_job(len(jobs))
         new = []
         for job in jobs:
-            # The run before may have written its last reports after its requeue was seen.
-            restarts = range(max(0, job.restart - 1), job.restart + 1)
-            if is_whole(job):
-                job, restarts = self._terms.follow(job, now)
+            job, restarts = self._terms.follow(job, now)
             for restart in restarts:
                 offset, number = positions.get((job.job_id, restart), (0, 0))
                 others = reported.get(job.job_id, 0) - number
@@ -227,7 +212,7 @@ class Observer:
             self._specs.update({(r.job_id, r.restart): r.spec for r in new if r.spec is not None})
 
     def _read(
-        self, job: Job, restart: int, offset: int, number: int, now: float, most: int, others: int
+        self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
         """What a run has reported since it was read last, the nodes of memberships as Slurm has them; None for nothing
         new."""
@@ -259,42 +244,40 @@ class Observer:
                 self._asked[array] = ()
         return self._asked[array]
 
-    def may_resize(self, job: Job) -> bool:
+    def may_resize(self, job: WholeJob) -> bool:
         """The job's owner still opts in, and there is no stop file."""
         if self._settings.stop_file.exists():
             return False
         try:
-            optin = parse_comment(job.comment)
+            optin = parse_comment(job.first.comment)
         except BadComment:
             return False
-        # What is resized by the id of an array is a job of blocks.
-        return optin is not None and optin.resize and (optin.blocks or job.array_id != job.job_id)
+        return optin is not None and optin.resize and (optin.blocks or not job.by_blocks)
 
 
 def job_record(elastic: Elastic, note: str, guests: Guests = NO_GUESTS) -> JobRecord:
     """The job for the database, its user's texts printable. If it is first seen while guests of it run, its base blocks
     are what it asked for."""
-    job = elastic.job
-    running = elastic.running_blocks
-    base = [elastic.shape_of(block) for block in running if not is_guest(block, guests)]
+    job, home = elastic.job, elastic.job.home
+    base = [elastic.shape_of(block) for block in job.running_blocks if not is_guest(block, guests)]
     return JobRecord(
         job_id=job.job_id,
-        name=plain(job.name),
-        user=plain(job.user),
+        name=plain(home.name),
+        user=plain(home.user),
         submit_time=job.submit_time,
-        requested_shape=as_one(base) if 0 < len(base) < len(running) else elastic.shape,
-        account=plain(job.account),
-        partition=plain(",".join(job.partitions)),
-        qos=plain(job.qos),
-        licenses=plain(Queue.of(job).licenses),
-        comment=plain(job.comment, 1000),
-        work_dir=plain(job.work_dir, 4096),
+        requested_shape=as_one(base) if 0 < len(base) < len(job.running_blocks) else elastic.shape,
+        account=plain(home.account),
+        partition=plain(",".join(home.partitions)),
+        qos=plain(home.qos),
+        licenses=plain(Queue.of(home).licenses),
+        comment=plain(home.comment, 1000),
+        work_dir=plain(home.work_dir, 4096),
         restart=job.restart,
         elastic=not elastic.refusal,
         refusal=elastic.refusal or NO_REASON,
-        state=job.state.value,
+        state=job.first.state.value,
         end_time=job.end_time if job.ended else None,
-        exit_code=job.exit_code if job.ended else None,
+        exit_code=job.first.exit_code if job.ended else None,
         report_note=note,
     )
 
@@ -311,15 +294,15 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
     last record. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
-    kind = (job.kind if job.of_one_kind and not elastic.blocks else "") or kind_of(job.node_list, kinds or {})
-    if elastic.blocks and same is not None and same.kind and "," not in same.kind:
-        # Others join before they train, and a term in which others lead may be read later than these.
-        kind = same.kind
-    start: float | None = job.start_time
-    if elastic.blocks:
-        first = min((block.start_time for block in elastic.blocks if block.start_time), default=start)
-        known = same.start_time if same is not None else None
-        start = known or (None if job.restart else first)
+    kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
+    if job.by_blocks:
+        if same is not None and same.kind and "," not in same.kind:
+            # Others join before they train, and a term in which others lead may be read later than these.
+            kind = same.kind
+        first = min((block.start_time for block in job.blocks if block.start_time), default=start)
+        start = (same.start_time if same is not None else None) or (None if job.restart else first)
+    elif job.first.of_one_kind:
+        kind = job.first.kind or kind
     return RunRecord(
         job_id=job.job_id,
         restart=job.restart,
@@ -339,7 +322,7 @@ class DrainReports:
         self._store = store
         self._clock = clock
 
-    def drained(self, job: Job, restart: int, order: int) -> float | None:
+    def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
         """When the checkpoint that answers the order was reported; None unless it stands and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
@@ -355,13 +338,13 @@ class DrainReports:
         # The job's clock may be ahead of ours.
         return min(time, self._clock())
 
-    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
+    def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
         """The newest membership of a job; with an order's number, the newest that names it. None while there is
         none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 
-    def restarted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: WholeJob, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)

@@ -17,7 +17,7 @@ from pathlib import Path
 from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import MAX_LINE, ORDERS, SPOOL_FILE, SPOOL_MARK, Hello, ProtocolError, decode_order
 from ones_wrapper.protocol import spool_order_name as spool_name
-from slurm_ones.slurm.model import Job
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 YIELD_S = 300.0
@@ -27,13 +27,15 @@ YIELD_S = 300.0
 class OtherCompanion:
     """Refuses to resize jobs that another companion acts on."""
 
-    def __init__(self, own_uid: int | None, hello: Callable[[Job], Hello | None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]
+    ) -> None:
         """`own_uid` is the owner's, of an owner's companion; `hello` what a job's newest run said first."""
         self._own_uid = own_uid
         self._hello = hello
         self._clock = clock
 
-    def refusal(self, job: Job) -> Reason | None:
+    def refusal(self, job: WholeJob) -> Reason | None:
         """Why this companion yields for the job; None if no other one acts on it."""
         # An order's number is the time in milliseconds; one far ahead is not of a companion.
         recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
@@ -49,7 +51,7 @@ class OtherCompanion:
         # One of root's needs no spool.
         return reason("site_acts", user="root") if recent and not self._spools(job) else None
 
-    def number(self, job: Job) -> int:
+    def number(self, job: WholeJob) -> int:
         """Number of the other companion's newest order to the job; 0 for none."""
         spools = self._spools(job) if self._own_uid is not None else []
         numbers = [_number(spool, spool_name(job.job_id), None) for spool in spools]
@@ -59,7 +61,7 @@ class OtherCompanion:
                 numbers.append(_number(job_directory(job), ORDERS, writer, job.uid))
         return max(numbers, default=0)
 
-    def _spools(self, job: Job) -> list[Path]:
+    def _spools(self, job: WholeJob) -> list[Path]:
         """Spools that the job reads: as it reported, or else as the site published."""
         hello = self._hello(job)
         named = hello.spool if hello is not None and hello.directory else os.environ.get("ONES_SPOOL") or _published()

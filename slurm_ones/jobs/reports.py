@@ -33,8 +33,7 @@ from ones_wrapper.protocol import (
     decode_spec,
     reports_name,
 )
-from slurm_ones.jobs.elastic import is_whole
-from slurm_ones.slurm.model import Job
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
 
 log = logging.getLogger(__name__)
@@ -66,16 +65,14 @@ def lines_per_job(jobs: int) -> int:
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
-def highest_number(job: Job, restart: int, now: float, others: int = 0) -> int:
+def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
     """The highest number that a report of this run may have by now. The number of runs of a job of blocks is its own
     word: all share what one may have, and `others` is the number of reports of its other runs."""
-    if is_whole(job):
-        return BURST + int(PER_S * max(now - job.submit_time, 0.0)) - others
-    since = job.start_time if restart == job.restart and job.start_time else job.submit_time
-    return BURST + int(PER_S * max(now - since, 0.0))
+    since = job.run_start if restart == job.restart and job.run_start else job.submit_time
+    return BURST + int(PER_S * max(now - since, 0.0)) - others
 
 
-def read_spec(job: Job) -> tuple[Spec | None, str]:
+def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
     """What the job says that it can do, None for nothing, and what is wrong with it, in words."""
     try:
         with directory_of(job_directory(job), job.uid) as directory:
@@ -101,7 +98,7 @@ def _spec(directory: int, uid: int) -> tuple[Spec | None, str]:
 
 
 def read_reports(
-    job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
+    job: WholeJob, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
 ) -> tuple[RunReports, str]:
     """The complete lines of one run's reports from `offset` on whose number is above `after`, and what was not
     accepted, in words.
@@ -117,7 +114,7 @@ def read_reports(
     return RunReports(job.job_id, restart, offset + used, number, spec, lines), problems
 
 
-def _piece(job: Job, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
+def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
     """The next bytes of a run's reports, the job's spec, and what is wrong with either, in words."""
     name = reports_name(restart)
     spec: Spec | None = None
@@ -136,14 +133,13 @@ def _piece(job: Job, restart: int, offset: int) -> tuple[bytes, Spec | None, str
     return data, spec, problem
 
 
-def _within_run(lines: Sequence[ReportLine], job: Job, restart: int, now: float) -> tuple[list[ReportLine], str]:
+def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: float) -> tuple[list[ReportLine], str]:
     """The lines that lie within their run by Slurm's clock, and what is wrong with the others, in words.
 
     A measurement outside its run is dropped; of any other report only the time is corrected.
     """
     known = restart == job.restart and not job.pending
-    # Slurm does not know when a term began.
-    start = (job.submit_time if is_whole(job) else job.start_time) if known else 0.0
+    start = job.run_start if known else 0.0
     low, high = start - SKEW_S, (job.end_time if known and job.ended else now) + SKEW_S
     accepted, doubts = [], []
     for line in lines:
@@ -159,9 +155,9 @@ def _within_run(lines: Sequence[ReportLine], job: Job, restart: int, now: float)
     return accepted, f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
 
 
-def _check_membership(report: Membership, job: Job) -> None:
+def _check_membership(report: Membership, job: WholeJob) -> None:
     """Raise `ProtocolError` for what no membership of this job can be. Sizes of other jobs come from Slurm."""
-    if not is_whole(job):
+    if not job.by_blocks:
         raise ProtocolError("membership: the job is not one of blocks")
     if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
         raise ProtocolError("membership: blocks and restarts are not one for each block")
@@ -170,7 +166,7 @@ def _check_membership(report: Membership, job: Job) -> None:
 
 
 def _lines(
-    data: bytes, job: Job, restart: int, after: int, now: float, most: int, others: int
+    data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
     """The good lines of a piece, the bytes that were read of it, the number of the last report, and what is wrong with
     the other lines, in words."""
@@ -229,17 +225,17 @@ class JobDirectories:
         self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in alive}
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
-    def refusal(self, job: Job, *, read: bool) -> Reason | None:
+    def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
         """Why the job is not resized, None if it may be; asked once a tick. `read` if its files were found before."""
         return self._not_found(job, read) or self._not_reached(job)
 
-    def _not_found(self, job: Job, read: bool) -> Reason | None:
+    def _not_found(self, job: WholeJob, read: bool) -> Reason | None:
         key = job.job_id, job.restart
         problem = _fault_of_directory(job) if job.running and not read else ""
         self._failed[key] = self._failed.get(key, 0) + 1 if problem else 0
         return reason("no_files", problem=problem) if self._failed[key] > TICKS else None
 
-    def _not_reached(self, job: Job) -> Reason | None:
+    def _not_reached(self, job: WholeJob) -> Reason | None:
         """A wrapper that does not say which spool it reads is believed to read the site's."""
         if self._spool is None or not foreign(job):
             return None
@@ -248,7 +244,7 @@ class JobDirectories:
             return None
         return reason("spool_not_read", spool=str(self._spool))
 
-    def hello(self, job: Job) -> Hello | None:
+    def hello(self, job: WholeJob) -> Hello | None:
         """The hello of the job's newest run, or of the run before, which had the same environment."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
@@ -262,7 +258,7 @@ def _same(said: str, spool: Path) -> bool:
     return bool(said) and os.path.normpath(said) in (os.path.normpath(spool), os.path.realpath(spool))
 
 
-def _fault_of_directory(job: Job) -> str:
+def _fault_of_directory(job: WholeJob) -> str:
     try:
         path = job_directory(job)
         with directory_of(path, job.uid):
@@ -273,7 +269,7 @@ def _fault_of_directory(job: Job) -> str:
         return str(error)
 
 
-def _hello(job: Job, restart: int) -> Hello | None:
+def _hello(job: WholeJob, restart: int) -> Hello | None:
     try:
         with directory_of(job_directory(job), job.uid) as directory:
             text, _ = read_from(directory, reports_name(restart), job.uid, 0, MAX_LINE + 1)
@@ -283,7 +279,7 @@ def _hello(job: Job, restart: int) -> Hello | None:
     return report if isinstance(report, Hello) else None
 
 
-def checkpoint_stands(job: Job, name: str) -> bool:
+def checkpoint_stands(job: WholeJob, name: str) -> bool:
     """The checkpoint that a job reported is there, and has a manifest.
 
     A job that lies about its checkpoint loses its own work; this guards against files that went missing.

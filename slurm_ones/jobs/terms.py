@@ -12,7 +12,16 @@ from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
-from slurm_ones.jobs.elastic import NO_GUESTS, BlockJob, Elastic, Guests, arrays, block_job, is_guest, says_blocks
+from slurm_ones.jobs.elastic import (
+    NO_GUESTS,
+    Elastic,
+    Guests,
+    WholeJob,
+    arrays,
+    is_guest,
+    says_blocks,
+    whole_job,
+)
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 
@@ -57,19 +66,17 @@ class Terms:
         self.problems: dict[int, str] = {}
         """What is not believed of a job's term, for people."""
 
-    def jobs(self, snapshot: Snapshot) -> dict[int, BlockJob]:
-        """The jobs of blocks in a snapshot, each in its present term."""
+    def jobs(self, snapshot: Snapshot) -> dict[int, WholeJob]:
+        """All jobs of a snapshot, those of blocks each in its present term."""
         found = arrays(snapshot.jobs.values())
         self._remember(found)
         self._spans = {array: span for array, span in self._spans.items() if array in found}
         self.problems = {array: problem for array, problem in self.problems.items() if array in found}
-        jobs = {}
+        jobs = {id_: WholeJob.of(job) for id_, job in snapshot.jobs.items() if job.array_id not in found}
         for array, records in found.items():
-            known = self._known[array]
-            one = block_job(array, records, known, self._term(array), self._guests)
-            term = self._follow(one.job, snapshot.time)[-1]
-            jobs[array] = one if term == one.job.restart else block_job(array, records, known, term, self._guests)
-        self._ahead = set(jobs)
+            one = whole_job(array, records, self._known[array], self._term(array), self._guests)
+            jobs[array] = replace(one, restart=self._follow(one, snapshot.time)[-1])
+        self._ahead = {*found}
         return jobs
 
     def _remember(self, found: Mapping[int, Sequence[Job]]) -> None:
@@ -105,11 +112,14 @@ class Terms:
         known = self._known.get(array)
         return known.restart if known is not None else 0
 
-    def follow(self, job: Job, now: float) -> tuple[Job, range]:
-        """The job in its present term, and the terms whose reports are to be read now, that one the last.
+    def follow(self, job: WholeJob, now: float) -> tuple[WholeJob, range]:
+        """The job in its present run, and the runs whose reports are to be read now, that one the last.
 
         No tick need have seen the job yet, and its submission may be that of one of its tasks.
         """
+        if not job.by_blocks:
+            # The run before may have written its last reports after its requeue was seen.
+            return job, range(max(0, job.restart - 1), job.restart + 1)
         known = self._known.get(job.job_id)
         if job.job_id not in self._known:
             known = self._store.jobs([job.job_id]).get(job.job_id)
@@ -122,7 +132,7 @@ class Terms:
         self._ahead.discard(job.job_id)
         return replace(job, restart=span[-1]), span
 
-    def _follow(self, job: Job, now: float) -> range:
+    def _follow(self, job: WholeJob, now: float) -> range:
         before = term = max(self._term(job.job_id), 0)
         if self._own_uid in (None, job.uid):
             spec, _ = read_spec(job)
@@ -141,7 +151,8 @@ class Terms:
         now = {
             _key(record): record
             for array, elastic in seen.items()
-            for job in elastic.blocks
+            if elastic.job.by_blocks
+            for job in elastic.job.blocks
             if job.start_time and not job.pending
             for record in (_block_record(array, elastic, job, self._guests),)
         }

@@ -53,9 +53,14 @@ class Moves:
         return sum(shape.gpus for _, shape in self.added)
 
 
+def mechanism_of(elastic: Elastic) -> str:
+    """Return the mechanism by which the job changes now: blocks join and leave if it has such and does not wait."""
+    return BLOCKS if elastic.job.by_blocks and not elastic.job.pending else REQUEUE
+
+
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job changes by blocks that join and leave: it is one of blocks, and trains."""
-    return bool(elastic.blocks) and not elastic.job.pending
+    """Tell whether the job changes by blocks that join and leave."""
+    return mechanism_of(elastic) == BLOCKS
 
 
 def task_of(job: Job) -> int:
@@ -72,23 +77,18 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
     """The blocks that run, the one that leads first, and then the oldest."""
     leader = next(iter(members_of(history)), -1)
     running = sorted(
-        (job for job in elastic.blocks if job.running),
+        elastic.job.running_blocks,
         key=lambda job: (task_of(job) != leader, job.start_time, task_of(job)),
     )
-    return tuple(RunningBlock(task_of(job), shape_of_block(elastic, job), job.node_list) for job in running)
-
-
-def shape_of_block(elastic: Elastic, job: Job) -> Shape:
-    """The shape of one of its blocks."""
-    return Shape(job.nodes, elastic.gpus_per_node if elastic.whole_nodes else job.gpus_per_node)
+    return tuple(RunningBlock(task_of(job), elastic.shape_of(job), job.node_list) for job in running)
 
 
 def starting(elastic: Elastic, *, prepared: bool) -> int:
     """GPUs of the blocks of a job that runs that Slurm may start at any moment, such as those that it requeued; none
     behind the throttle of an array that nobody has lifted: of one that is not `prepared`."""
-    if not (hot(elastic) and prepared):
+    if not prepared:
         return 0
-    return sum(shape_of_block(elastic, job).gpus for job in elastic.blocks if job.pending and not job.held)
+    return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
@@ -99,14 +99,14 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
     """
     waiting = [
         task_of(job)
-        for job in elastic.blocks
+        for job in elastic.job.blocks
         if job.pending
         and not job.completing
         and (not job.admin_held and task_of(job) in ours if job.held else task_of(job) not in members)
     ]
     gone = [
         task_of(job)
-        for job in elastic.blocks
+        for job in elastic.job.blocks
         if has_left(job) and job.ended and not job.completing and now - job.end_time < REUSED_WITHIN_S
     ]
     return (*sorted(waiting), *sorted(gone))
@@ -114,7 +114,7 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
     """Tasks that wait, mostly behind the throttle of their array, and have to be held before that is lifted."""
-    tasks = (task_of(job) for job in elastic.blocks if job.pending and not job.held)
+    tasks = (task_of(job) for job in elastic.job.blocks if job.pending and not job.held)
     return tuple(sorted(task for task in tasks if task not in members))
 
 
@@ -129,13 +129,13 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
     their nodes takes no more jobs."""
     ends = {
         task_of(job): job.start_time + job.time_limit_s
-        for job in elastic.blocks
-        if job.running and near_limit(job, limits, now) is not None
+        for job in elastic.job.running_blocks
+        if near_limit(job, limits, now) is not None
     }
     drained = {
         task_of(job)
-        for job in elastic.blocks
-        if job.running and any(name in nodes and _drains(nodes[name]) for name in job.node_list)
+        for job in elastic.job.running_blocks
+        if any(name in nodes and _drains(nodes[name]) for name in job.node_list)
     }
     return tuple(sorted(ends, key=lambda task: (ends[task], task))) + tuple(sorted(drained - ends.keys()))
 
@@ -149,11 +149,11 @@ def renewal(
     They take the place of base blocks whose time is nearly over. A job without a base block, of which none is to start
     either, gets the shape that its user `asked` for, in place of the smallest guests that make up for it.
     """
-    running = sorted(elastic.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
+    running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not is_guest(job, guests)]
     old = [job for job in base if near_limit(job, limits, now) is not None]
     shapes = sorted((elastic.shape_of(job) for job in old), key=lambda shape: -shape.gpus)
-    if not base and not any(job.pending and not job.held and not is_guest(job, guests) for job in elastic.blocks):
+    if not base and not any(job.pending and not job.held and not is_guest(job, guests) for job in elastic.job.blocks):
         shapes = [asked]
         while sum(elastic.shape_of(job).gpus for job in old) < asked.gpus and len(old) < len(running):
             old.append(running[len(old)])

@@ -28,7 +28,7 @@ LOWER = 0.8416
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
     """What a GPU-hour of growth counts, against one that the user asked for; 0 if nobody counts."""
-    job, guests = elastic.job, settings.guests.get(elastic.partition)
+    job, guests = elastic.job.home, settings.guests.get(elastic.partition)
     own = factors.get(job.qos, 1.0)
     if not job.account or not own:
         return 0.0

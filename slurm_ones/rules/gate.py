@@ -23,6 +23,7 @@ from slurm_ones.learn.guests import GuestLives
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,
+    REQUEUE,
     GuestSizes,
     Moves,
     RunningBlock,
@@ -118,7 +119,7 @@ class Growth:
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
         """The waiting job for whose sake this one does not grow, by `guests` if it is one of blocks; None if there is
         none."""
-        contested = self.unserved if guests and elastic.blocks else self.contested
+        contested = self.unserved if guests and elastic.job.by_blocks else self.contested
         limited = self.limited.get(elastic.job.job_id)
         return limited or next((contested[name] for name in elastic.holdings if name in contested), None)
 
@@ -207,10 +208,8 @@ class PartitionRules:
     """GPUs that Slurm could hand out on each node and no resize under way is about to need."""
     caps: tuple[Cap, ...]
     settings: ResizeSettings
-    open_resizes: int
-    """Resizes under way in all partitions, but for those by blocks."""
-    open_changes: int = 0
-    """Those by blocks."""
+    open: Counter[str]
+    """Resizes under way in all partitions, by mechanism."""
     node_gpus: int = 0
     """GPUs of a full node."""
     whole_nodes: bool = False
@@ -293,7 +292,7 @@ class Round:
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
             gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
-            capped = CappedJob(one.job.user, one.job.account, gpus)
+            capped = CappedJob(one.job.user, one.job.home.account, gpus)
             growing[one.partition == name][job_id] = self._growing(one, gpus)
             if one.partition == name:
                 here[job_id], jobs[job_id] = capped, self._job_rules(one)
@@ -302,7 +301,6 @@ class Round:
         contested = self.growth.unserved if name in self.settings.guests else self.growth.contested
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name)) + self._growth_caps(jobs)
         caps += quota_caps(growing[True], growing[False].values(), self.quotas, self.seen.snapshot)
-        by_blocks = sum(one.moves is not None for one in self.under_way.values())
         free, later = self._free(name)
         return PartitionRules(
             name,
@@ -310,8 +308,7 @@ class Round:
             free,
             caps,
             self.settings.resize,
-            len(self.under_way) - by_blocks,
-            by_blocks,
+            Counter(REQUEUE if one.moves is None else BLOCKS for one in self.under_way.values()),
             *self._nodes_of(name),
             self.split_nodes,
             self.kinds(name),
@@ -409,14 +406,14 @@ class Round:
             resting = None
         ahead = self._ahead(elastic)
         rules = JobRules(elastic, history, under_way, untouchable, resting, given_back=back, ahead=ahead)
-        if not elastic.blocks:
+        if not elastic.job.by_blocks:
             return rules
         blocks = training(elastic, history)
         leaving = going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now) if back is None else ()
         could_join = spare(elastic, self.held.get(job_id, ()), members_of(history), self.now)
         staying = {back.shape.gpus: back.tasks} if back is not None else None
         if staying is None:
-            staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving) if hot(elastic) else {}
+            staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving)
         return replace(
             rules,
             prepared=job_id in self.held,
@@ -426,7 +423,7 @@ class Round:
             going=leaving,
             renewal=self._renewal(elastic, history, could_join) if back is None else None,
             staying=staying,
-            settled=hot(elastic) and self.now >= self._settled_at(elastic, history),
+            settled=self.now >= self._settled_at(elastic, history),
             guests=self._guests(elastic),
         )
 
@@ -435,14 +432,14 @@ class Round:
         if elastic.partition not in self.settings.guests or elastic.optin is None or not elastic.optin.guests:
             return None
         queues = guests_of(self.settings)
-        return frozenset(task_of(job) for job in elastic.running_blocks if is_guest(job, queues))
+        return frozenset(task_of(job) for job in elastic.job.running_blocks if is_guest(job, queues))
 
     @cached_property
     def _lent(self) -> Counter[str]:
         """GPUs that guests hold on each node."""
         queues, held = guests_of(self.settings), Counter[str]()
         for elastic in self.seen.elastic.values():
-            for job in elastic.running_blocks:
+            for job in elastic.job.running_blocks:
                 if is_guest(job, queues):
                     held.update(dict.fromkeys(job.node_list, elastic.shape_of(job).gpus_per_node))
         return held
@@ -463,17 +460,17 @@ class Round:
         """Of blocks that are to join; guests end before a reservation."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
-        joining = next((job for job in elastic.blocks if job.pending), elastic.job)
+        joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
         return ahead_of(joining, self.seen.snapshot, self.now)
 
     def _restarts(self, elastic: Elastic) -> Reason | None:
         """Why a job could not start again once it is requeued; None if it could."""
         if not elastic.job.running:
             return None
-        if self.loses_licenses and elastic.job.licenses:
+        if self.loses_licenses and elastic.job.home.licenses:
             return reason("licenses_lost")
         snapshot, given = self.seen.snapshot, self.settings.whole_node_gpus
-        return reserved_ahead(elastic.job, elastic.shape, snapshot, given, self.now)
+        return reserved_ahead(elastic.job.first, elastic.shape, snapshot, given, self.now)
 
     def _renewal(self, elastic: Elastic, history: JobHistory | None, could_join: Sequence[int]) -> Moves | None:
         if history is None or not hot(elastic) or elastic.partition not in self.settings.guests:
@@ -509,7 +506,7 @@ class Round:
             return reason("nothing_reported")
         if job.running and (early := too_soon(history)) is not None:
             return early
-        if history is not None and history.misfit is not None and not elastic.blocks:
+        if history is not None and history.misfit is not None and not elastic.job.by_blocks:
             ranks, gpus = history.misfit
             return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)
         batch = elastic.optin.batch if elastic.optin is not None else None
@@ -519,12 +516,12 @@ class Round:
         limits = self.settings.limits
         if hot(elastic):
             return None  # of its blocks each has a time limit of its own: see `rules.blocks.going`
-        worn = near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
+        worn = near_limit(job.first, limits, self.now) or resized_enough(job, history, limits, self.now)
         return worn or self._restarts(elastic)
 
 
 def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
-    job = elastic.job
+    job = elastic.job.first
     if under_way is not None:
         return reason("resize_under_way")
     if elastic.refusal:

@@ -144,7 +144,7 @@ def with_growth(round_: Round) -> Round:
     for one in waiting:
         returns.serve(one)
     for one in reversed({one.job.job_id: one for one in waiting}.values()):  # of several the first is named
-        sharing = [id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job)]
+        sharing = [id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job.home)]
         limited |= dict.fromkeys(sharing, one.job.job_id)
         for nodes in one.on:
             contested |= dict.fromkeys(nodes, one.job.job_id)
@@ -292,7 +292,10 @@ def _counts(job: Job, round_: Round) -> bool:
         return False
     elastic = round_.seen.elastic
     one = elastic.get(job.array_id)
-    one = one if one is not None and one.blocks else elastic.get(job.job_id)
+    if one is not None and one.job.by_blocks:
+        # One that is not ours to change waits as any other job; its guests were only lent what they had.
+        return one.refusal is not None and not is_guest(job, guests_of(round_.settings))
+    one = elastic.get(job.job_id)
     # One that is trained within another waits for that job.
     return one is None or (one.refusal is not None and one.refusal.code != "fused")
 
@@ -384,8 +387,8 @@ def _free(round_: Round) -> dict[str, Resources]:
 def _leaving(one: Elastic, move: UnderWay) -> list[Piece]:
     """What a resize under way gives back."""
     if move.moves is not None:
-        return [_piece(one, job) for job in one.running_blocks if task_of(job) in move.moves.dropped]
-    return [_piece(one, one.job, move.target)] if move.target.gpus < one.shape.gpus else []
+        return [_piece(one, job) for job in one.job.running_blocks if task_of(job) in move.moves.dropped]
+    return [_piece(one, one.job.first, move.target)] if move.target.gpus < one.shape.gpus else []
 
 
 def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
@@ -421,9 +424,8 @@ def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock], guests: Guests) -> tuple[Piece, ...]:
     """Blocks that are growth, the youngest first: the one that leads and the oldest others are what was asked for."""
-    before, jobs = accumulate((b.shape.gpus for b in blocks), initial=0), {task_of(b): b for b in one.running_blocks}
-    asked = history.job.requested_shape.gpus
-    growth = [jobs[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
+    before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
+    growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
     return tuple(_piece(one, job)._replace(guest=is_guest(job, guests)) for job in reversed(growth))
 
 
@@ -434,4 +436,4 @@ def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, 
     keeps = next((shape for gpus in sizes if (shape := shape_of(site, gpus)) is not None), None)
     if keeps is None or keeps.nodes > len(one.job.node_list) or keeps.gpus_per_node > now.gpus_per_node:
         return ()
-    return (_piece(one, one.job, keeps),)
+    return (_piece(one, one.job.first, keeps),)

@@ -28,7 +28,7 @@ from ones_db.shape import PARKED, Shape
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import LimitSettings, ResizeSettings
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.jobs.optin import ANY
 from slurm_ones.learn.learner import RESIZE_S, JobModel
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule
@@ -152,7 +152,7 @@ class Kinds:
     def may_change(self, elastic: Elastic) -> bool:
         """Tell whether the job's owner lets it change between kinds, and Slurm can be asked for them."""
         # Of blocks that together hold unequally many GPUs of their nodes each asks for its own.
-        asks = any(job.gpus_per_node for job in elastic.blocks or (elastic.job,)) and not elastic.whole_nodes
+        asks = any(block.gpus_per_node for block in elastic.job.blocks) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def leaves(self, elastic: Elastic, got: Allocation) -> bool:
@@ -165,16 +165,16 @@ class Kinds:
         if elastic.optin is not None and self.may_change(elastic):
             named = elastic.optin.kinds
             return tuple(kind for kind in self.every if kind in named or ANY in named) or self.every
-        own = elastic.job.kind or self.held(elastic)
+        own = elastic.job.first.kind or self.held(elastic)
         return (own,) if own in self.every else self.every
 
     def asked(self, elastic: Elastic, got: Allocation) -> str:
         """The kind that Slurm is to be asked for, so that the job gets what it was given; the one that it asks for
         where that does not matter, or is not for us to say."""
-        asks, held = elastic.job.kind, self.held(elastic)
+        asks, held = elastic.job.first.kind, self.held(elastic)
         if not got.kind or len(self.every) < 2:
             return asks
-        if elastic.blocks and held in self.every and self.given:
+        if elastic.job.by_blocks and held in self.every and self.given:
             # Blocks that join are of the kind of those that train, or take the place of all of them.
             return got.kind if self.may_change(elastic) else held
         if not self.may_change(elastic) or (got.shape == elastic.shape and held == got.kind):
@@ -238,7 +238,7 @@ def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSett
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
-def rested_at(job: Job, history: JobHistory | None, dwell_s: float, *, by_blocks: bool = False) -> float:
+def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float, *, by_blocks: bool = False) -> float:
     """When the job may be resized (again): the dwell time after its start and its last resize. Of a job that changes
     `by_blocks` its start is no reason to wait: it cost no training, as a requeue does.
 
@@ -279,7 +279,7 @@ def loss_s(known: JobModel, grace_s: float) -> float:
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
-def resized_enough(job: Job, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
+def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
     """Why a job that runs may not be interrupted again, or not yet."""
     if history is None or not job.running:
         return None

@@ -15,7 +15,7 @@ from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.elastic import Elastic, as_one
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.blocks import FreeGpus, Moves, hot, members_of, moves
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE, FreeGpus, Moves, mechanism_of, members_of, moves
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
 from slurm_ones.rules.growth import with_growth
@@ -25,10 +25,7 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """A resize; where the new shape is `PARKED` a stop, and without one (`resizes`) a change of batch alone.
-
-    Without `moves` by a requeue, or of the job as it waits; with them by blocks that join and leave.
-    """
+    """A resize; where the new shape is `PARKED` a stop, and without one (`resizes`) a change of batch alone."""
 
     elastic: Elastic
     old: Shape
@@ -52,13 +49,18 @@ class PlannedChange:
     def resizes(self) -> bool:
         """Whether Slurm's job changes, and not its batch alone. Of a job of blocks it is the GPUs that count, whichever
         blocks make them."""
-        if hot(self.elastic):
+        if self.mechanism == BLOCKS:
             return bool(self.moves)
         return self.old != self.new or self.old_kind != self.new_kind
 
     @property
     def job_id(self) -> int:
         return self.elastic.job.job_id
+
+    @property
+    def mechanism(self) -> str:
+        """`REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
+        return mechanism_of(self.elastic)
 
     @property
     def parks(self) -> bool:
@@ -163,8 +165,7 @@ class _Planner:
         most = {id_: job.gpus for id_, job in jobs.items()}
         given = {change.job_id for change in changes if not change.parks}
         self._use = CapUse(rules.caps, most | {id_: jobs[id_].elastic.shape.gpus for id_ in given if not most[id_]})
-        self._open = {True: rules.open_changes, False: rules.open_resizes}
-        """Resizes under way by blocks, and others."""
+        self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
         """Waiting jobs that would begin where a reservation is ahead."""
@@ -182,7 +183,7 @@ class _Planner:
         rules, job = self._rules, self._rules.jobs[change.job_id]
         if self._without is None and (change.elastic.job.pending or _gained(change) >= 0):
             self._without = self._room.set_aside(self._later)
-        by_blocks = hot(job.elastic)
+        by_blocks = change.mechanism == BLOCKS
         if by_blocks:
             change = _with_moves(change, job, rules, self._room.free, pack=pack)
         moves_on = change.resizes or change.parks or (by_blocks and change.leaves_kind)
@@ -195,7 +196,7 @@ class _Planner:
             joined = _with_moves(change, job, rules, self._room.free, apart=True)
             if joined.moves and _hindrance(joined, job, rules, self._use) is None:
                 change, against = joined, None
-        against = against or self._too_many(by_blocks) or self._without_room(change, job)
+        against = against or self._too_many(change.mechanism) or self._without_room(change, job)
         if against is None:
             self._begin(change, job, pack)
             return
@@ -211,14 +212,14 @@ class _Planner:
             self.begin += [change] if against is None else []
             self.outcomes[change.job_id] = against or reason("batch_changes")
 
-    def _too_many(self, by_blocks: bool) -> Reason | None:
+    def _too_many(self, mechanism: str) -> Reason | None:
         settings = self._rules.settings
-        most = settings.max_open_blocks if by_blocks else settings.max_open
-        return reason("max_open", resizes=most) if self._open[by_blocks] >= most else None
+        most = {REQUEUE: settings.max_open, BLOCKS: settings.max_open_blocks}[mechanism]
+        return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
         """That there is no room for the change now; if there is, a job that is requeued takes it."""
-        if hot(job.elastic):
+        if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
             return job.ahead.reason
@@ -227,7 +228,7 @@ class _Planner:
                 change.new, change.elastic.holdings, _open_nodes(job, self._rules, change.new_kind)
             )
         else:
-            none = bool(job.elastic.blocks) and change.job_id in (self._without or ())
+            none = job.elastic.job.by_blocks and change.job_id in (self._without or ())
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
@@ -240,14 +241,13 @@ class _Planner:
         return room and not rest
 
     def _begin(self, change: PlannedChange, job: JobRules, pack: bool) -> None:
-        by_blocks = hot(job.elastic)
         self.begin.append(change)
         for _, shape in change.moves.added if change.moves else ():
             self._room.take(shape, change.new_kind)
         if job.elastic.job.running:
             self._room.leave(job, change.moves)
-        self._open[by_blocks] += 1
-        replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
+        self._open[change.mechanism] += 1
+        replaces = change.mechanism == BLOCKS and change.old.gpus == change.new.gpus and not change.leaves_kind
         replaced = reason("blocks_packed") if pack else reason("blocks_replaced")
         self.outcomes[change.job_id] = replaced if replaces else reason("begins")
         self._use.count_at_least(change.job_id, max(change.new.gpus, _at_once(change)))
@@ -262,14 +262,14 @@ class _Planner:
         rules = self._rules
         for id_, job in rules.jobs.items() if not rules.contested else ():
             elastic, given = job.elastic, id_ in schedule.allocations or id_ in schedule.parked
-            waits = elastic.job.pending and bool(elastic.blocks) and job.under_way is None and job.fixed is None
-            if given or not waits or job.asked is not None or self._too_many(by_blocks=False):
+            waits = elastic.job.pending and elastic.job.by_blocks and job.under_way is None and job.fixed is None
+            if given or not waits or job.asked is not None or self._too_many(REQUEUE):
                 continue
-            least, shape, kind = _least(job, rules), elastic.shape, elastic.job.kind
+            least, shape, kind = _least(job, rules), elastic.shape, elastic.job.first.kind
             room = self._room.free.nodes_for(shape, only=rules.kinds.nodes(kind))
             if least is not None and least.gpus < shape.gpus and room is None:
                 self.begin.append(PlannedChange(elastic, shape, least, None, None, old_kind=kind, new_kind=kind))
-                self._open[False] += 1
+                self._open[REQUEUE] += 1
                 self.outcomes[id_] = reason("waits_small", gpus=least.gpus)
 
 
@@ -364,7 +364,7 @@ def _at_once(change: PlannedChange) -> int:
 def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> PlannedChange:
     """From what the job has to its allocation, or to nothing where it has none: it is parked."""
     batch = job.history.batch if job.history is not None else None
-    asks, shape = job.elastic.job.kind, job.elastic.shape
+    asks, shape = job.elastic.job.first.kind, job.elastic.shape
     if allocation is None:
         return PlannedChange(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
     kind, leaves = rules.kinds.asked(job.elastic, allocation), rules.kinds.leaves(job.elastic, allocation)
@@ -376,7 +376,7 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
     """Why the job is not resized now, None where nothing stands against it."""
     if job.untouchable is not None:
         return job.untouchable
-    if change.parks and hot(job.elastic):
+    if change.parks and change.mechanism == BLOCKS:
         return reason("blocks_not_parked")
     if job.elastic.job.running:
         if change.parks and not rules.settings.preempt:

@@ -62,7 +62,7 @@ class Growing(NamedTuple):
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, about_to_have: int) -> Growing:
         """A job of which what goes beyond the GPUs `asked` for waits in that queue of `guests`, if there is one."""
-        own = Queue.of(one.job)
+        own = Queue.of(one.job.home)
         if guests is None or one.optin is None or not (one.optin.guests and hot(one)):
             return cls(one, (own,), about_to_have)
         beyond = own._replace(**{name: value for name, value in guests._asdict().items() if value})
@@ -119,7 +119,7 @@ def _words(quota: Quota) -> Reason:
 
 def _binding(one: Growing, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
     """Quotas of which the job takes something with each GPU, and how much."""
-    own = one.elastic.job
+    own = one.elastic.job.home
     for queue in one.queues:
         part = snapshot.partitions.get(queue.partition.partition(",")[0])
         job = replace(own, qos=queue.qos, account=queue.account)
@@ -131,7 +131,7 @@ def _binding(one: Growing, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple
 def _with_each_gpu(elastic: Elastic, resource: str) -> float:
     if resource == "node":
         return 1.0 / max(elastic.gpus_per_node, 1)
-    parts = elastic.running_blocks or (elastic.job,)
+    parts = elastic.job.running_blocks or (elastic.job.first,)
     gpus = sum(elastic.shape_of(part).gpus for part in parts)
     return sum(_amount(part, resource) for part in parts) / max(gpus, 1)
 
@@ -162,7 +162,9 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
     resources = {name for name, *_ in wanted}
     of_partition = {name: part.qos for name, part in seen.snapshot.partitions.items()}
     above: dict[str, Collection[str]] = {}
-    for part in _parts(seen) if wanted else ():
+    for part in seen.snapshot.jobs.values() if wanted else ():
+        if not part.running:
+            continue
         if part.account not in above:
             above[part.account] = quotas.above(part.account)
         whose = _whose(part, of_partition.get(part.partition, ""), above[part.account])
@@ -170,14 +172,6 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
             amount = _amount(part, name)
             found.update({key: amount for one in whose if amount and (key := (name, *one)) in wanted})
     return found
-
-
-def _parts(seen: Observation) -> Iterator[Job]:
-    for job_id, job in seen.snapshot.jobs.items():
-        one = seen.elastic.get(job_id)
-        for part in one.parts if one is not None else (job,):
-            if part.running:
-                yield part
 
 
 def _whose(job: Job, partition_qos: str, above: Collection[str]) -> Sequence[tuple[str, str, str]]:

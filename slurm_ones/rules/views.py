@@ -140,7 +140,7 @@ def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
         learner.look([histories[job_id] for job_id in mine if job_id in histories])
         for job_id, one in mine.items():
             accepted = kinds.accepted(one)
-            known[job_id] = learner.about(histories.get(job_id), round_.now, blocks=bool(one.blocks), kinds=accepted)
+            known[job_id] = learner.about(histories.get(job_id), round_.now, blocks=one.job.by_blocks, kinds=accepted)
     return known
 
 
@@ -168,7 +168,7 @@ def job_views(
             view = view if job.asked is not None else _changeable(view, sum(rules.free.values()))
             if not rules.whole_nodes:
                 view = replace(view, nodes_at=_nodes_at(view, room, rules.node_gpus))
-        elif job.elastic.blocks and job.asked is None:
+        elif job.elastic.job.by_blocks and job.asked is None:
             view = replace(view, limits=_no_more(view.limits, view.requested))
         views.append(_dated(view, job, round_))
     changed = [v for v in views if v.fixed is None and rules.jobs[v.job_id].asked is None]

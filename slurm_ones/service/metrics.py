@@ -233,7 +233,7 @@ class Metrics:
             series.inc()
         self._later = []
         elastic = tick.observation.elastic
-        whose = {job_id: self._labels.who(one.partition, one.job.account) for job_id, one in elastic.items()}
+        whose = {job_id: self._labels.who(one.partition, one.job.home.account) for job_id, one in elastic.items()}
         for who in {*whose.values()} - self._begun_for:
             self._begin_for(who)
         # Of a job whose resize ended with it the last word counts.

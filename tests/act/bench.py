@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
-from tests.act.make import NOW, elastic, history
+from tests.act.make import NOW, changed, elastic, history
 
 LEASE_S = 900.0
 
@@ -56,7 +55,7 @@ class Slurm:
     def job(self, job_id: int) -> Job:
         if job_id not in self._bench.jobs:
             raise UnknownJob(f"job {job_id}")
-        return self._bench.jobs[job_id].job
+        return self._bench.jobs[job_id].job.first
 
     def defer(self, job_id: int, until: float) -> None:
         if job_id in self.refuses:
@@ -103,7 +102,7 @@ class Bench:
 
     def act(self, wanted: dict[int, Allocation], *parked: int) -> list[int]:
         """Act on a schedule for all partitions; the ids of the jobs that something was begun for."""
-        return self.act_on(wanted, {id_: e.job for id_, e in self.jobs.items()}, self.jobs, *parked)
+        return self.act_on(wanted, {id_: e.job.first for id_, e in self.jobs.items()}, self.jobs, *parked)
 
     def act_on(
         self, wanted: dict[int, Allocation], jobs: dict[int, Job], elastic: dict[int, Elastic], *parked: int
@@ -127,8 +126,7 @@ class Bench:
 
     def change(self, job_id: int, **changes: Any) -> None:
         """The job as Slurm has it from now on."""
-        elastic = self.jobs[job_id]
-        self.jobs[job_id] = replace(elastic, job=replace(elastic.job, **changes))
+        self.jobs[job_id] = changed(self.jobs[job_id], **changes)
 
     def order(self, job_id: int) -> Any:
         """The order in force in the job's directory, None where there is none."""

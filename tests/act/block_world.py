@@ -214,8 +214,8 @@ class BlockWorld(Interrupted):
     def tidy(self) -> None:
         """What the companion does of jobs of blocks at a tick."""
         seen = self.observer.observe()
-        arrays = arrays_of(seen)
-        blocks = {id_: list(one.blocks) for id_, one in seen.elastic.items()}
+        arrays = arrays_of(seen.snapshot.jobs.values())
+        blocks = {id_: list(one.job.blocks) for id_, one in seen.elastic.items()}
         for id_, tasks in (blocks | waiting_arrays(arrays)).items():
             self.held.look(id_, tasks)
         self.leftovers.cancel_waiting(waiting_arrays(arrays))

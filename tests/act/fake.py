@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ones_db.shape import Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Order, decode_order, directory_name
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Queue, Quotas, Snapshot
 
@@ -377,11 +378,11 @@ class FakeReports:
     def __init__(self, slurm: FakeSlurm) -> None:
         self._slurm = slurm
 
-    def drained(self, job: Job, restart: int, order: int) -> float | None:
+    def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
         runs = [run for run in self._slurm.jobs[job.job_id].runs if run.restart == restart]
         return runs[-1].checkpoints.get(order) if runs else None
 
-    def restarted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: WholeJob, after_restart: int) -> float | None:
         fake = self._slurm.jobs[job.job_id]
         later = [run.hello for run in fake.runs if run.restart > after_restart and run.hello is not None]
         return later[0] - 1_000_000.0 if later else None

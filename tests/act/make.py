@@ -9,7 +9,7 @@ from ones_db import JobHistory, JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.jobs.optin import OptIn
 from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
@@ -35,7 +35,12 @@ def elastic(
         start_time=1.0 if nodes else 0.0,
         time_limit_s=0.0,
     )
-    return Elastic(replace(job, **changes), OptIn((1, 16), None, None), FULL, whole, refusal)
+    return Elastic(WholeJob.of(replace(job, **changes)), OptIn((1, 16), None, None), FULL, whole, refusal)
+
+
+def changed(one: Elastic, **changes: Any) -> Elastic:
+    """A job of one block, of which Slurm now shows this."""
+    return replace(one, job=WholeJob.of(replace(one.job.first, **changes)))
 
 
 def history(job_id: int, **changes: Any) -> JobHistory:

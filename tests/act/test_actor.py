@@ -186,7 +186,7 @@ def test_orders_lie_where_the_companion_may_write(tmp_path: Path) -> None:
     """In the job's own directory, else in the spool, which only matters for other users' jobs."""
     job = elastic(7, Shape(1, 1), "n1", uid=os.geteuid(), work_dir=str(tmp_path)).job
     assert order_path(job, tmp_path / "spool") == tmp_path / directory_name(7) / ORDERS
-    theirs = replace(job, uid=os.geteuid() + 1)
+    theirs = replace(job.first, uid=os.geteuid() + 1)
     in_spool = os.geteuid() != 0  # root may write into anybody's directory
     expected = tmp_path / "spool" / spool_order_name(7) if in_spool else tmp_path / directory_name(7) / ORDERS
     assert order_path(theirs, tmp_path / "spool") == expected
@@ -236,7 +236,7 @@ def test_nothing_is_left_of_a_job_that_ended(own_store: Store, tmp_path: Path, w
         else:
             state = JobState.COMPLETED if way == "completed" else JobState.FAILED
             bench.change(job_id, state=state, end_time=NOW + 1)
-    bench.act_on({}, {id_: e.job for id_, e in bench.jobs.items()}, {2: bench.jobs[2]})
+    bench.act_on({}, {id_: e.job.first for id_, e in bench.jobs.items()}, {2: bench.jobs[2]})
     assert own_store.deferrals() == {} and own_store.open_resizes() == []
     assert {path.name for path in spool.iterdir()} == {SPOOL_MARK, spool_order_name(2), "orders-mine.json"}
     assert bench.actor._ordered == {2: 64} and bench.slurm.deferred == [(3, 901)]

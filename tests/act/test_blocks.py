@@ -581,7 +581,7 @@ def test_blocks_join_as_guests_and_are_base_again(make: Make, queue: Queue) -> N
     assert world.tasks[1].licenses == ()
     assert Queue.of(world.tasks[2]) == own
     seen = world.observer.observe().elastic[world.job_id]
-    assert seen.refusal is None and seen.partition == own.partition and len(seen.running_blocks) == 3
+    assert seen.refusal is None and seen.partition == own.partition and len(seen.job.running_blocks) == 3
     world.preempt(1)
     world.tidy()
     world.begin({1: TWO})
@@ -615,7 +615,7 @@ def test_a_base_block_leads_rather_than_a_guest(make: Make) -> None:
     world.finish()
     assert world.order.blocks == (0, 2, 1) and world.training.members[0] == 0
     seen = world.observer.observe().elastic[world.job_id]
-    assert base_first((0, 1, 2), seen.blocks, guests_of(world.settings)) == (0, 2, 1)
+    assert base_first((0, 1, 2), seen.job.blocks, guests_of(world.settings)) == (0, 2, 1)
     world.preempt(0)
     assert world.training.members == (2, 1)
 
@@ -680,8 +680,8 @@ def test_a_job_all_of_whose_tasks_have_been_guests_gets_its_own_queue_back(make:
         world.machine = world.companion()
     for _ in range(2):
         seen = world.observer.observe().elastic[world.job_id]
-        assert (seen.partition, seen.job.account, seen.refusal) == (own.partition, "mine", None)
-        assert seen.job.licenses == (("matlab", 1),)
+        assert (seen.partition, seen.job.home.account, seen.refusal) == (own.partition, "mine", None)
+        assert seen.job.home.licenses == (("matlab", 1),)
     world.begin({1: ONE})
     world.finish()
     assert world.resize.state == State.DONE and Queue.of(world.tasks[1]) == own
@@ -752,11 +752,15 @@ def test_a_preempted_block_of_a_job_that_is_left_alone_stays_so(make: Make) -> N
     assert world.tasks[1].state is JobState.PREEMPTED
 
 
-@pytest.mark.parametrize("first", [(), (1,)], ids=["at once", "one after the other"])
-def test_a_job_all_of_whose_blocks_are_preempted_goes_on(make: Make, first: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("first", "guests"), [((), ()), ((1,), ()), ((0,), (1,))], ids=["at once", "one after the other", "a guest last"]
+)
+def test_a_job_all_of_whose_blocks_are_preempted_goes_on(
+    make: Make, first: tuple[int, ...], guests: tuple[int, ...]
+) -> None:
     """Nobody's job is lost: of the tasks that wait in our hold one takes it up."""
-    world = make()
-    world.begin({1: ONE})
+    world = make(guests=Queue("scavenge"))
+    world.begin({1: ONE}, guests=guests)
     world.finish()
     for taken in (first, tuple({0, 1} - {*first})):
         world.preempt(*taken)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ones_db import Store
 from ones_db.shape import Shape
 from slurm_ones.act.transitions import State
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.act.fake import FakeJob
@@ -286,7 +287,7 @@ def test_whatever_happens(
             asked = len(world.slurm.calls)
             machine = world.machine
             world.tick()
-            if not world._wanted(world.slurm._seen(world.job)):
+            if not world._wanted(WholeJob.of(world.slurm._seen(world.job))):
                 done = world.slurm.calls[asked:]
                 assert ("reshape", NEW) not in done and ("requeue_hold", world.job_id) not in done
                 assert all(call != "defer" or until <= world.clock() for call, until in done)  # type: ignore[operator]

@@ -111,7 +111,7 @@ def test_what_ends_a_deferral(bench: Bench, way: str) -> None:
         assert f"scontrol update JobId=1 StartTime=now+{LEASE_S:.0f}" in adviser.said
     elif way == "opted out":
         job = bench.jobs[1]
-        bench.act_on({}, {1: job.job}, {}, 1)
+        bench.act_on({}, {1: job.job.first}, {}, 1)
         assert bench.slurm.deferred[1:] == [(1, 10)]
     else:
         bench.act({}, 1)

@@ -87,7 +87,7 @@ class World:
         text = f"sbatch job.sbatch --lr {job_id}"
         known = {"uid": os.geteuid(), "work_dir": str(self.home), "command": "/x/job.sbatch", "submit_line": text}
         self.elastic[job_id] = one = swept(job_id, *nodes, **(known | changes))
-        self.slurm.jobs[job_id] = one.job
+        self.slurm.jobs[job_id] = one.job.first
 
     def says(self, **told: Any) -> None:
         (self.directory / FUSION).write_bytes(encode(Fusion(**({"restart": 0, "asks": False} | told))))

@@ -25,7 +25,7 @@ def swept(job_id: int, *nodes: str, comment: str = "ones: gpus=1 fuse=a", **chan
 
 
 def line(job_id: int, text: str = LINE, command: str = "/home/a/job.sbatch") -> Job:
-    return replace(swept(job_id).job, submit_line=text, command=command)
+    return replace(swept(job_id).job.first, submit_line=text, command=command)
 
 
 def test_a_running_job_of_one_gpu_may_carry_others() -> None:

@@ -20,6 +20,7 @@ from slurm_ones.act.transitions import (
     first_state,
     picture,
 )
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from tests.act.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -35,7 +36,7 @@ def test_every_state_has_a_row_and_a_handler() -> None:
 def test_every_state_is_reached_and_leads_to_an_end() -> None:
     """Protects from a row that nothing leads to, and from a loop without a way out."""
     ends = {Stage(state) for state in FINAL}
-    firsts = first_state(running=True), first_state(running=False), first_state(running=True, by_blocks=True)
+    firsts = first_state(REQUEUE), first_state(REQUEUE, running=False), first_state(BLOCKS)
     reached = {*map(Stage, firsts)}
     while more := {after for stage in reached for after in TRANSITIONS.get(stage, ())} - reached:
         reached |= more

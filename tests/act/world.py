@@ -18,7 +18,9 @@ from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import Stage, State, first_state
 from slurm_ones.config import ResizeSettings
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.optin import parse_comment
+from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Job
 from tests.act.fake import Clock, FakeJob, FakeReports, FakeSlurm
@@ -180,7 +182,7 @@ class World(Interrupted):
                 old_batch=OLD_BATCH,
                 new_shape=new,
                 new_batch=None if self.parks else NEW_BATCH,
-                state=first_state(running).value,
+                state=first_state(REQUEUE, running=running).value,
                 started=self.clock(),
                 order_number=round(self.clock() * 1000),
                 deadline=self.clock() + self.settings.drain_timeout_s,
@@ -205,8 +207,8 @@ class World(Interrupted):
             self.tick()
         raise AssertionError(f"stuck in {self.resize.stage}, held by {self.job.held_by or 'nobody'}")
 
-    def _wanted(self, job: Job) -> bool:
-        optin = parse_comment(job.comment)
+    def _wanted(self, job: WholeJob) -> bool:
+        optin = parse_comment(job.first.comment)
         return not self.stopped and optin is not None and optin.resize
 
     def check(self) -> None:

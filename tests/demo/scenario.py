@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ones_wrapper.protocol import Bye, Epoch, Hello, Membership, ProtocolError, Report, decode_report
 from slurm_ones.demo.jobs import MOST_GPUS, ON_CLUSTER, DemoJob, comment
-from slurm_ones.jobs.elastic import arrays, block_job
+from slurm_ones.jobs.elastic import arrays, whole_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.sites import GRES_SCAVENGE, OPERATOR
+from tests.slurm.whole import as_one
 
 TOP = Path(__file__).resolve().parents[2]
 GIVE_UP_S = 300.0
@@ -141,7 +142,7 @@ def reports(directory: Path, restart: int) -> Iterator[tuple[float, Report]]:
 def queue(cluster: Cluster) -> dict[int, Job]:
     """All jobs that Slurm knows, those that ended too; a job of blocks as one job, under its array's id."""
     found = parse_jobs(json.loads(cluster.run(["squeue", "--json", "--states=all"], user="root").stdout))
-    of_blocks = {array: block_job(array, records).job for array, records in arrays(found.values()).items()}
+    of_blocks = {array: as_one(whole_job(array, records)) for array, records in arrays(found.values()).items()}
     return {id_: job for id_, job in found.items() if job.array_id not in of_blocks} | of_blocks
 
 

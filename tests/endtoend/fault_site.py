@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ones_db import Store
 from ones_wrapper.protocol import directory_name
-from slurm_ones.jobs.elastic import block_job
+from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, linux, paths
@@ -25,6 +25,7 @@ from tests.cluster.sites import OPERATOR
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, LAUNCHER, TRAIN, BlockTask, Harness, processes
 from tests.endtoend.random_policy import AWAY, GATE, QUIET, REACHED, RandomPolicy
+from tests.slurm.whole import as_one
 
 ELASTIC = "ones: gpus=1-8 batch=16-64"
 ELASTIC_BLOCKS = f"{ELASTIC} array=blocks"
@@ -319,7 +320,9 @@ class FaultSite:
         in_blocks = {job_id for job_id, expected in self.expected.items() if expected.blocks}
         records = [job for job in found.values() if job.array_id in in_blocks and job.array_tasks]
         folded = {
-            array: block_job(array, [job for job in records if job.array_id == array], term=self.terms(array) - 1).job
+            array: as_one(
+                whole_job(array, [job for job in records if job.array_id == array], term=self.terms(array) - 1)
+            )
             for array in {job.array_id for job in records}
         }
         return {id_: job for id_, job in found.items() if job.array_id not in folded} | folded

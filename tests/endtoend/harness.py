@@ -25,11 +25,12 @@ from ones_wrapper.protocol import (
     pointer_name,
     reports_name,
 )
-from slurm_ones.jobs.elastic import arrays, block_job
+from slurm_ones.jobs.elastic import arrays, whole_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths
 from tests.endtoend.scripted import STAY
+from tests.slurm.whole import as_one
 from tests.waiting import until
 
 HERE = paths.REPOSITORY / "tests/endtoend"
@@ -127,7 +128,7 @@ class Harness:
         text = self.cluster.run(["squeue", "--json", "--states=all", f"--jobs={job_id}"], user="root").stdout
         found = parse_jobs(json.loads(text))
         blocks = arrays(found.values())
-        return block_job(job_id, blocks[job_id]).job if job_id in blocks else found[job_id]
+        return as_one(whole_job(job_id, blocks[job_id])) if job_id in blocks else found[job_id]
 
     def tasks(self, array_id: int) -> dict[int, BlockTask]:
         """The tasks of an array that Slurm knows. Its own words: `squeue` shows waiting tasks together otherwise,

@@ -10,16 +10,16 @@ from unittest import mock
 from ones_db import ResizeRecord, engine
 from ones_db.shape import Shape
 from slurm_ones.act import blocks
-from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module
 from slurm_ones.slurm.client import Refused, SlurmError
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Job, Task
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def refused_and_forgotten() -> Iterator[None]:
 
     original = HANDLERS[State.RESHAPING]
 
-    def reshaping(machine: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+    def reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
         if resize.back:
             return original(machine, resize, job)
         try:
@@ -104,10 +104,10 @@ def released_unordered() -> Iterator[None]:
     """Blocks are released, and the job is ordered to train with them only the next time that somebody looks."""
     opening = blocks.BLOCK_HANDLERS[State.OPENING]
 
-    def hasty(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    def hasty(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
         held = [task for task, _ in resize.added if array.tasks[task].pending and array.tasks[task].held]
         for task in held:
-            machine.client.release(array.key(task), start_now=False)
+            machine.client.release(Task(array.job_id, task), start_now=False)
         return resize if held else opening(machine, resize, array)
 
     with mock.patch.dict(blocks.BLOCK_HANDLERS, {State.OPENING: hasty}):

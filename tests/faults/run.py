@@ -204,7 +204,7 @@ class FaultRun:
         opened = self._open()
         for job_id, elastic in tick.observation.elastic.items():
             if job_id not in opened:
-                self.world.block_faults.note_looked_at(elastic.blocks)
+                self.world.block_faults.note_looked_at(elastic.job.blocks if elastic.job.by_blocks else ())
         quiet = self.quiet and not tick.begun and not opened and not self._deferred()
         quiet = quiet and not self.world.block_just_ended(12 * SURE_S)
         self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0

@@ -213,12 +213,14 @@ _SPECS = of_json([vars(SPEC), asdict(replace(SPEC, limits=STRATEGY))])
 
 def directory(data: bytes) -> None:
     """A whole job directory, read in two looks, the second after the file has changed."""
+    from slurm_ones.jobs.elastic import WholeJob
+
     first, _, rest = data.partition(_SPLIT)
     second, _, said = rest.partition(_SPLIT)
     place = scratch() / "job"
     folder = place / protocol.directory_name(7)
     folder.mkdir(parents=True, exist_ok=True)
-    job = job_at(place)
+    job = WholeJob.of(job_at(place))
     (folder / protocol.SPEC).write_bytes(said)
     offset = after = 0
     for text in (first, first + second if len(data) % 3 else second):
@@ -237,6 +239,7 @@ def directory(data: bytes) -> None:
 
 def stored(data: bytes) -> None:
     """The same directory through the observer into a database, which then is asked."""
+    from slurm_ones.jobs.elastic import WholeJob
     from slurm_ones.jobs.observer import job_record
 
     first, _, rest = data.partition(_SPLIT)
@@ -251,7 +254,7 @@ def stored(data: bytes) -> None:
     store.record_jobs([job_record(_elastic(job), "")])
     (folder / protocol.SPEC).write_bytes(rest.partition(_SPLIT)[2])
     (folder / protocol.reports_name(1)).write_bytes(first)
-    observer.collect([job], now=NOW)
+    observer.collect([WholeJob.of(job)], now=NOW)
     (found,) = store.job_summaries([7])
     hold(found.name.isprintable(), f"a name in the database: {found.name!r}")
     for value in vars(found).values():
@@ -263,9 +266,9 @@ _number = [0]
 
 
 def _elastic(job: Job) -> Any:
-    from slurm_ones.jobs.elastic import Elastic
+    from slurm_ones.jobs.elastic import Elastic, WholeJob
 
-    return Elastic(job, None, 4, False)
+    return Elastic(WholeJob.of(job), None, 4, False)
 
 
 @cache
@@ -323,14 +326,14 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.jobs.elastic import elastic_job
+    from slurm_ones.jobs.elastic import WholeJob, elastic_job
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():
         for value in vars(job).values():
             storable(value)
         _ = (job.ended, job.running, job.completing)
-        if (elastic := elastic_job(job, snapshot, {}, None)) is not None:
+        if (elastic := elastic_job(WholeJob.of(job), snapshot, {}, None)) is not None:
             _ = (elastic.shape.gpus, elastic.gpu_range)
             storable(str(elastic.refusal))
 

@@ -12,7 +12,7 @@ from ones_db import JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
-from slurm_ones.jobs.elastic import Elastic, arrays, block_job, elastic_job, fold
+from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, whole_job
 from slurm_ones.jobs.observer import job_record
 from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Queue, Snapshot, Task
 from tests.slurm.make import job_of
@@ -56,11 +56,9 @@ def ended(number: int, state: JobState = JobState.COMPLETED, **changes: Any) -> 
 def seen(*jobs: Job, known: JobRecord | None = None, term: int = 0) -> Elastic:
     """The one job that these tasks make."""
     snapshot = Snapshot(5000.0, {job.job_id: job for job in jobs}, NODES, PARTITIONS)
-    found = {array: block_job(array, records, known, term) for array, records in arrays(jobs).items()}
-    folded = fold(snapshot, found)
-    assert list(folded.jobs) == [100]
-    elastic = elastic_job(folded.jobs[100], folded, {}, None, found[100])
-    assert elastic is not None
+    ((array, records),) = arrays(jobs).items()
+    elastic = elastic_job(whole_job(array, records, known, term), snapshot, {}, None)
+    assert elastic is not None and array == 100
     return elastic
 
 
@@ -80,10 +78,10 @@ def test_running_blocks_are_one_job() -> None:
     one = seen(task(0, "n1"), task(1, "n2", "n3", gpus=4), task(2), task(3), term=5)
     assert (one.job.job_id, one.job.restart, one.job.running) == (100, 5, True)
     assert one.holdings == {"n1": 1, "n2": 4, "n3": 4}
-    assert (one.shape, one.job.nodes, one.job.gpus_total) == (Shape(1, 9), 3, 9)
+    assert (one.shape, one.job.gpus) == (Shape(1, 9), 9)
     assert one.job.node_list == ("n1", "n2", "n3")
     assert (one.job.start_time, one.job.key) == (2000.0, 100)
-    assert [job.key for job in one.blocks] == [Task(100, number) for number in range(4)]
+    assert [job.key for job in one.job.blocks] == [Task(100, number) for number in range(4)]
 
 
 def test_the_shape_is_exact_where_blocks_are_alike() -> None:
@@ -101,15 +99,15 @@ def test_a_word_that_is_wrong_in_the_comment_takes_no_running_job_apart() -> Non
     """It stays one job, which is left alone for its comment."""
     wrong = "ones: gpus=many array=blocks"
     elastic = seen(task(0, "n1", comment=wrong), task(1, "n2", comment=wrong), task(2, comment=wrong))
-    assert (elastic.job.running, len(elastic.blocks)) == (True, 3)
+    assert (elastic.job.running, len(elastic.job.blocks)) == (True, 3)
     assert elastic.refusal is not None and elastic.refusal.code == "bad_comment"
 
 
 def test_waiting_tasks_in_one_record_are_one_job_each() -> None:
     """Slurm keeps those that nothing sets apart together."""
     one = seen(task(0, "n1"), task(0, array_tasks=(1, 2, 3), job_id=100))
-    assert [job.array_tasks for job in one.blocks] == [(0,), (1,), (2,), (3,)]
-    assert [job.key for job in one.blocks[1:]] == [Task(100, 1), Task(100, 2), Task(100, 3)]
+    assert [job.array_tasks for job in one.job.blocks] == [(0,), (1,), (2,), (3,)]
+    assert [job.key for job in one.job.blocks[1:]] == [Task(100, 1), Task(100, 2), Task(100, 3)]
 
 
 def test_a_waiting_job_is_as_the_block_that_starts_first() -> None:
@@ -120,7 +118,7 @@ def test_a_waiting_job_is_as_the_block_that_starts_first() -> None:
     # Nothing was asked of a task by itself: Slurm has one record, and all change together. Else the others, at the size
     # that was asked for at first, would wait before this one, and for room that it does not need.
     whole = seen(task(0, array_tasks=(0, 1, 2), job_id=100, held=False, reason="Priority", throttle=1))
-    assert (whole.job.pending, whole.job.key, len(whole.blocks)) == (True, 100, 3)
+    assert (whole.job.pending, whole.job.key, len(whole.job.blocks)) == (True, 100, 3)
     held = seen(task(0), task(1))
     assert (held.job.pending, held.job.held, held.job.key) == (True, True, Task(100, 0))
 
@@ -136,7 +134,7 @@ def test_a_block_that_slurm_requeued_keeps_the_job_waiting() -> None:
 def test_the_job_ends_with_its_last_block(state: JobState) -> None:
     """As that one ended. Blocks in a hold do not keep it alive: nobody starts them any more."""
     one = seen(ended(0, JobState.COMPLETED), ended(3, state, exit_code=7), task(1), task(2))
-    assert (one.job.ended, one.job.state, one.job.exit_code) == (True, state, 7)
+    assert (one.job.ended, one.job.first.state, one.job.first.exit_code) == (True, state, 7)
     assert (one.job.start_time, one.job.end_time, one.holdings) == (2000.0, 3003.0, {})
 
 
@@ -150,14 +148,7 @@ def test_an_ended_job_stays_so_once_slurm_forgets_its_blocks() -> None:
     """MinJobAge later held tasks alone are left: they are not a new job."""
     known = remembered(state="FAILED", end_time=3003.0, restart=2)
     one = seen(task(1), task(2), known=known, term=2)
-    assert (one.job.ended, one.job.state, one.job.end_time) == (True, JobState.FAILED, 3003.0)
-
-
-def test_a_jobs_time_is_over_when_its_last_blocks_is() -> None:
-    """It outlives each of them; without a limit it ends by no time."""
-    one = seen(task(0, "n1", time_limit_s=600.0), task(5, "n2", time_limit_s=900.0))
-    assert one.job.start_time + one.job.time_limit_s == 2005.0 + 900.0
-    assert seen(task(0, "n1", time_limit_s=600.0), task(5, "n2", time_limit_s=0.0)).job.time_limit_s == 0.0
+    assert (one.job.ended, one.job.first.state, one.job.end_time) == (True, JobState.FAILED, 3003.0)
 
 
 def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
@@ -208,14 +199,14 @@ def test_tasks_that_ended_and_differ_are_never_used_again() -> None:
     """Their owner changed the comment since, say; the others are a job as before."""
     one = seen(task(0, "n1"), ended(1, comment="mine"), ended(2), task(3))
     assert one.refusal is None
-    assert [job.array_tasks for job in one.blocks] == [(0,), (2,), (3,)]
+    assert [job.array_tasks for job in one.job.blocks] == [(0,), (2,), (3,)]
 
 
 def test_more_tasks_than_a_job_may_have() -> None:
     """Refused, at a bounded cost."""
     one = seen(task(0, "n1"), task(1, array_tasks=tuple(range(1, 100_000)), throttle=1))
     assert one.refusal is not None
-    assert (one.refusal.code, len(one.blocks)) == ("blocks_many", MAX_BLOCKS)
+    assert (one.refusal.code, len(one.job.blocks)) == ("blocks_many", MAX_BLOCKS)
 
 
 def test_tasks_of_a_sweeps_array_are_jobs_of_their_own() -> None:
@@ -235,8 +226,7 @@ def test_tasks_of_a_sweeps_array_are_jobs_of_their_own() -> None:
     ):
         jobs = [*sweep, *others]
         snapshot = Snapshot(0.0, {job.job_id: job for job in jobs}, NODES, PARTITIONS)
-        assert fold(snapshot, {}) is snapshot
-        found = [elastic_job(job, snapshot, {}, None) for job in jobs]
+        found = [elastic_job(WholeJob.of(job), snapshot, {}, None) for job in jobs]
         assert [one and one.refusal and one.refusal.code for one in found] == codes
 
 
@@ -245,7 +235,7 @@ def test_the_word_alone_makes_no_blocks() -> None:
     plain = job_of(Shape(1, 1), comment=COMMENT)
     for job, code in ((plain, "blocks_no_array"), (replace(plain, array=True), "job_array")):
         assert arrays([job]) == {}
-        elastic = elastic_job(job, Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), {}, None)
+        elastic = elastic_job(WholeJob.of(job), Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), {}, None)
         assert elastic is not None and elastic.refusal is not None
         assert elastic.refusal.code == code
 
@@ -294,48 +284,48 @@ def test_any_mix_of_tasks(seed: int) -> None:
         random_.shuffle(records)
         known = random_.choice((None, remembered(state="FAILED", end_time=random_.choice((None, 3000.0)))))
         snapshot = Snapshot(5000.0, {job.job_id: job for job in records}, NODES, PARTITIONS)
-        found = {array: block_job(array, jobs, known, 3) for array, jobs in arrays(records).items()}
+        found = {array: whole_job(array, jobs, known, 3) for array, jobs in arrays(records).items()}
         live = [job for job in records if not job.ended] or records
         if not any(job.comment == COMMENT for job in live):
             # One whose comment is wrong in another word is one job, which is left alone.
             for one in found.values():
-                elastic = elastic_job(one.job, fold(snapshot, found), {}, None, one)
+                elastic = elastic_job(one, snapshot, {}, None)
                 assert elastic is None or elastic.refusal is not None
             continue
         for array, one in found.items():
             numbers = [job.array_tasks for job in one.blocks]
             assert numbers == sorted(set(numbers)) and all(len(number) == 1 for number in numbers)
-            elastic = elastic_job(one.job, fold(snapshot, found), {}, None, one)
-            assert array == 100 and one.job.job_id == 100 and one.job.restart == 3
+            elastic = elastic_job(one, snapshot, {}, None)
+            assert array == 100 and one.job_id == 100 and one.restart == 3
             if elastic is None:
                 # The record that opted in was that of a task's earlier start.
                 assert all(job.comment != COMMENT for job in one.blocks)
                 continue
-            assert elastic.blocks == one.blocks
+            assert elastic.job is one
             if elastic.refusal is None:
                 assert all(job.comment == COMMENT for job in one.blocks)
             running = [job for job in one.blocks if job.running]
-            assert one.job.running == bool(running)
+            assert one.running == bool(running)
             held = sum(len(job.node_list) * elastic.shape_of(job).gpus_per_node for job in running)
             assert sum(elastic.holdings.values()) == held
             if running and all(job.nodes == len(job.node_list) for job in running):
                 assert elastic.shape.gpus == held
             startable = any(job.pending and not job.held for job in one.blocks)
-            assert not (one.job.ended and (running or startable))
+            assert not (one.ended and (running or startable))
 
 
 def test_tasks_that_were_cancelled_while_they_waited_say_nothing_of_the_end() -> None:
     """The job's end cancels them, and Slurm gives them a start and an end that come later."""
     trained = ended(0, node_list=("n1",))
     waited = [ended(number, JobState.CANCELLED, start_time=3010.0, end_time=3010.0) for number in (1, 2)]
-    assert seen(trained, *waited).job.state is JobState.COMPLETED
+    assert seen(trained, *waited).job.first.state is JobState.COMPLETED
 
 
 def test_the_record_of_cancelled_tasks_does_not_pass_for_the_first_one() -> None:
     """Slurm shows what waited behind the throttle as one cancelled record, which may bear the number 0."""
     trained = ended(0, job_id=101, node_list=("n1",))
     waited = ended(0, JobState.CANCELLED, start_time=3010.0, end_time=3010.0)
-    assert seen(trained, waited).job.state is JobState.COMPLETED
+    assert seen(trained, waited).job.first.state is JobState.COMPLETED
 
 
 # Plain jobs
@@ -346,7 +336,7 @@ BARE_JOB = {"partitions": ("bare",), "comment": "ones: nodes=1-2"}
 def elastic(job: Job, *, whole_node_gpus: dict[str, int] | None = None, own_uid: int | None = None) -> Elastic:
     """A plain job that opted in."""
     snapshot = Snapshot(0.0, {job.job_id: job}, NODES | BARE, PARTITIONS)
-    found = elastic_job(job, snapshot, whole_node_gpus or {}, own_uid)
+    found = elastic_job(WholeJob.of(job), snapshot, whole_node_gpus or {}, own_uid)
     assert found is not None
     return found
 
@@ -378,7 +368,7 @@ def test_a_job_that_may_be_resized(
 def test_a_job_that_did_not_opt_in_is_not_seen() -> None:
     """It is never touched, so it is nothing at all."""
     job = job_of(Shape(1, 1), comment="mine")
-    assert elastic_job(job, Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), {}, None) is None
+    assert elastic_job(WholeJob.of(job), Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), {}, None) is None
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import pytest
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Hello, encode_report
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.jobs.reports import TICKS, JobDirectories
 from slurm_ones.slurm.model import JobState
+from tests.act.make import changed
 from tests.jobs.make import HELLO
 from tests.slurm.make import job_of
 
@@ -25,7 +26,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elastic:
     monkeypatch.setattr("slurm_ones.jobs.reports.foreign", lambda job: True)
     one = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(tmp_path), restart=0)
     one = replace(one, state=JobState.RUNNING, start_time=1000.0)
-    return Elastic(one, parse_comment("ones: gpus=1-4"), 4, False)
+    return Elastic(WholeJob.of(one), parse_comment("ones: gpus=1-4"), 4, False)
 
 
 def refusal(places: JobDirectories, job: Elastic, *, read: bool = False) -> Reason | None:
@@ -47,7 +48,7 @@ def test_a_job_whose_directory_is_not_found(job: Elastic, tmp_path: Path) -> Non
     found = str(refusal(places, job))
     assert f"{tmp_path}/ones-{job.job.job_id}: no such directory" in found and "ONES_JOB_ROOT" in found
     assert refusal(places, job, read=True) is None
-    assert refusal(places, replace(job, job=replace(job.job, state=JobState.PENDING))) is None
+    assert refusal(places, changed(job, state=JobState.PENDING)) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files to somebody else takes root")
@@ -55,7 +56,7 @@ def test_a_pointer_to_somebody_elses_directory(job: Elastic, tmp_path: Path) -> 
     """It leads nowhere, and its user is told."""
     (pointer := tmp_path / f"ones-{job.job.job_id}.where").write_text("/proc\n")
     os.chown(pointer, 12345, -1)
-    job = replace(job, job=replace(job.job, uid=12345))
+    job = changed(job, uid=12345)
     places = JobDirectories(None)
     assert "/proc: belongs to uid 0" in str([refusal(places, job) for _ in range(TICKS + 1)][-1])
 
@@ -85,7 +86,7 @@ def test_each_run_tells_anew(job: Elastic, monkeypatch: pytest.MonkeyPatch) -> N
     assert refusal(places, job) is None  # it has not said anything yet
     folder = report(job, replace(HELLO, directory="/ones-7"))
     assert refusal(places, job) is not None
-    again = replace(job, job=replace(job.job, restart=1, state=JobState.PENDING))
+    again = changed(job, restart=1, state=JobState.PENDING)
     assert refusal(places, again) is not None
     report(job, replace(HELLO, directory="/ones-7", spool="/shared/spool"), restart=1)
     assert refusal(places, again) is None

@@ -42,6 +42,7 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import Observer
 from slurm_ones.jobs.reports import (
     BURST,
@@ -299,7 +300,7 @@ def test_a_million_lines_of_nothing(site: Site) -> None:
     (site.folder / REPORTS).write_bytes(b"\n" * 1_000_000 + encode_report(1, 900.0, make.HELLO) + line(2))
     site.look()
     assert f"{MAX_LINES} unreadable lines" in site.note()
-    piece, _ = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
+    piece, _ = read_reports(WholeJob.of(site.queue.jobs[7]), 0, 0, 0, now=NOW)
     assert piece.offset == MAX_LINES
 
 
@@ -397,7 +398,7 @@ def test_a_file_that_is_replaced_while_it_is_read(site: Site) -> None:
     try:
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
-            piece, _ = read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)
+            piece, _ = read_reports(WholeJob.of(site.queue.jobs[7]), 0, 0, 0, now=NOW)
             seen |= {report.report.samples for report in piece.lines if isinstance(report.report, Epoch)}
     finally:
         stop.set()
@@ -433,7 +434,7 @@ def test_a_directory_that_is_swapped_while_it_is_read(site: Site) -> None:
     try:
         until = time.monotonic() + 1.5
         while time.monotonic() < until or (not seen and time.monotonic() < until + 60):
-            piece, _ = read_reports(job(7, work), 0, 0, 0, now=NOW)
+            piece, _ = read_reports(WholeJob.of(job(7, work)), 0, 0, 0, now=NOW)
             seen += [report.report.samples for report in piece.lines if isinstance(report.report, Epoch)]
     finally:
         stop.set()
@@ -459,7 +460,7 @@ def test_a_file_that_grows_while_it_is_read(site: Site) -> None:
     thread.start()
     offset, numbers = 0, [0]
     while numbers[-1] < most:
-        piece, _ = read_reports(site.queue.jobs[7], 0, offset, numbers[-1], now=NOW)
+        piece, _ = read_reports(WholeJob.of(site.queue.jobs[7]), 0, offset, numbers[-1], now=NOW)
         offset = piece.offset
         numbers += [report.number for report in piece.lines]
     thread.join()
@@ -473,15 +474,17 @@ def test_without_permission(site: Site) -> None:
     site.give(site.folder)
     os.seteuid(VICTIM)
     try:
-        assert len(read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)[0].lines) == 1
+        assert len(read_reports(WholeJob.of(site.queue.jobs[7]), 0, 0, 0, now=NOW)[0].lines) == 1
         os.seteuid(0)
         (site.folder / REPORTS).chmod(0)
         os.seteuid(VICTIM)
-        assert "reports-0.jsonl: Permission denied" in read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)[1]
+        assert (
+            "reports-0.jsonl: Permission denied" in read_reports(WholeJob.of(site.queue.jobs[7]), 0, 0, 0, now=NOW)[1]
+        )
         os.seteuid(0)
         site.folder.chmod(0)
         os.seteuid(VICTIM)
-        assert "ones-7: Permission denied" in read_reports(site.queue.jobs[7], 0, 0, 0, now=NOW)[1]
+        assert "ones-7: Permission denied" in read_reports(WholeJob.of(site.queue.jobs[7]), 0, 0, 0, now=NOW)[1]
     finally:
         os.seteuid(0)
 
@@ -492,8 +495,8 @@ def test_checkpoints_that_lead_elsewhere(site: Site, name: str) -> None:
     said = json.loads(encode_report(1, 900.0, Checkpoint("x", 0, 0, 1, 1, 1.0)))
     (site.folder / REPORTS).write_bytes(json.dumps({**said, "name": name}).encode() + b"\n")
     site.look()
-    assert not checkpoint_stands(site.queue.jobs[7], name.replace("\0", "?"))
-    assert not checkpoint_stands(site.queue.jobs[7], name)
+    assert not checkpoint_stands(WholeJob.of(site.queue.jobs[7]), name.replace("\0", "?"))
+    assert not checkpoint_stands(WholeJob.of(site.queue.jobs[7]), name)
 
 
 def test_names_stay_names(site: Site) -> None:

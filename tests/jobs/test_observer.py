@@ -25,6 +25,7 @@ from ones_wrapper.protocol import (
     encode_report,
 )
 from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.slurm.model import Job, JobState
 from tests.db.make import actions, node_changes
@@ -322,7 +323,7 @@ def test_a_job_that_reports_more_after_its_checkpoint_trains_on(monkeypatch: pyt
         )
         monkeypatch.setattr("slurm_ones.jobs.observer.checkpoint_stands", lambda job, name, stands=stands: stands)
         reports = DrainReports(SimpleNamespace(collect=lambda jobs, now: None), store, lambda: 1000.0)  # type: ignore[arg-type]
-        assert reports.drained(job(), 0, 7) == expected
+        assert reports.drained(WholeJob.of(job()), 0, 7) == expected
 
 
 def test_the_stop_file_is_recorded_once(tmp_path: Path, store: Store) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Hello, Order, directory_name, encode, spool_order_name
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.other_companion import YIELD_S, OtherCompanion
-from slurm_ones.slurm.model import Job
 from tests.jobs.make import HELLO
 from tests.slurm.make import job_of
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of other users 
 OWNER, SITE, NOW = 12345, 23456, 2_000_000_000.0
 
 
-def job(tmp_path: Path, uid: int) -> Job:
-    return replace(job_of(Shape(1, 1)), uid=uid, work_dir=str(tmp_path))
+def job(tmp_path: Path, uid: int) -> WholeJob:
+    return WholeJob.of(replace(job_of(Shape(1, 1)), uid=uid, work_dir=str(tmp_path)))
 
 
 def test_the_owners_yields_while_the_sites_acts(tmp_path: Path) -> None:

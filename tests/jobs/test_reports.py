@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ones_db import RunReports
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Report, Spec, Throughput, encode, encode_report
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.reports import LENGTHS, MAX_BYTES, SKEW_S, read_reports
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.untrusted_files import job_directory
@@ -55,7 +56,7 @@ def write(job: Job) -> Write:
 
 
 def read(job: Job, offset: int = 0, after: int = 0) -> tuple[RunReports, str]:
-    return read_reports(job, 0, offset, after, now=NOW)
+    return read_reports(WholeJob.of(job), 0, offset, after, now=NOW)
 
 
 def numbers(piece: RunReports) -> list[int]:

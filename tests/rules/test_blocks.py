@@ -14,7 +14,7 @@ from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.actor import commands
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation, whole_job
 from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
@@ -34,22 +34,13 @@ HOT = Spec(32, 512, 64, 1000, 10, hot=True)
 
 def task(number: int, shape: Shape, *nodes: str, array: int = 1, **changes: Any) -> Job:
     """A block that runs on these nodes, or waits in a hold where there are none."""
-    one = elastic(array * 100 + number, shape, *nodes).job
+    one = elastic(array * 100 + number, shape, *nodes).job.first
     held = {} if nodes else {"held": True, "reason": "JobHeldUser"}
     return replace(one, array=True, array_id=array, array_tasks=(number,), **{**held, **changes})
 
 
 def job_of_blocks(*tasks: Job, array: int = 1) -> Elastic:
-    running = [one for one in tasks if one.running]
-    nodes = tuple(dict.fromkeys(name for one in running for name in one.node_list))
-    whole = replace(
-        running[0] if running else tasks[0],
-        job_id=array,
-        array_tasks=tuple(one.array_tasks[0] for one in tasks),
-        node_list=nodes,
-        nodes=len(nodes) or tasks[0].nodes,
-    )
-    return replace(elastic(array, Shape(1, 1), "n1"), job=whole, blocks=tasks)
+    return replace(elastic(array, Shape(1, 1)), job=whole_job(array, tasks))
 
 
 def told(job_id: int = 1, *members: int, **changes: Any) -> JobHistory:
@@ -80,7 +71,7 @@ def rules_for(
         state, usable = ("IDLE+DRAIN", False) if name in drained else ("", True)
         nodes[name] = Node(name, state, usable, FULL, FULL - gpus, ("gpu",), gpus == FULL)
     assert all(used[name] + free[name] <= FULL for name in free)
-    queue = {id_: one.job for id_, one in by_id.items()} | {job.job_id: job for job in others}
+    queue = {block.job_id: block for one in jobs for block in one.job.blocks} | {job.job_id: job for job in others}
     seen = Observation(Snapshot(NOW, queue, nodes, {"gpu": Partition("gpu", True, tuple(free), 0.0, 0, False)}), by_id)
     of_guests = {"guests": {"gpu": {"qos": guests}}} if guests else {}
     whole = Settings.model_validate({"resize": settings, "limits": site or {}, **of_guests})
@@ -183,7 +174,7 @@ def test_who_waits_without_being_given_anything_asks_for_its_smallest_size() -> 
     resize = change_of(2, Shape(1, 2), Shape(1, 1), "waiting", mechanism="requeue")
     assert planned({}, [waits], full, resizes=[resize]).begin == ()
     assert planned({2: PARKED}, [waits], full).begin == ()
-    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", comment="")
+    rigid = replace(elastic(50, Shape(1, 4)).job.first, reason="Resources", comment="")
     assert planned({}, [waits], full, others=[rigid]).begin == (), "what gets free is the rigid job's"
 
 
@@ -264,7 +255,7 @@ def test_it_is_never_stopped() -> None:
 
 def test_one_that_waits_changes_as_a_waiting_job() -> None:
     first = task(0, Shape(1, 1), held=False, reason="Resources", state=JobState.PENDING)
-    waits = replace(job_of_blocks(first, task(1, Shape(1, 1))), job=replace(first, job_id=1))
+    waits = job_of_blocks(first, task(1, Shape(1, 1)))
     (change,) = planned({1: Shape(1, 2)}, [waits], {"n1": 4}).begin
     assert change.moves is None and change.resizes and str(change.elastic.job.key) == "1_0"
 
@@ -408,8 +399,8 @@ def test_the_commands_of_a_change_by_hand() -> None:
         task(1, Shape(1, 1), held=False, throttle=1, reason="JobArrayTaskLimit"),
     )
     (change,) = planned({1: Shape(1, 2)}, [first], {"n1": 3}, ours=()).begin
-    blocks = tuple(replace(block, kind="a100") for block in change.elastic.blocks)
-    typed = replace(change, elastic=replace(change.elastic, blocks=blocks), old_kind="a100", new_kind="a100")
+    blocks = (replace(block, kind="a100") for block in change.elastic.job.blocks)
+    typed = replace(change, elastic=job_of_blocks(*blocks), old_kind="a100", new_kind="a100")
     assert commands(typed, 7, None, 900.0)[2].endswith(" Gres=gpu:a100:1")
     assert commands(replace(typed, new_kind=""), 7, None, 900.0)[2].endswith(" Gres=gpu:1"), "none is asked for"
     lines = commands(change, 7, None, 900.0)

@@ -10,7 +10,7 @@ import pytest
 from ones_db import JobHistory, ThroughputPoint
 from ones_db.shape import Shape
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, whole_job
 from slurm_ones.jobs.optin import OptIn, parse_comment
 from slurm_ones.policy.contract import JobView
 from slurm_ones.rules.caps import Cap
@@ -33,8 +33,8 @@ def asked_for_two(**changes: Any) -> JobView:
 
 
 def blocks(one: Elastic) -> Elastic:
-    own = replace(one.job, array_id=1, array_tasks=(0,))
-    return replace(one, job=own, blocks=(own,), optin=OptIn((1, 16), None, None, blocks=True))
+    own = replace(one.job.first, array_id=1, array_tasks=(0,))
+    return replace(one, job=whole_job(1, [own]), optin=OptIn((1, 16), None, None, blocks=True))
 
 
 def caps(

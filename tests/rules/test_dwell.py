@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_ones.config import LimitSettings, ResizeSettings
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.policy.contract import Progress
 from slurm_ones.rules.job_rules import (
     LONGEST_S,
@@ -26,6 +27,8 @@ from slurm_ones.testing.rounds import job as view
 from tests.act.make import history
 from tests.jobs.make import job
 
+RUNS = WholeJob.of(job())
+
 
 @pytest.mark.parametrize(
     ("failures", "last", "expected"),
@@ -33,30 +36,30 @@ from tests.jobs.make import job
 )
 def test_each_failure_in_a_row_doubles_it(failures: int, last: float | None, expected: float) -> None:
     """A job that Slurm keeps refusing is not restarted for nothing for ever; it started at 110 s here."""
-    assert rested_at(job(), history(1, failures=failures, last_resize_end=last), 60.0) == expected
+    assert rested_at(RUNS, history(1, failures=failures, last_resize_end=last), 60.0) == expected
 
 
 def test_failures_of_cheap_changes_are_not_repeated_at_once() -> None:
     """However little a change costs, asking Slurm for what it refuses does not follow it."""
     for failures, expected in ((0, 201.0), (1, 210.0), (50, 200.0 + 5 * 64)):
-        assert rested_at(job(), history(1, failures=failures, last_resize_end=200.0), 1.0) == expected
+        assert rested_at(RUNS, history(1, failures=failures, last_resize_end=200.0), 1.0) == expected
 
 
 def test_failures_do_not_bring_back_a_dwell_time_of_nothing() -> None:
     """A site that sets it to 0 wants none."""
-    assert rested_at(job(), history(1, failures=3, last_resize_end=200.0), 0.0) == 200.0
+    assert rested_at(RUNS, history(1, failures=3, last_resize_end=200.0), 0.0) == 200.0
 
 
 def test_the_start_of_a_job_of_blocks_is_no_change() -> None:
     """It started at 110 s; what it waits for is the time after its last change."""
-    assert rested_at(job(), history(1), 60.0, by_blocks=True) <= 110.0
-    assert rested_at(job(), None, 60.0, by_blocks=True) <= 110.0
-    assert rested_at(job(), history(1, last_resize_end=200.0, failures=1), 60.0, by_blocks=True) == 320.0
+    assert rested_at(RUNS, history(1), 60.0, by_blocks=True) <= 110.0
+    assert rested_at(RUNS, None, 60.0, by_blocks=True) <= 110.0
+    assert rested_at(RUNS, history(1, last_resize_end=200.0, failures=1), 60.0, by_blocks=True) == 320.0
 
 
 def test_a_waiting_job_is_free_until_a_resize_of_it_failed() -> None:
     """Nothing of it is interrupted, but holding and releasing it each tick would be no use to anybody."""
-    waiting = job(state=JobState.PENDING, node_list=(), start_time=0.0)
+    waiting = WholeJob.of(job(state=JobState.PENDING, node_list=(), start_time=0.0))
     assert rested_at(waiting, history(1, last_resize_end=200.0), 60.0) == 0.0
     assert rested_at(waiting, history(1, failures=2, last_resize_end=200.0), 60.0) == 440.0
     assert rested_at(waiting, None, 60.0) == 0.0
@@ -96,10 +99,10 @@ def test_a_job_rests_longer_each_time_that_slurm_takes_blocks_of_it(
 def test_a_job_is_resized_so_often_and_no_more(limits: dict[str, Any], words: str) -> None:
     """At 5000 s, of three resizes the first was begun more than an hour ago."""
     told = history(1, interrupted=(1000.0, 2000.0, 4000.0))
-    assert str(resized_enough(job(), told, LimitSettings(**limits), 5000.0) or "") == words
-    waiting = job(state=JobState.PENDING, node_list=(), start_time=0.0)
+    assert str(resized_enough(RUNS, told, LimitSettings(**limits), 5000.0) or "") == words
+    waiting = WholeJob.of(job(state=JobState.PENDING, node_list=(), start_time=0.0))
     assert resized_enough(waiting, told, LimitSettings(**limits), 5000.0) is None
-    assert resized_enough(job(), None, LimitSettings(**limits), 5000.0) is None
+    assert resized_enough(RUNS, None, LimitSettings(**limits), 5000.0) is None
 
 
 def test_near_its_time_limit() -> None:

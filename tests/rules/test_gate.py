@@ -12,6 +12,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import Allocation, Schedule
+from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.rules.gate import UnderWay
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_models, job_views
@@ -77,7 +78,7 @@ def test_what_is_begun_counts_at_once() -> None:
     assert [cap.gpus for cap in round_.partition("gpu").caps] == [7]
     after = round_.begun({2: UnderWay(Shape(1, 3))})
     rules = after.partition("gpu")
-    assert ([cap.gpus for cap in rules.caps], rules.open_resizes) == ([5], 1)
+    assert ([cap.gpus for cap in rules.caps], rules.open) == ([5], {REQUEUE: 1})
     assert (dict(round_.partition("gpu").free), dict(rules.free)) == ({"n1": 3, "n2": 3}, {"n1": 0, "n2": 3})
     assert after.begun({}) is after
 

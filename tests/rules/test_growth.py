@@ -14,7 +14,7 @@ from ones_db import JobRecord
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
 from slurm_ones.jobs.optin import OptIn, parse_comment
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
@@ -25,7 +25,7 @@ from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
 from slurm_ones.testing.policies import seeded
-from tests.act.make import NOW, elastic, history
+from tests.act.make import NOW, changed, elastic, history
 from tests.rules.test_blocks import job_of_blocks, task, told
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -52,7 +52,7 @@ def guests(**changes: Any) -> Elastic:
 def waits(job_id: int = 50, shape: Shape = Shape(1, 1), **changes: Any) -> Job:
     """A job that knows nothing of us."""
     known = {"reason": "Resources", "comment": "", "submit_time": 1.0, "time_limit_s": 600.0, "partitions": ("gpu",)}
-    return replace(elastic(job_id, shape).job, **(known | changes))
+    return replace(elastic(job_id, shape).job.first, **(known | changes))
 
 
 def asked(shape: Shape = Shape(1, 1), job_id: int = 1) -> JobRecord:
@@ -72,7 +72,7 @@ def round_with(
     settings: Mapping[str, Any] | None = None,
 ) -> Round:
     """Four nodes of 4 GPUs, the jobs that run on them, and those that wait."""
-    parts = [part for one in jobs for part in one.parts if part.running] + [job for job in waiting if job.running]
+    parts = [part for one in jobs for part in one.job.running_blocks] + [job for job in waiting if job.running]
     nodes = {}
     for name in NAMES:
         here = [part for part in parts if name in part.node_list]
@@ -89,7 +89,7 @@ def round_with(
         for name, changes in OVER.items()
     }  # type: ignore[arg-type]
     by_id = {one.job.job_id: one for one in jobs}
-    queue = {id_: one.job for id_, one in by_id.items()} | {job.job_id: job for job in waiting}
+    queue = {block.job_id: block for one in jobs for block in one.job.blocks} | {job.job_id: job for job in waiting}
     snapshot = Snapshot(NOW, queue, nodes, partitions, tuple(reservations), licenses or {})
     known = {id_: told(id_, job=asked((shapes or {}).get(id_, Shape(1, 1)), id_)) for id_ in by_id}
     held = {id_: frozenset(range(1, 8)) for id_ in by_id}
@@ -101,7 +101,7 @@ def left(found: Round, job_id: int = 1) -> set[int]:
     """Blocks that leave."""
     one = found.seen.elastic[job_id]
     back = found.growth.back.get(job_id)
-    return {job.array_tasks[0] for job in one.running_blocks} - {*back.tasks} if back is not None else set()
+    return {job.array_tasks[0] for job in one.job.running_blocks} - {*back.tasks} if back is not None else set()
 
 
 FOUR = Shape(1, 4)
@@ -197,7 +197,7 @@ def test_who_is_served_by_what(row: str) -> None:
 def test_a_job_that_could_not_start_counts_for_nothing(harmless: dict[str, Any]) -> None:
     """Held, waiting for something else or for what nobody has, elastic itself: growth stays, and goes on."""
     job = waits(**harmless)
-    others = [replace(elastic(50, Shape(1, 1)), job=job)] if job.comment else []
+    others = [replace(elastic(50, Shape(1, 1)), job=WholeJob.of(job))] if job.comment else []
     found = round_with([guests(), *others], job)
     assert found.growth == Growth()
 
@@ -205,16 +205,25 @@ def test_a_job_that_could_not_start_counts_for_nothing(harmless: dict[str, Any])
 def test_an_elastic_job_that_is_refused_counts() -> None:
     """It waits for room like any other; one that is trained within another does not."""
     job = waits(comment="ones: gpus=1-4")
-    refused = replace(elastic(50, Shape(1, 1)), job=job, refusal=reason("interactive"))
+    refused = replace(elastic(50, Shape(1, 1)), job=WholeJob.of(job), refusal=reason("interactive"))
     assert left(round_with([guests(), refused], job)) == {4}
     fused = replace(refused, refusal=reason("fused", carrier=1, name="a"))
     assert round_with([guests(), fused], job).growth == Growth()
 
 
 def test_a_block_that_waits_is_part_of_its_job() -> None:
-    one = guests()
-    one = replace(one, blocks=(*one.blocks, waiting := task(5, FOUR, held=False, reason="Resources")))
+    one = job_of_blocks(*guests().job.blocks, waiting := task(5, FOUR, held=False, reason="Resources"))
     assert round_with([one], waiting).growth == Growth()
+
+
+def test_blocks_that_wait_count_if_their_job_is_refused() -> None:
+    """Each like any other job, but for a guest: that was lent what it had."""
+    base, guest = (task(n, Shape(1, 1), held=False, reason="Resources") for n in (5, 6))
+    guest = replace(guest, qos="guest")
+    lent = {"guests": {"gpu": {"qos": "guest"}}}
+    for waiting, counts in (((guest,), False), ((guest, base), True)):
+        one = replace(job_of_blocks(*guests().job.blocks, *waiting), refusal=reason("interactive"))
+        assert bool(round_with([one], *waiting, settings=lent).growth.contested) == counts
 
 
 PLAIN = [
@@ -230,7 +239,7 @@ PLAIN = [
 def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: Job, shape: Shape | None) -> None:
     """One requeue; out of the way of a node that is asked for by name."""
     plain = replace(elastic(1, Shape(4, 4), *NAMES), gpus_per_node=4)
-    plain = replace(plain, job=replace(plain.job, cpus=16))
+    plain = changed(plain, cpus=16)
     found = round_with([plain], job)
     back = found.growth.back.get(1)
     assert (back.shape if back is not None else None) == shape
@@ -334,8 +343,8 @@ def test_what_is_being_given_back_is_not_asked_for_twice() -> None:
 )
 def test_guests_are_slurms_to_take(queue: dict[str, str], guest: dict[str, Any]) -> None:
     """They count as free and grow, but for a limit that they share and for one that Slurm does not serve."""
-    one = guests()
-    one = replace(one, blocks=(*one.blocks[:3], *(replace(block, **guest) for block in one.blocks[3:])))
+    blocks = guests().job.blocks
+    one = job_of_blocks(*blocks[:3], *(replace(block, **guest) for block in blocks[3:]))
     site = {"settings": {"guests": {"gpu": queue}}}
     new = {"submit_time": NOW - 5}
     found = round_with([one], waits(shape=Shape(2, 4), **new), **site)
@@ -419,7 +428,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[Elastic], list[Job], dict[int, Shape]]
 
 
 def without(one: Elastic, gone: set[int]) -> Elastic:
-    return job_of_blocks(*(b for b in one.blocks if b.array_tasks[0] not in gone), array=one.job.job_id)
+    return job_of_blocks(*(b for b in one.job.blocks if b.array_tasks[0] not in gone), array=one.job.job_id)
 
 
 @given(rounds())
@@ -459,7 +468,7 @@ def start_first(jobs: Sequence[Elastic], queue: Sequence[Job], shapes: Mapping[i
 def growth_of(one: Elastic, asked: int) -> set[int]:
     """Its blocks beyond those that make up for what was asked, the leader and then the oldest first."""
     total, growth = 0, set()
-    for part in sorted(one.running_blocks, key=lambda b: (b.array_tasks[0] != 0, b.start_time, b.array_tasks[0])):
+    for part in sorted(one.job.running_blocks, key=lambda b: (b.array_tasks[0] != 0, b.start_time, b.array_tasks[0])):
         if total >= asked:
             growth.add(part.array_tasks[0])
         total += part.gpus_per_node

@@ -11,7 +11,7 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.act.actor import commands
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Elastic, Observation, elastic_job
+from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob, elastic_job
 from slurm_ones.jobs.observer import run_record
 from slurm_ones.jobs.optin import OptIn
 from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule
@@ -22,7 +22,7 @@ from slurm_ones.rules.plan import PlannedChange, plan
 from slurm_ones.rules.views import cluster_view
 from slurm_ones.slurm.model import JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view_of
-from tests.act.make import NOW, elastic, history
+from tests.act.make import NOW, changed, elastic, history
 from tests.rules.make import round_of
 from tests.rules.test_blocks import job_of_blocks, rules_for, task
 from tests.rules.test_blocks import told as known
@@ -44,7 +44,10 @@ def seen(*jobs: Elastic, free: dict[str, int] | None = None) -> Observation:
     nodes["login"] = Node("login", "", True, 0, 0, ("gpu",), True)
     partition = Partition("gpu", True, tuple(nodes), 0.0, 0, False)
     by_id = {one.job.job_id: one for one in jobs}
-    return Observation(Snapshot(NOW, {id_: one.job for id_, one in by_id.items()}, nodes, {"gpu": partition}), by_id)
+    return Observation(
+        Snapshot(NOW, {block.job_id: block for one in jobs for block in one.job.blocks}, nodes, {"gpu": partition}),
+        by_id,
+    )
 
 
 def rules(*jobs: Elastic, resizes: tuple[ResizeRecord, ...] = (), **free: int) -> PartitionRules:
@@ -147,7 +150,7 @@ def test_nodes_that_have_gpus_by_the_settings_alone_are_shown() -> None:
 
 def test_kinds_that_its_partition_does_not_have() -> None:
     """The owner is told, and the job left alone; where the partition names no types, nothing is wrong."""
-    waits = replace(job(1).job, state=JobState.PENDING, comment="ones: gpus=1-2 kinds=h100,b200")
+    waits = WholeJob.of(replace(job(1).job.first, state=JobState.PENDING, comment="ones: gpus=1-2 kinds=h100,b200"))
     snapshot = seen().snapshot
     refused = elastic_job(waits, snapshot, {}, None)
     assert refused is not None and refused.refusal is not None
@@ -194,8 +197,7 @@ def test_blocks_on_several_kinds_keep_them_until_that_is_decided_otherwise() -> 
     one = job_of_blocks(*tasks, *(task(n, ONE, kind="slow") for n in (2, 3)))
     one = replace(one, optin=OptIn((1, 8), None, None, blocks=True, kinds=("any",)))
     assert not KINDS.leaves(one, Allocation(Shape(2, 1), 32)) and KINDS.leaves(one, Allocation(ONE, 32, "fast"))
-    uneven = replace(one, job=replace(one.job, gpus_per_node=0))
-    assert KINDS.may_change(uneven) and not KINDS.may_change(replace(uneven, blocks=()))
+    assert KINDS.may_change(one) and not KINDS.may_change(changed(job(1, "n1", kinds=("any",)), gpus_per_node=0))
 
 
 def test_a_cap_leaves_the_kind_that_was_decided() -> None:

@@ -50,7 +50,7 @@ def planned(
     by_id = {e.job.job_id: e for e in jobs}
     nodes = {name: Node(name, "", True, gpus, 0, ("gpu",), False) for name, gpus in free.items()}
     partition = Partition("gpu", True, tuple(free), 0.0, 0, False)
-    seen = Observation(Snapshot(NOW, {id_: e.job for id_, e in by_id.items()}, nodes, {"gpu": partition}), by_id)
+    seen = Observation(Snapshot(NOW, {id_: e.job.first for id_, e in by_id.items()}, nodes, {"gpu": partition}), by_id)
     whole = Settings.model_validate({"resize": {"dwell_s": 300} | settings, "limits": site or {}})
     rules = Round(seen, known, whole, under_way(resizes), NOW).partition("gpu")
     return plan(Schedule(allocations, parked=parked), replace(rules, caps=(*rules.caps, *caps)))

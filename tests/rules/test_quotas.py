@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.jobs.elastic import Elastic, Observation
+from slurm_ones.jobs.elastic import Elastic, Observation, whole_job
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.quotas import QuotaReading
@@ -95,9 +95,9 @@ def test_jobs_share_a_quota() -> None:
 
 def with_guests(one: Elastic) -> Elastic:
     """Of blocks: one of 2 GPUs that runs, and one that waits."""
-    own = replace(one.job, array_id=1, array_tasks=(0,), **BLOCKS)
+    own = replace(one.job.first, array_id=1, array_tasks=(0,), **BLOCKS)
     assert one.optin is not None
-    return replace(one, job=own, blocks=(own,), optin=replace(one.optin, blocks=True))
+    return replace(one, job=whole_job(1, [own]), optin=replace(one.optin, blocks=True))
 
 
 @pytest.mark.parametrize(

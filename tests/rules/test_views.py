@@ -12,7 +12,7 @@ import pytest
 from ones_db import EpochPoint, JobHistory, NoisePoint, PromiseRecord, ResizeRecord, ThroughputPoint
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from slurm_ones.jobs.elastic import Observation, elastic_job
+from slurm_ones.jobs.elastic import Observation, WholeJob, elastic_job
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, Reserved
 from slurm_ones.policy.shapes import least_and_most
@@ -53,7 +53,7 @@ def seen(
     }
     queue = {job.job_id: job for job in jobs}
     snapshot = Snapshot(0.0, queue, nodes, {"gpu": Partition("gpu", up, FOUR, 0.0, 0, False)})
-    found = {job.job_id: elastic_job(job, snapshot, {}, None) for job in jobs}
+    found = {job.job_id: elastic_job(WholeJob.of(job), snapshot, {}, None) for job in jobs}
     return Observation(snapshot, {job_id: elastic for job_id, elastic in found.items() if elastic is not None})
 
 

@@ -14,7 +14,7 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.cli.check import examine
 from slurm_ones.cli.template import SITES, Wishes, batch_script
-from slurm_ones.jobs.elastic import arrays, block_job, elastic_job
+from slurm_ones.jobs.elastic import WholeJob, arrays, elastic_job, whole_job
 from slurm_ones.simulate import BadInput
 from tests.cluster import Cluster, paths, sites
 from tests.commands import call
@@ -130,8 +130,8 @@ def test_slurm_takes_them(site: Site) -> None:
         job_id = site.adopt(site.owner.submit(Path(script), ["--hold", *options], directory=Path("/scratch")))
         snapshot = site.owner.snapshot()
         found = arrays(snapshot.jobs.values()).get(job_id)
-        one = block_job(job_id, found) if found else None
-        elastic = elastic_job(one.job if one else snapshot.jobs[job_id], snapshot, {"whole": 4}, None, one)
+        one = whole_job(job_id, found) if found else WholeJob.of(snapshot.jobs[job_id])
+        elastic = elastic_job(one, snapshot, {"whole": 4}, None)
         assert elastic is not None and elastic.refusal is None, (name, elastic)
         shape = Shape(2, 4)
         site.owner.reshape(elastic.job.key, shape)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.jobs.elastic import Elastic, arrays, block_job, elastic_job
+from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, whole_job
 from slurm_ones.jobs.optin import parse_comment
 from tests.slurm.sites import Site
 
@@ -152,8 +152,8 @@ def test_what_slurm_understands(site: Site, template: Path) -> None:
 def judged(site: Site, job_id: int) -> Elastic:
     snapshot = site.owner.snapshot()
     found = arrays(snapshot.jobs.values()).get(job_id)
-    one = block_job(job_id, found) if found else None
-    elastic = elastic_job(one.job if one else snapshot.jobs[job_id], snapshot, WHOLE, None, one)
+    one = whole_job(job_id, found) if found else WholeJob.of(snapshot.jobs[job_id])
+    elastic = elastic_job(one, snapshot, WHOLE, None)
     assert elastic is not None
     return elastic
 
