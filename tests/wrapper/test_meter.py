@@ -157,3 +157,46 @@ def test_losses_that_are_kept_are_added_as_if_at_once() -> None:
     assert int(losses.samples) == count * 7 - 4 + 1
     assert losses.mean == pytest.approx((count * (6 + 1 + 20) - 20 + 9) / (count * 7 - 3))
     assert float(meter.take_epoch().samples) == 0
+
+
+@pytest.mark.parametrize("ahead", [2, 3])
+@pytest.mark.parametrize("step_s", [0.05, 0.1, 0.2, 0.4, 0.8])
+@pytest.mark.parametrize("pause", [False, True], ids=["", "with pauses"])
+def test_a_device_that_is_behind_is_waited_for(step_s: float, ahead: int, pause: bool) -> None:
+    """Protects what the search compares: steps that are merely enqueued are no fast ones, however long they take."""
+    now = done = 0.0
+
+    def wait() -> None:
+        nonlocal now
+        now = max(now, done)
+
+    meter = Meter(2.0, lambda: now, wait)
+    reports = []
+    for number in range(WARM_UP + 400):
+        meter.start()
+        now += 0.002  # launches
+        done = max(now, done) + step_s
+        now = max(now, done - ahead * step_s)  # the queue is full
+        report = meter.stop(Progress(), 16, 16, 1.0)
+        if pause and number % 7 == 3:
+            meter.settle()
+            wait()  # noise is summed up, a checkpoint is copied
+            now += 1.0
+        if report is not None:
+            wait()  # its loss is read
+            reports.append(report)
+    assert len(reports) >= 8
+    for report in reports:
+        assert report.samples / report.seconds == pytest.approx(16 / step_s, rel=0.03)
+
+
+def test_what_may_hang_is_not_asked() -> None:
+    """Protects the end of a rank whose peers are lost: its device never comes to the end of its queue."""
+    asked = []
+    meter = Meter(2.0, lambda: 0.0, lambda: asked.append(1))
+    for _ in range(WARM_UP + 3):
+        meter.loss(torch.tensor(2.0), 8)
+        meter.stop(Progress(), 16, 16, 1.0)
+    asked.clear()
+    meter.forget()
+    assert meter.flush() is None and asked == []

@@ -72,7 +72,7 @@ MISTAKES = {
     "no epochs": Mistake(
         ", epochs=2)", ")", 0, "init has no epochs=…, so job.epochs() has no end and nobody knows", True
     ),
-    "nccl without GPUs": Mistake("epochs=2", "epochs=2, backend='nccl'", 1, "2 ranks of this node see 0"),
+    "nccl without GPUs": Mistake("epochs=2", "epochs=2, backend='nccl'", 2, "2 ranks of this node see 0"),
     "CUDA without GPUs": Mistake("Linear(4, 1)", "Linear(4, 1).to('cuda')", 1, "write job.device in place of"),
     "no ddp": Mistake("model = job.ddp(model)\n", "", 1, "model is not the one that job.ddp"),
     "no register": Mistake(REGISTER, "", 1, "training starts without job.register(...)"),

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ones_wrapper.devices.choice import choose, stay_near
+from ones_wrapper.devices.patience import collective
 from ones_wrapper.network import plain, rendezvous
 from ones_wrapper.network.pairwise import prove_groups
 
@@ -203,30 +205,27 @@ def _options(operation: Any) -> Any:
 def join_torch(backend: str | None = None) -> TorchGroup:
     """Build the process group from the variables that the node launcher set; without them a single process.
 
-    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given. Raises `ProofError` if
-    one of the ranks is none of this job's.
+    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given (`devices.choice`).
+    Raises `ProofError` if one of the ranks is none of this job's, and `ConfigurationError` if GPUs are missing.
     """
     env = os.environ
     alone = "RANK" not in env
     rank, world = (0, 1) if alone else (int(env["RANK"]), int(env["WORLD_SIZE"]))
     local_rank, local_world = (0, 1) if alone else (int(env["LOCAL_RANK"]), int(env["LOCAL_WORLD_SIZE"]))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    own_gpu = gpus >= local_world
-    backend = backend or ("nccl" if own_gpu else "gloo")
-    if backend == "nccl" and not own_gpu:
-        raise ValueError(
-            f"backend nccl: needs a GPU for each rank, and {local_world} ranks of this node see {gpus}; leave the "
-            "backend out, and look whether the job asked for GPUs (--gres=gpu:N) and this torch is built for CUDA"
-        )
-    device = torch.device("cuda", local_rank) if own_gpu else torch.device("cpu")
-    if own_gpu:
-        torch.cuda.set_device(device)
+    choice = choose(env, local_rank, local_world, backend)
+    backend, device = choice.backend, choice.device
+    stay_near(device, local_world)
+    timeout = collective(env)
     if not dist.is_initialized():
         if alone:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
         else:
             dist.init_process_group(
-                backend, rank=rank, world_size=world, device_id=device if backend == "nccl" else None
+                backend,
+                rank=rank,
+                world_size=world,
+                timeout=timeout,
+                device_id=device if backend == "nccl" else None,
             )
     control = dist.new_group(backend="gloo")
     assert control is not None

@@ -73,6 +73,7 @@ class Loader:
                     if run.cut_by != before:
                         changed = True
                         break
+        run.meter.settle()  # an evaluation may follow
         self.leave(early=False)
 
     def _select(self, feed: CoresetFeed) -> None:

@@ -24,7 +24,8 @@ from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 MOST_BYTES = 4096
 
 _OUT_OF_MEMORY = re.compile(
-    r"(?<!shared )\bout of memory\b|DefaultCPUAllocator: (can't allocate|not enough) memory|CUBLAS_STATUS_ALLOC_FAILED",
+    r"(?<!shared )\bout of memory\b|DefaultCPUAllocator: (can't allocate|not enough) memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Failed to CUDA (calloc|malloc)",
     re.IGNORECASE,
 )
 

@@ -111,13 +111,20 @@ class Meter:
     time.
     """
 
-    def __init__(self, every_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        every_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones."""
         self._every_s = every_s
         self._clock = clock
+        self._wait = wait
         self._began = clock()
         self._left = WARM_UP
         self._latest: Callable[..., Throughput] | None = None
-        """Makes the report of the interval, given its losses."""
+        """Makes the report of the interval, given its time and its losses."""
         self._samples = 0
         self._seconds = 0.0
         self.step_s = 0.0
@@ -148,7 +155,12 @@ class Meter:
 
     def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
         """A step of `samples` samples ended; the report of the interval when it is long enough."""
-        self.last_s = seconds = self._clock() - self._began
+        seconds = self._clock() - self._began
+        # Also at the end of the warm-up: the first interval would have to wait for its steps.
+        if self._left == 1 or (not self._left and self._seconds + seconds >= self._every_s):
+            self._wait()
+            seconds = self._clock() - self._began
+        self.last_s = seconds
         if self._left:
             self._left -= 1
             return None
@@ -161,24 +173,39 @@ class Meter:
             progress.step,
             progress.cursor,
             self._samples,
-            self._seconds,
-            batch,
-            lr_factor,
+            batch=batch,
+            lr_factor=lr_factor,
             noise=progress.noise or None,
             progress=progress.useful,
         )
-        return self.flush() if self._seconds >= self._every_s else None
+        return self._end() if self._seconds >= self._every_s else None
+
+    def settle(self) -> None:
+        """Wait for the device, in the interval's time: what follows is no step, and would wait for it in its own."""
+        if self._latest is not None:
+            began = self._clock()
+            self._wait()
+            self._seconds += self._clock() - began
+
+    def forget(self) -> None:
+        """Drop what is not reported yet, and ask the device for nothing any more: it may hang."""
+        self._latest, self._pending = None, []
+        self._epoch, self._interval = Losses(), Losses()
 
     def flush(self) -> Throughput | None:
         """The report of the interval so far, if there is any; a new interval begins."""
+        self.settle()
+        return self._end()
+
+    def _end(self) -> Throughput | None:
         latest, self._latest = self._latest, None
-        self._samples, self._seconds = 0, 0.0
+        seconds, self._samples, self._seconds = self._seconds, 0, 0.0
         self._settle()
         losses, self._interval = self._interval, Losses()
         self._epoch.include(losses)
         if latest is None:
             return None
-        return latest(loss=losses.mean, nonfinite=int(losses.nonfinite))
+        return latest(seconds=seconds, loss=losses.mean, nonfinite=int(losses.nonfinite))
 
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add the mean loss over `samples` samples of a pass; stays on the device."""

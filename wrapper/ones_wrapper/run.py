@@ -11,6 +11,7 @@ from pathlib import Path
 from ones_wrapper import mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.devices import streams
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
@@ -53,7 +54,7 @@ class Run(Sized):
         self.loop = Loop()
         self.noise: NoiseScale | None = None
         self._report_every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
-        self.meter = Meter(self._report_every_s)
+        self.meter = Meter(self._report_every_s, wait=partial(streams.wait, group.device))
         self._measured_at = time.monotonic()
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
@@ -252,6 +253,7 @@ class Run(Sized):
 
     def _carry_out(self, agreed: Agreement) -> None:
         if agreed.measure and self.noise is not None:
+            self.meter.settle()
             self.noise.exchange()
             self.progress.noise = self.noise.samples or 0.0
             self._measured_at = time.monotonic()

@@ -41,9 +41,10 @@ from unittest import SkipTest
 import torch
 import torch.distributed as dist
 
+from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.launch import process_hooks
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
-from ones_wrapper.launch.rank import end_with_parent, set_defaults
+from ones_wrapper.launch.rank import end_with_parent
 from ones_wrapper.launch.rank_placement import free_port
 from ones_wrapper.network import rendezvous
 from ones_wrapper.network.door import listen

@@ -8,6 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from ones_wrapper.devices import patience
 from ones_wrapper.launch import hang_detector as watch
 from ones_wrapper.launch.rank import prefetch_checkpoint
 from ones_wrapper.launch.restart_policy import HUNG
@@ -47,9 +50,9 @@ def test_beats_cross_a_fork_and_cost_nothing() -> None:
 
 def test_limits() -> None:
     """Protects the setting: off at 0, and nonsense does not end a job."""
-    assert watch.limit_s({}) == watch.HANG_S
-    assert watch.limit_s({"ONES_HANG_S": "0"}) == 0
-    assert watch.limit_s({"ONES_HANG_S": "soon"}) == watch.HANG_S
+    assert patience.limit_s({}) == patience.HANG_S
+    assert patience.limit_s({"ONES_HANG_S": "0"}) == 0
+    assert patience.limit_s({"ONES_HANG_S": "soon"}) == patience.HANG_S
 
 
 def test_rank_without_a_launcher_watches_itself() -> None:
@@ -121,6 +124,22 @@ def test_a_node_that_stood_still_ends_no_rank() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "done"), done.stderr
     assert done.stderr.count("\n") == 1 and "local rank 1 ended with exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_ranks_that_wait_for_another_node_are_ended(failed: bool) -> None:
+    """Protects the time until the next start: a rank in a kernel of NCCL's answers no signal. If nobody failed, it may
+    be writing the checkpoint that a stop asks for."""
+    code = (
+        "import os, signal, sys, time\nfrom ones_wrapper.launch import node, process_hooks\n"
+        f"process_hooks.FLAGS.armed = True\nnode.GRACE_S = 0.2\n"
+        f"ranks = node.Ranks(1, hang_s=0.0, others_failed=lambda: {failed})\n"
+        "if ranks.fork() is not None:\n    time.sleep(1.5)\n    os._exit(0)\n"
+        "ranks.handle(signal.SIGTERM, None)\nbegan = time.monotonic()\nranks.wait()\n"
+        "print(time.monotonic() - began < 1.2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{failed}\n", done.stderr
 
 
 def test_prefetch_checkpoint(tmp_path: Path) -> None:

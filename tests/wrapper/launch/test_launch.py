@@ -14,7 +14,6 @@ import pytest
 from ones_wrapper.launch import LaunchOptions, find_job_directory, main
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.places import make_job_directory
-from ones_wrapper.launch.rank import set_defaults
 from ones_wrapper.launch.rank_placement import (
     STALE,
     LaunchError,
@@ -205,13 +204,3 @@ def test_launching_and_the_protocol_need_no_torch() -> None:
     """Protects the companion, which has no torch, and the start of every run from seconds of imports."""
     code = "import sys, ones_wrapper.protocol, ones_wrapper.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_what_ranks_have_unless_the_user_says_otherwise() -> None:
-    """Protects a leader whose store waits for a lost answer of the resolver, and users who set their own."""
-    env: dict[str, str] = {}
-    set_defaults(env)
-    assert env == {"OMP_NUM_THREADS": "1", "GLOO_ENABLE_STORE_V2_API": "1", "RES_OPTIONS": "timeout:1"}
-    own = {"OMP_NUM_THREADS": "8", "GLOO_ENABLE_STORE_V2_API": "0", "RES_OPTIONS": "rotate"}
-    set_defaults(env := {**own})
-    assert env == own

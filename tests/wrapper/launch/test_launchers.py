@@ -108,10 +108,13 @@ def test_mpirun_of_either_kind() -> None:
     assert words(planned(LaunchOptions("mpirun"), HYDRA)) == ["/bin/mpirun", "-n", "2", "-ppn", "1", "-genvall"]
     intel = "Intel(R) MPI Library for Linux* OS, Version 2021.11"
     assert words(planned(LaunchOptions("mpirun", backend="mpi"), intel))[:5] == ["/bin/mpirun", "-n", "8", "-ppn", "4"]
-    command = words(planned(LaunchOptions("mpirun", backend="mpi"), OPEN_MPI))
+    env = JOB | {"NCCL_IB_HCA": "mlx5", "TORCH_NCCL_DESYNC_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    command = words(planned(LaunchOptions("mpirun", backend="mpi"), OPEN_MPI, env))
     assert command[:7] == ["/bin/mpirun", "-n", "8", "--map-by", "ppr:4:node:OVERSUBSCRIBE", "--bind-to", "none"]
     exported = command[8::2]
     assert {"MASTER_ADDR", "MASTER_PORT", "ONES_JOB_DIR", "ONES_NODES", "ONES_LAUNCHER"} <= set(exported)
+    assert {"NCCL_IB_HCA", "TORCH_NCCL_DESYNC_DEBUG"} <= set(exported), "nodes that differ in these hang"
+    assert "CUDA_VISIBLE_DEVICES" not in exported, "another node has its own"
     with pytest.raises(LaunchError, match="neither"):
         planned(LaunchOptions("mpirun"), "mpirun of another kind")
 

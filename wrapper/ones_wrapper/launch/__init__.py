@@ -45,6 +45,11 @@ BACKENDS = ("nccl", "gloo", "mpi")
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")
 """What a launcher that hands on little must hand on, beside our own variables."""
+_PREFIXES = (
+    *("ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
+    *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
+)
+"""The same by their beginnings: nodes that differ in NCCL's settings hang. Which cards a node has it knows itself."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,9 @@ def plan(
     if options.container:
         own |= container.outside(options.container)
     clean = without_stale(env) | own
-    prefixes = ("ONES_", "SLURM_RESTART", "SLURM_ARRAY_")
-    exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(prefixes))
+    exported = sorted(
+        k for k in clean if k in _EXPORTED or k in own or (k.startswith(_PREFIXES) and k != "CUDA_VISIBLE_DEVICES")
+    )
     module = "ones_wrapper.launch.rank" if direct else "ones_wrapper.launch.node"
     command = [sys.executable, "-m", module, script, *arguments]
     if options.container:
@@ -161,7 +167,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in ONES_JOB_ROOT, or else in the working "
         "directory (of blocks ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, "
         "training is not finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other "
-        "blocks were lost again and again; 2: nothing could be started. A block that left ends with 0.",
+        "blocks were lost again and again; 105: a GPU failed; 2: nothing could be started, or not on these GPUs. A "
+        "block that left ends with 0.",
     )
     parser.add_argument(
         "--gpus-per-node",

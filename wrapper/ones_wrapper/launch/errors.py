@@ -6,7 +6,6 @@ Which rank is the first they decide by a small file in the job's directory: whoe
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 import traceback
@@ -15,21 +14,18 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from ones_wrapper.devices.faults import ConfigurationError, Fault, fault_in
 from ones_wrapper.job_io import log
 from ones_wrapper.launch.job_directory import error_file
 from ones_wrapper.launch.process_hooks import describe_error
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY, PEER_LOST
-
-_CONSEQUENCE = re.compile(
-    r"gloo|nccl|process ?group|connection (closed|reset|refused)|broken pipe|\bpeer\b|socket", re.IGNORECASE
-)
 
 
 def is_consequence(error: BaseException) -> bool:
     """Whether an error tells that other ranks are gone, rather than something of the script's own."""
     if type(error).__module__.partition(".")[0] not in ("builtins", "torch", "ones_wrapper"):
         return False
-    return isinstance(error, (RuntimeError, OSError)) and _CONSEQUENCE.search(str(error)) is not None
+    return isinstance(error, (RuntimeError, OSError)) and fault_in(str(error)) is Fault.PEER
 
 
 def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -> None:
@@ -45,6 +41,9 @@ def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -
     if first is None:
         if not alone:
             log(f"rank {rank} failed first:")
+        if isinstance(error, ConfigurationError):  # its sentence says all
+            log(str(error))
+            return
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.stderr.flush()
     elif first != describe_error(error):

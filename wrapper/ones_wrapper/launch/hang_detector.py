@@ -12,12 +12,9 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ones_wrapper.standstill import Standstill
-
-HANG_S = 1800.0
-"""Default of ONES_HANG_S: longer than an evaluation between two epochs should take."""
 
 _ENTRY = struct.Struct("d")
 
@@ -83,14 +80,6 @@ def pause() -> None:
     """Training is over, or nobody knows how long the next thing takes: no watch until the next beat."""
     if _own is not None:
         _own[0].beat(_own[1], 0.0)
-
-
-def limit_s(env: Mapping[str, str]) -> float:
-    """How long a rank may take from one step boundary to the next; 0 for ever."""
-    try:
-        return float(env.get("ONES_HANG_S") or HANG_S)
-    except ValueError:
-        return HANG_S
 
 
 def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:

@@ -11,14 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ones_wrapper.devices.defaults import set_defaults
+from ones_wrapper.devices.patience import limit_s
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import container, hang_detector
 from ones_wrapper.launch.ending import leave
-from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.launch.job_directory import exit_code, newest_checkpoint, write_exit_code
 from ones_wrapper.launch.main_module import first_on_path
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import (
@@ -27,7 +29,7 @@ from ones_wrapper.launch.rank import (
     prefetch_checkpoint,
     preload,
     run_script,
-    set_defaults,
+    take_card,
     take_signals,
 )
 from ones_wrapper.launch.rank_placement import (
@@ -67,7 +69,10 @@ _DUMP_S = 1.0
 class Ranks:
     """The parent of a node's ranks."""
 
-    def __init__(self, count: int, hang_s: float, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, count: int, hang_s: float, grace_s: float = GRACE_S, others_failed: Callable[[], bool] = bool
+    ) -> None:
+        """`others_failed` says whether ranks of another node ended by an error."""
         self._count = count
         self._grace_s = grace_s
         self._hang_s = hang_s
@@ -78,6 +83,7 @@ class Ranks:
         self.received: set[int] = set()
         self._codes: list[int] = []
         self._kill_at = float("inf")
+        self._others_failed, self._look_at = others_failed, 0.0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the ranks; before there are any, remember it."""
@@ -143,6 +149,10 @@ class Ranks:
 
     def _check(self) -> None:
         now = time.monotonic()
+        if self.stopped and now > self._look_at and self._kill_at == float("inf"):
+            self._look_at = now + 1.0
+            if self._others_failed():  # ranks that wait for those in a kernel of NCCL's answer no signal
+                self._kill_at = now + GRACE_S
         if now > self._kill_at:
             self._send(signal.SIGKILL)
         elif not self._codes and (hung := self._board.hung(now, self._hang_s)):
@@ -218,7 +228,11 @@ def main(argv: Sequence[str]) -> int:
     block = own_block(env)
     task = block.task if block else None
     count = int(env["ONES_GPUS_PER_NODE"])
-    ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S)
+
+    def others_failed() -> bool:
+        return exit_code(job_dir, restart, 0, task) not in (0, STOP_CODE)
+
+    ranks = Ranks(count, limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
     for number in _END + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
@@ -251,6 +265,8 @@ def main(argv: Sequence[str]) -> int:
         return 0 if asked else code
     env.update(again)
     env.update(placement_on(node, int(env["ONES_NODES"]), count, local_rank).env())
+    if not take_card(env, local_rank, count):
+        return USAGE_ERROR
     code = run_script(script, arguments)
     return leave(code, main=vars(sys.modules["__main__"]))
 

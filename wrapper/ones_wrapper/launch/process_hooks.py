@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
-from ones_wrapper.launch.restart_policy import STOP_CODE
+from ones_wrapper.devices.faults import Fault, fault_of
+from ones_wrapper.launch.restart_policy import DEVICE_FAILED, STOP_CODE, USAGE_ERROR
 from ones_wrapper.protocol import LOOK_SIGNAL
 
 STOP = (signal.SIGTERM, signal.SIGUSR2)
@@ -108,7 +109,12 @@ def exit_code_of(error: BaseException) -> tuple[int, str]:
     for classifier in _classifiers:
         if verdict := classifier(error):
             return verdict
-    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1, describe_error(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT, describe_error(error)
+    return _CODES.get(fault_of(error), 1), describe_error(error)
+
+
+_CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 
 
 def run_exit_hooks(code: int, note: str) -> None:

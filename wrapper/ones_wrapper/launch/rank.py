@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from ones_wrapper.devices.defaults import set_defaults
+from ones_wrapper.devices.patience import limit_s
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector, plain_steps
 from ones_wrapper.launch.ending import flush_files, leave
@@ -53,14 +55,11 @@ def preload(env: Mapping[str, str]) -> float:
     return time.monotonic() - started
 
 
-def set_defaults(env: MutableMapping[str, str]) -> None:
-    """What ranks have unless the user says otherwise."""
-    env.setdefault("OMP_NUM_THREADS", "1")
-    # gloo then asks the store for all addresses at once: forming a group costs n requests, not n².
-    env.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
-    # torch's own store, which NCCL uses, looks up the name of each peer that connects, and serves nobody meanwhile:
-    # if the resolver loses one answer, glibc waits for 5 s, for which a leader would be given up.
-    env.setdefault("RES_OPTIONS", "timeout:1")
+def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
+    """In a forked rank, before CUDA is initialised. False if it cannot be, which is logged."""
+    choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
+    choice.own_slice(env, local_rank, local_world)
+    return not choice.check_fork(env.get("ONES_PRELOAD", ""))
 
 
 def take_signals() -> None:
@@ -186,10 +185,12 @@ def main(argv: Sequence[str]) -> int:
         flush_files()
         os._exit(HUNG)
 
-    hang_detector.watch_this_process(hang_detector.limit_s(env), hung)
+    hang_detector.watch_this_process(limit_s(env), hung)
     if place.local_rank == 0:
         prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
+    if not take_card(env, place.local_rank, place.local_world):
+        return USAGE_ERROR
     code = run_script(script, arguments)
     if code:
         write_exit_code(job_dir, restart, place.rank, code)

@@ -34,6 +34,9 @@ PEER_LOST = 103
 NEXT_TERM = 104
 """The ranks of a block wrote a checkpoint, from which they train on with other blocks; to be started again at once."""
 
+DEVICE_FAILED = 105
+"""A GPU, its driver or its links failed: start the ranks again here, and if it fails again, on other nodes."""
+
 CRASHED = tuple(
     128 + s
     for s in (
@@ -57,7 +60,7 @@ def explaining_code(codes: Sequence[int]) -> int:
     When a rank is killed or hangs, the others fail with errors of their own that are mere consequences.
     """
     failed = [code for code in codes if code]
-    for group in ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), CRASHED):
+    for group in ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED):
         for code in failed:
             if code in group:
                 return code
@@ -82,7 +85,7 @@ def fork_delay_s(row: int) -> float | None:
     return 0.0 if row <= 1 else min(5.0, 0.1 * 2.0 ** (row - 2))
 
 
-_RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST}
+_RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST, DEVICE_FAILED}
 GOOD_S = 600.0
 """A block that trained with others for so long made progress of its own."""
 _LONGEST_DELAY_S = 30.0
@@ -181,14 +184,14 @@ def decide(end: Outcome, tries: Tries, limits: Limits) -> Decision:
     if end.warned:
         # A script that failed by itself would fail again, time limit or not.
         if end.code == STOP_CODE or end.code in _RESTARTED:
-            return _requeue(end, tries, limits)
+            return _requeue(end, tries, limits, "the job's time is over")
         return Decision(Action.END, "", tries)
     if end.code in _RESTARTED and not end.drained:
         return _restart(end, tries, limits)
     return Decision(Action.END, "", tries)
 
 
-def _requeue(end: Outcome, tries: Tries, limits: Limits) -> Decision:
+def _requeue(end: Outcome, tries: Tries, limits: Limits, what: str) -> Decision:
     refusal = end.no_requeue
     if not refusal and not (end.checkpoint and end.ours):
         refusal = "this run has made no checkpoint and loaded none, so the next would do the same again"
@@ -197,9 +200,9 @@ def _requeue(end: Outcome, tries: Tries, limits: Limits) -> Decision:
     if not refusal and tries.requeues and not newer(end.checkpoint, tries.requeued_at):
         refusal = f"there is no newer checkpoint than {tries.requeued_at}, at which it was requeued before"
     if refusal:
-        return Decision(Action.END, f"the job's time is over and it is not requeued: {refusal}", tries)
+        return Decision(Action.END, f"{what} and it is not requeued: {refusal}", tries)
     counted = replace(tries, requeues=tries.requeues + 1, requeued_at=end.checkpoint)
-    why = f"the job's time is over: requeue {counted.requeues} of {limits.requeues}, to go on from {end.checkpoint}"
+    why = f"{what}: requeue {counted.requeues} of {limits.requeues}, to go on from {end.checkpoint}"
     return Decision(Action.REQUEUE, why, counted)
 
 
@@ -214,7 +217,12 @@ def _restart(end: Outcome, tries: Tries, limits: Limits) -> Decision:
         HUNG: "the ranks hung",
         OUT_OF_MEMORY: "out of memory again and again",
         PEER_LOST: "other blocks were lost again and again",
+        DEVICE_FAILED: "a GPU failed",
     }.get(end.code, f"a rank was killed by signal {end.code - 128}")
+    if end.code == DEVICE_FAILED and failures > 1:  # the same card again
+        elsewhere = _requeue(end, tries, limits, "a GPU failed again")
+        if elsewhere.action is Action.REQUEUE:
+            return elsewhere
     if failures > limits.retries:
         tried = f"tried {tries.failures} more times without a newer checkpoint" if tries.failures else "--retries is 0"
         return Decision(Action.END, f"{what}; {tried}, so the job ends", tries)

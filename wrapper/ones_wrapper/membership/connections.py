@@ -8,6 +8,7 @@ one is initialised whose registered backend hands out what was formed: so everyt
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from ones_wrapper.devices.patience import collective
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.board import Board, in_time
 from ones_wrapper.membership.plan import Plan
@@ -32,9 +34,6 @@ from ones_wrapper.network.store import GroupStore, native_store
 
 FORM_S = 20.0
 """How long ranks may take to form a group."""
-COLLECTIVE_S = 1800.0
-"""How long a collective of a formed group may take: an evaluation of one rank holds up the others. What hangs is found
-by heartbeats."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
 """What ranks put on the board when they form a membership's groups, by its generation."""
@@ -91,13 +90,15 @@ def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any
     """The same, by a store. Raises `ProofError` if one of them is none of this job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
-    group.set_timeout(timedelta(seconds=COLLECTIVE_S))
+    group.set_timeout(collective(os.environ))
     return group
 
 
 def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any:
     torch.cuda.set_device(device)  # a thread begins on the first one
-    group = dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = collective(os.environ)
+    group = dist.ProcessGroupNCCL(store, rank, world, options)
     group.eager_connect_single_device(device)
     return group
 
@@ -197,7 +198,12 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
         found = native_store(store, board.network.host, rank, within_s) if nccl else store
         _stores.append(found)
         dist.init_process_group(
-            backend, store=found, rank=rank, world_size=plan.world, device_id=device if nccl else None
+            backend,
+            store=found,
+            rank=rank,
+            world_size=plan.world,
+            timeout=collective(os.environ),
+            device_id=device if nccl else None,
         )
         control = dist.new_group(backend="gloo")
         prove_groups(control, store.key(), rank, plan.world)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 
 import torch.distributed as dist
 
+from ones_wrapper.devices.faults import Fault, fault_of
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
 from ones_wrapper.membership.files import Block, HotFolder, Leader, living
@@ -18,8 +18,6 @@ DYING_S = 15.0
 """How long a leader that said that its membership is lost may take to end."""
 _TRY_S = 2.0
 """How long one attempt to reach a leader's board may take."""
-
-_PEER = re.compile(r"gloo|nccl|process ?group|connection|broken pipe|\bpeer\b", re.IGNORECASE)
 
 
 class PeersLostError(RuntimeError):
@@ -32,9 +30,11 @@ class NotWantedError(Exception):
 
 def is_peer_lost(error: BaseException) -> bool:
     """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
-    if isinstance(error, (PeersLostError, StoreLostError, dist.DistError)):
+    if isinstance(error, (PeersLostError, StoreLostError)):
         return True
-    return isinstance(error, RuntimeError) and _PEER.search(str(error)) is not None
+    fault = fault_of(error)
+    # NCCL's errors of this rank's own card come as DistBackendError, too.
+    return fault is Fault.PEER or (isinstance(error, dist.DistError) and fault is Fault.SCRIPT)
 
 
 def own_address(env: Mapping[str, str]) -> str:

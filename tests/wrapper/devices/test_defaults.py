@@ -1,0 +1,71 @@
+"""Environment variables of ranks, and the table that names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.devices import defaults
+from ones_wrapper.devices.defaults import DEFAULTS, hidden_cards, set_defaults
+from tests.cluster.paths import REPOSITORY
+
+ALWAYS = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_ENABLE_STORE_V2_API": "1",
+    "RES_OPTIONS": "timeout:1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+}
+BLOCKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+BLOCK = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize(
+    ("env", "hidden", "added"),
+    [
+        ({}, False, ALWAYS),
+        ({}, True, ALWAYS),
+        (BLOCK, False, ALWAYS | BLOCKS),
+        (BLOCK, True, ALWAYS | BLOCKS | {"NCCL_HOSTID": "n1-7-3"}),
+        ({"ONES_SOCKET_IFNAME": "ib0"}, False, ALWAYS | {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}),
+    ],
+)
+def test_what_ranks_have_unless_the_user_says_otherwise(
+    env: dict[str, str], hidden: bool, added: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a leader whose store waits for a lost answer of the resolver, a block from the watchdog's abort, and two
+    blocks on a node from P2P to cards that they cannot see."""
+    monkeypatch.setattr(defaults, "hidden_cards", lambda: [Path("/dev/nvidia1")] if hidden else [])
+    monkeypatch.setattr(defaults.os, "uname", lambda: type("Uname", (), {"nodename": "n1"}))
+    set_defaults(now := dict(env))
+    assert now == env | added
+
+
+def test_what_the_user_sets_stays() -> None:
+    own = {default.name: "the user's" for default in DEFAULTS}
+    set_defaults(env := BLOCK | own)
+    assert env == BLOCK | own
+
+
+def test_cards_that_a_cgroup_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that is broken is not hidden: another error says so."""
+    for number in range(3):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    errors = {"nvidia1": PermissionError(1, "no"), "nvidia2": OSError(5, "broken")}
+    opened = defaults.os.open
+
+    def opens(path: Path, flags: int) -> int:
+        if path.name in errors:
+            raise errors[path.name]
+        return opened(path, flags)
+
+    monkeypatch.setattr(defaults.os, "open", opens)
+    assert [path.name for path in hidden_cards(tmp_path / "nvidia[0-9]*")] == ["nvidia1"]
+
+
+def test_the_table_names_all() -> None:
+    text = (REPOSITORY / "docs" / "gpu.md").read_text()
+    assert [f"| `{default.name}` |" in text for default in DEFAULTS] == [True] * len(DEFAULTS)

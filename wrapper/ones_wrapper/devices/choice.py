@@ -1,0 +1,129 @@
+"""Which device a rank trains on, and by what backend ranks exchange.
+
+A rank takes a GPU of its own, or the job ends: training on CPUs is for those who ask for it, or who have no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ones_wrapper.devices.defaults import CARDS
+from ones_wrapper.devices.faults import ConfigurationError
+from ones_wrapper.job_io import log
+
+OWN_CARD = "ONES_OWN_CARD"
+"""Set in a rank that sees one card alone, which is its own (MIG)."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """A rank's device, and the backend that suits those of all ranks of its node."""
+
+    device: torch.device
+    backend: str
+
+
+def choose(env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None) -> DeviceChoice:
+    """The device of a rank of `local_world` on this node; it is made the current one. `backend` is what the script
+    asks for.
+
+    Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nobody asked for CPUs.
+    """
+    count, said = visible()
+    if env.get("ONES_DEVICE") == "cpu":
+        if backend == "nccl":
+            raise ConfigurationError("backend nccl: needs GPUs, and ONES_DEVICE=cpu leaves them unused")
+        return DeviceChoice(torch.device("cpu"), backend or "gloo")
+    if count and (env.get("ONES_SHARE_GPUS") == "1" or env.get(OWN_CARD)):
+        # NCCL before 2.30 refuses two ranks on a card, and slices of MIG count as one card.
+        return _on(local_rank % count, backend or ("nccl" if local_world == 1 else "gloo"))
+    if count >= local_world:
+        return _on(local_rank, backend or "nccl")
+    if backend == "nccl" or (backend is None and (why := gpus_expected(env))):
+        reason = "backend nccl needs a GPU for each rank" if backend == "nccl" else why
+        raise ConfigurationError(
+            f"{reason}, and {local_world} ranks of this node see {count} GPUs"
+            f"{f' (torch: {said})' if said else ''}. Check nvidia-smi on {os.uname().nodename}, --gres=gpu:N, a "
+            "container's --nv, and that this torch is built for CUDA and for this driver; to train on CPUs say "
+            "backend='gloo' or ONES_DEVICE=cpu"
+        )
+    return DeviceChoice(torch.device("cpu"), backend or "gloo")
+
+
+def _on(number: int, backend: str) -> DeviceChoice:
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    return DeviceChoice(device, backend)
+
+
+def visible() -> tuple[int, str]:
+    """(GPUs that torch can use, what it says of those that it cannot)."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return count, " ".join(str(one.message).strip() for one in caught)[:300]
+
+
+def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
+    """Why ranks of this node should have GPUs; empty if nothing says so.
+
+    A build of torch without CUDA on a node without cards is a test's: Slurm then counts what is not there.
+    """
+    built = torch.version.cuda or torch.version.hip
+    there = len(list(cards.parent.glob(cards.name)))
+    counted = env.get("SLURM_GPUS_ON_NODE") or "0"
+    if counted not in ("", "0") and (built or there):
+        return f"Slurm gave this job {counted} GPUs on this node"
+    # A script that is started by hand may well mean the CPU.
+    if "RANK" in env and there and env.get(_VISIBLE, "any") != "":
+        return f"this node has {there} GPUs"
+    return ""
+
+
+def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) -> None:
+    """Give a rank its own slice, before CUDA is initialised: of several MIG slices a process can use the first alone
+    (CUDA C++ Programming Guide, "Multi-Instance GPU")."""
+    slices = [one for one in env.get(_VISIBLE, "").split(",") if one.startswith("MIG-")]
+    if len(slices) >= local_world and len(slices) > 1:
+        env[_VISIBLE], env[OWN_CARD] = slices[local_rank], "1"
+
+
+def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys/bus/pci/devices")) -> None:
+    """Keep this thread, and those that it starts, on the processors next to the card (NUMA), if the job has a rank's
+    share of them."""
+    if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+        return
+    with suppress(Exception):  # a torch that does not tell, a container without /sys: it is slower, and no worse
+        card: Any = torch.cuda.get_device_properties(device)  # its addresses came with torch 2.8
+        address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+        allowed = os.sched_getaffinity(0)
+        near = allowed & _numbers((devices / address / "local_cpulist").read_text())
+        if near != allowed and len(near) >= max(1, len(allowed) // local_world):
+            os.sched_setaffinity(0, near)
+
+
+def _numbers(text: str) -> set[int]:
+    """As in /sys: 0-3,8-11."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def check_fork(preloads: str) -> str:
+    """Why CUDA cannot be used in this rank, which was forked; empty if it can."""
+    if not torch.cuda._is_in_bad_fork():
+        return ""
+    text = f"--preload {preloads}: one of these initialises CUDA when it is imported, which no forked rank can use"
+    log(text, "ones-run")
+    return text

@@ -1,0 +1,90 @@
+"""Waiting for a device: at the end of what is measured, before ranks change, and in a rescue, where it may never come.
+
+A device whose peer died spins in a collective for ever: whatever waits for its stream waits as long. So a rescue asks
+events, and never synchronises.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ones_wrapper.job_io import log
+
+RESCUE_S = 10.0
+"""How long a rank that lost its peers may take to end, its checkpoint included."""
+DONE_S = 2.0
+"""How long a rescue waits for the device to finish the newest step."""
+_POLL_S = 0.01
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the device did all that is queued; nothing to do on a CPU, and while a graph is captured."""
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+
+
+def record(device: torch.device) -> Any:
+    """An event at this point of the current stream; None on a CPU, which is never behind."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class Marks:
+    """Events at the ends of the last steps, by which a rank knows without waiting which are done."""
+
+    def __init__(self, device: torch.device, mark: Callable[[torch.device], Any] = record) -> None:
+        self._device, self._mark = device, mark
+        self._last: deque[Any] = deque(maxlen=1)
+
+    def step(self) -> None:
+        """The script enqueued a whole step."""
+        self._last.append(self._mark(self._device))
+
+    def done(self, within_s: float = DONE_S) -> bool:
+        """The device has finished the newest step, or does so in time."""
+        until = time.monotonic() + within_s
+        while any(event is not None and not event.query() for event in self._last):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Copies in this block wait for nothing that the script enqueued: what they read must be known to be done."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield
+
+
+def end_within(seconds: float, code: int, what: str, end: Callable[[int], Any] = os._exit) -> Callable[[], None]:
+    """End this process with `code` if the function that is returned is not called in time."""
+    over = threading.Event()
+
+    def run() -> None:
+        if not over.wait(seconds):
+            log(f"{what} took more than {seconds:g} s; the rank ends without it")
+            end(code)
+
+    threading.Thread(target=run, name="ones-deadline", daemon=True).start()
+    return over.set
+
+
+def cleans_up() -> bool:
+    """torch aborts communicators of lost peers, so that kernels *return* with half-made sums: nothing on the device
+    may be believed then (TORCH_NCCL_ASYNC_ERROR_HANDLING 1 and 2)."""
+    return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") in ("1", "2")
