@@ -187,7 +187,7 @@ class Settings(_Section):
     client: str = Field("auto", pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
     """how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`"""
     tick_s: Seconds | None = Field(None, gt=0)
-    """seconds between ticks; 60, or 180 in user mode"""
+    """seconds between ticks; 60; in user mode 30, or 180 if slurmctld limits or is slow to answer RPCs"""
     takeover_s: Seconds | None = Field(None, gt=0)
     """a standby takes the lead from a leader without a heartbeat for this long (PostgreSQL); tick_s without a value"""
     timeout_s: Seconds = Field(30, gt=0)

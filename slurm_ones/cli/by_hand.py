@@ -24,11 +24,12 @@ from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import JsonOption, command, console, grid, job_number, print_json
+from slurm_ones.cli.status import next_look
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
-from slurm_ones.jobs.optin import MAX_GPUS, BadComment, parse_comment, with_size
+from slurm_ones.jobs.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from slurm_ones.jobs.reports import read_reports
 from slurm_ones.simulate import BadInput
-from slurm_ones.slurm.client import Refused, SlurmError
+from slurm_ones.slurm.client import Refused, SlurmError, UnknownJob
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job
 
@@ -55,16 +56,23 @@ def shape_of(size: str) -> tuple[int, int]:
 
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
-    """The job as it is now. Raises `SlurmError`."""
+    """The job as it is now. Raises `BadInput` for one that Slurm does not know, else `SlurmError`."""
     tasks: Sequence[Job] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
     found = arrays(tasks)
-    return whole_job(job_id, found[job_id]) if job_id in found else WholeJob.of(client.job(job_id))
+    if job_id in found:
+        return whole_job(job_id, found[job_id])
+    try:
+        return WholeJob.of(client.job(job_id))
+    except UnknownJob:
+        raise BadInput(
+            f"job {job_id}: Slurm does not know it: there was no such job, or it ended some time ago (see squeue --me)"
+        ) from None
 
 
-def opted_in(job: WholeJob) -> str:
-    """The comment of a job that may be resized; raises `BadInput` for one that may not."""
+def opted_in(job: WholeJob) -> OptIn:
+    """What the comment of a job that may be resized says; raises `BadInput` for one that may not."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:
@@ -76,13 +84,14 @@ def opted_in(job: WholeJob) -> str:
         raise BadInput(f"job {job.job_id} says resize=off in its comment: take that out first")
     if job.ended:
         raise BadInput(f"job {job.job_id} is {job.first.state.value}: it has ended")
-    return job.home.comment
+    return optin
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
     """Write the wish into the job's comment, or take it back. Raises `BadInput` for a size that it does not allow, and
     `SlurmError` where Slurm does not let the comment be changed."""
-    comment = with_size(opted_in(job), gpus)
+    opted_in(job)
+    comment = with_size(job.home.comment, gpus)
     try:
         parse_comment(comment)
     except BadComment as error:
@@ -100,8 +109,14 @@ def resize(
     """Ask for a size, wait until the job has it, and leave the job to the companion again."""
     client, job_id, gpus = CommandClient(), job_number(job), gpus_of(size)
     now = look(client, job_id)
+    if pinned := opted_in(now).size:
+        raise BadInput(
+            f"job {job_id} is pinned to {pinned} GPUs: pin it to {size} (slurm-ones pin {job_id} {size}), or run "
+            f"slurm-ones release {job_id} first"
+        )
     ask(client, now, gpus)
     console.print(f"job {job_id}: asked for {gpus} GPUs; it has {now.gpus}. Ctrl-C takes the wish back.")
+    console.print(f"job {job_id}: {next_look()}", soft_wrap=True)
     begun = shown = time.monotonic()
     try:
         while now.gpus != gpus:
@@ -140,6 +155,7 @@ def pin(
     gpus = gpus_of(size) if size else now.gpus
     ask(client, now, gpus)
     console.print(f"job {job_id}: stays at {gpus} GPUs until slurm-ones release {job_id}")
+    console.print(f"job {job_id}: {next_look()}", soft_wrap=True)
 
 
 @command
@@ -147,7 +163,7 @@ def release(job: JobArgument) -> None:
     """Leave a job's size to the companion again."""
     client, job_id = CommandClient(), job_number(job)
     ask(client, look(client, job_id), None)
-    console.print(f"job {job_id}: the companion chooses its size again")
+    console.print(f"job {job_id}: the companion chooses its size again; {next_look()}", soft_wrap=True)
 
 
 _START = re.compile(r"to start at (\S+)")

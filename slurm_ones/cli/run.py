@@ -33,8 +33,10 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.health import Health, Notifier, summary
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.publisher import Publisher
-from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
+from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import check_client, connect
+from slurm_ones.slurm.parse import mean_rpc_s
 
 if TYPE_CHECKING:
     from slurm_ones.service.metrics import Metrics
@@ -66,6 +68,25 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
     check_client(settings)
     _ = settings.database_url
     return settings
+
+
+EAGER_S = 30.0
+SLOW_RPC_S = 1.0
+"""A mean RPC of slurmctld that takes longer says that it has enough to do."""
+
+
+def paced(settings: Settings, client: SlurmClient) -> Settings:
+    """Settings with the interval of a user's own companion: half a minute if slurmctld neither limits RPCs nor is slow
+    to answer them, and nothing else is set."""
+    if settings.scope != "own" or settings.tick_s is not None:
+        return settings
+    try:
+        limits = "rl_enable" in client.config().get("SlurmctldParameters", "").lower()
+        if limits or mean_rpc_s(CommandClient(timeout_s=settings.timeout_s).run(["sdiag"])) > SLOW_RPC_S:
+            return settings
+    except SlurmError:
+        return settings
+    return settings.model_copy(update={"tick_s": EAGER_S})
 
 
 def jitter() -> float:
@@ -211,6 +232,7 @@ def run(
         faulthandler.enable()
     settings = service.current.settings
     client = connect(settings, notifier.alive)
+    settings = paced(settings, client)
     service.notifier.ready("starts")
     cluster = settings.cluster or service.retried(client.config).get("ClusterName", "cluster")
     store = service.retried(lambda: own_store(settings, cluster))
@@ -223,7 +245,7 @@ def run(
     lead = Leadership(lock, settings.takeover_s or settings.interval_s, say=on_leader)
 
     def make() -> Companion:
-        now = service.current.settings
+        now = paced(service.current.settings, client)
         mine = Store.open(now.database_url, cluster, term=lead.term)
         service.health.leads(mine, now)
         service.publish(cluster, now)

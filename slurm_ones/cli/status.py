@@ -15,10 +15,19 @@ import typer
 from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
-from slurm_ones.cli.common import ConfigOption, JsonOption, command, print_json, published_for, say, settings_of
+from slurm_ones.cli.common import (
+    ConfigOption,
+    JsonOption,
+    command,
+    print_json,
+    published_for,
+    say,
+    settings_of,
+    store_of_reader,
+)
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
 from slurm_ones.show.columns import RESIZE, ShownResize, record
-from slurm_ones.show.live import LATE
+from slurm_ones.show.live import LATE, NotSeenYet
 from slurm_ones.show.why import slow_nodes_of
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
@@ -98,7 +107,7 @@ def _slurm(settings: Settings, problems: list[str]) -> str:
 
 def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[ResizeRecord]) -> Status:
     leader, last = store.leader(), store.health()
-    problems += [*_of_companion(found.now, leader, last), *_of_site(store)]
+    problems += [*of_companion(found.now, leader, last), *_of_site(store)]
     return replace(
         found, healthy=not problems, problems=tuple(problems), leader=leader, last=last, resizes=tuple(resizes),
         strategies=store.strategies(), slow_nodes=tuple(slow_nodes_of(store, found.now).values()),
@@ -118,7 +127,8 @@ def _of_site(store: Store) -> list[str]:
     ]
 
 
-def _of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
+def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
+    """What keeps a companion from looking after jobs, a sentence each."""
     if leader is None or last is None:
         return ["no companion has ever led here"]
     if not leader.holder:
@@ -136,6 +146,21 @@ def _of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | 
     if problems and last.error_time is not None and now - last.error_time < RECENT_S:
         problems.append(f"last error, {_ago(now, last.error_time)}: {last.error}")
     return problems
+
+
+def next_look() -> str:
+    """A sentence of when the companion will see what a user asks for now."""
+    try:
+        with store_of_reader(settings_of(None)) as store:
+            now, leader, last = time.time(), store.leader(), store.health()
+    except (ConfigError, NotSeenYet, SchemaError, StoreError):
+        return "if no companion looks after this cluster (slurm-ones status), nothing resizes the job"
+    if problems := of_companion(now, leader, last):
+        return f"nothing resizes the job now: {problems[0]}"
+    assert last is not None
+    if last.tick_time is None:
+        return f"the companion, which has just begun to lead, looks within {last.interval_s:.0f} s"
+    return f"the companion looks in {max(last.tick_time + last.interval_s - now, 0.0):.0f} s"
 
 
 def _ago(now: float, then: float) -> str:

@@ -485,6 +485,16 @@ def enforces_limits(config: Mapping[str, str]) -> bool:
     return not enforced or any(word in enforced for word in ("limits", "safe", "all"))
 
 
+_RPC = re.compile(r"count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)")
+
+
+def mean_rpc_s(sdiag: str) -> float:
+    """Mean time in seconds that slurmctld took for an RPC since its figures were last reset; 0 before the first."""
+    by_type = sdiag.partition("statistics by user")[0]
+    found = [(int(count), int(total)) for count, total in _RPC.findall(by_type)]
+    return sum(total for _, total in found) / 1e6 / max(sum(count for count, _ in found), 1)
+
+
 def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
     """Slurm's release, (26, 5, 3) for 26.05.3; zeros if it is not shown."""
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", setting(config, "SLURM_VERSION"))

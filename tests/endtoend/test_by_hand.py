@@ -32,6 +32,9 @@ def test_an_owner_resizes_pins_and_releases_a_job(harness: Harness) -> None:
         _said(harness, "pin", str(job_id), "2")
         harness.wait(job_id, lambda job: job.running and job.nodes * job.gpus_per_node == 2, "running on 2 GPUs")
         assert harness.job(job_id).comment == f"{comment} size=2"
+        wrong = harness.cluster.run(["slurm-ones", "resize", str(job_id), "8"], check=False)
+        assert wrong.returncode == 2 and "pinned to 2 GPUs: pin it to 8" in wrong.stderr
+        assert harness.job(job_id).comment == f"{comment} size=2"
         harness.ticks(settings)
         assert harness.job(job_id).nodes * harness.job(job_id).gpus_per_node == 2
         _said(harness, "release", str(job_id))
@@ -41,6 +44,8 @@ def test_an_owner_resizes_pins_and_releases_a_job(harness: Harness) -> None:
     wrong = harness.cluster.run(["slurm-ones", "resize", str(plain), "2"], check=False)
     assert wrong.returncode == 2 and "did not opt in" in wrong.stderr
     assert harness.job(plain).comment == "none of ours"
+    wrong = harness.cluster.run(["slurm-ones", "pin", "999999", "2"], check=False)
+    assert wrong.returncode == 2 and "job 999999: Slurm does not know it: there was no such job" in wrong.stderr
 
 
 @pytest.mark.nightly
