@@ -2,20 +2,28 @@
 
 A job's directory is writable by its user, while the reader may be privileged: links are not followed, nothing that
 could block is opened, ownership is checked on the open descriptor, and reads are bounded.
+
+A file system whose server does not answer blocks whoever touches a path on it, and what is opened here is at a path of
+its user's choice. So the functions at the end may be run elsewhere (`run_by`): the companion's are, by a child process
+(`service.file_child`), and raise `NoAnswer` if it does not answer in time.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, directory_name, pointer_name
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+WRITTEN_WITHIN_S = 10.0
+"""A file that is not durable after this long is not put in place: whoever wrote it may have been succeeded since."""
 
 
 class HasFiles(Protocol):
@@ -35,6 +43,36 @@ class NotBelieved(Exception):
     """A file or directory is not what it should be; the message says what and where."""
 
 
+class NoAnswer(NotBelieved):
+    """The file system of a path has not answered in time."""
+
+
+Part = tuple[str, int, int]
+"""Of a file its name, from which byte on, and how many at most."""
+Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
+"""The part that was read, and the size of the file; or why it could not be."""
+Runner = Callable[..., Any]
+"""Runs a function of this module, given as (function, path, uid, …): `uid` is the user who chose the path."""
+
+
+def _run_here(function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
+    return function(path, uid, *more)
+
+
+_run: Runner = _run_here
+
+
+@contextmanager
+def run_by(runner: Runner) -> Iterator[None]:
+    """While it lasts, users' files are opened by `runner`, everywhere in this process."""
+    global _run
+    before, _run = _run, runner
+    try:
+        yield
+    finally:
+        _run = before
+
+
 def job_directory(job: HasFiles) -> Path:
     """The directory of the job's files: that of its pointer, or else below the job's working directory.
 
@@ -42,8 +80,7 @@ def job_directory(job: HasFiles) -> Path:
     """
     pointer = Path(job.work_dir) / pointer_name(job.job_id)
     try:
-        text, _ = read_from(None, str(pointer), job.uid, 0, MAX_POINTER + 1)
-        return Path(decode_pointer(text))
+        return Path(decode_pointer(_run(_pointer, pointer, job.uid)))
     except FileNotFoundError:
         return Path(job.work_dir) / directory_name(job.job_id)
     except ProtocolError as error:
@@ -113,3 +150,113 @@ def _check(name: str, info: os.stat_result, uid: int) -> None:
         raise NotBelieved(f"{name}: not a regular file")
     if info.st_uid != uid:
         raise NotBelieved(f"{name}: belongs to uid {info.st_uid}, not to the job's user (uid {uid})")
+
+
+# -- run here, or by a child process -----------------------------------------------------------------------------------
+
+
+def read_files(path: Path, uid: int, parts: Sequence[Part]) -> list[Found]:
+    """Parts of files of `uid` in the directory at `path`, which is theirs. Raises FileNotFoundError if there is no such
+    directory, `NotBelieved` if it is something else."""
+    found: list[Found] = _run(_parts, path, uid, parts)
+    return found
+
+
+def read_file(path: Path, uid: int, name: str, limit: int, owner: int | None = None) -> tuple[bytes, int]:
+    """The first bytes of one file, and its size; `owner` if it is not the directory's. Raises as `read_files` does, and
+    the same for the file."""
+    (found,) = _run(_parts, path, uid, [(name, 0, limit)], owner)
+    if isinstance(found, Exception):
+        raise found
+    text, size = found
+    return text, size
+
+
+def check_directory(path: Path, uid: int) -> None:
+    """Raise what `read_files` does for this directory."""
+    _run(_parts, path, uid, ())
+
+
+def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe: bool = False) -> None:
+    """Write a file under a temporary name, make it durable, and rename it over `name` in the directory at `path`, which
+    must be that of `uid`; if it is to be `safe`, nobody else's to rename in.
+
+    Raises OSError, and `NotBelieved`.
+    """
+    _run(_write, path, uid, whose, name, text, safe, time.monotonic() + WRITTEN_WITHIN_S)
+
+
+def names_in(path: Path) -> list[str]:
+    """Names in a directory of this process. Raises OSError, and `NoAnswer`."""
+    names: list[str] = _run(_names, path, os.geteuid())
+    return names
+
+
+def remove(path: Path) -> None:
+    """Remove a file of this process, if it is there. Raises OSError, and `NoAnswer`."""
+    _run(_remove, path, os.geteuid())
+
+
+def status_of(path: Path, uid: int, *, follow: bool = True) -> os.stat_result:
+    """Raises OSError, and `NoAnswer`."""
+    found: os.stat_result = _run(_status, path, uid, follow)
+    return found
+
+
+def _pointer(path: Path, uid: int) -> bytes:
+    return read_from(None, str(path), uid, 0, MAX_POINTER + 1)[0]
+
+
+def _parts(path: Path, uid: int, parts: Sequence[Part], owner: int | None = None) -> list[Found]:
+    found: list[Found] = []
+    with directory_of(path, uid) as directory:
+        for name, offset, limit in parts:
+            try:
+                found.append(read_from(directory, name, uid if owner is None else owner, offset, limit))
+            except (FileNotFoundError, NotBelieved) as error:
+                found.append(error)
+    return found
+
+
+def _write(path: Path, uid: int, whose: str, name: str, text: bytes, safe: bool, until: float) -> None:
+    with directory_of(path, uid, whose) as directory:
+        mode = os.fstat(directory).st_mode
+        if safe and mode & 0o022 and not mode & stat.S_ISVTX:
+            # Whoever may rename in it could give one job's order to another.
+            raise NotBelieved("others may write there; take that from them (chmod 755)")
+        _replace(directory, name, text, until)
+
+
+def _replace(directory: int, name: str, text: bytes, until: float) -> None:
+    temporary = f".{name}.{os.getpid()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(temporary, flags, 0o644, dir_fd=directory)
+    except FileExistsError:
+        os.unlink(temporary, dir_fd=directory)
+        fd = os.open(temporary, flags, 0o644, dir_fd=directory)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        if time.monotonic() > until:
+            raise NoAnswer(f"it took longer than {WRITTEN_WITHIN_S:.0f} s to write {name}")
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except (OSError, NotBelieved):
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def _names(path: Path, uid: int) -> list[str]:
+    return [entry.name for entry in path.iterdir()]
+
+
+def _remove(path: Path, uid: int) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _status(path: Path, uid: int, follow: bool) -> os.stat_result:
+    return path.stat(follow_symlinks=follow)

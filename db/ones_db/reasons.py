@@ -47,6 +47,7 @@ SENTENCES: dict[str, str] = {
     "out of there",
     "no_files": "nothing of it can be read ({problem}): start it by ones-run in the directory that it was submitted "
     "from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
+    "files_silent": "{problem}, and its files are there: it is left as it is until they answer",
     "spool_not_read": "orders would not reach it, since it does not read the spool {spool}: export "
     "ONES_SPOOL={spool} and submit it again, or have an administrator write that path to /etc/slurm-ones/spool on the "
     "compute nodes",
@@ -304,6 +305,7 @@ CAUSES = {
     "resize_off": "measured only (resize=off)",
     "fused": "trained within others of their sweeps",
     "no_files": "without files that can be read",
+    "files_silent": "whose files do not answer",
     "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",
     "site_acts": "left to this site's companion",

@@ -29,6 +29,7 @@ from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 from slurm_ones.slurm.model import NO_LICENSES, Job, Queue, Task
 from slurm_ones.text import plain
+from slurm_ones.untrusted_files import NotBelieved
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +182,11 @@ class Actor:
             number, guests = self._orders.next_number(job), self._guests(change)
             queue = self._guest_queues.get(change.elastic.partition, Queue())._replace(licenses=NO_LICENSES)
             queues = dict.fromkeys(guests, queue)
-            lines += commands(change, number, self._settings.spool, self._settings.deferral_s, queues=queues)
+            try:
+                lines += commands(change, number, self._settings.spool, self._settings.deferral_s, queues=queues)
+            except NotBelieved as error:
+                log.warning("job %d: nothing can be advised: %s", job.job_id, error)
+                return
             self._advise(job.job_id, hash(change), lines)
             return
         if not change.resizes:

@@ -23,7 +23,7 @@ from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
-from slurm_ones.untrusted_files import HasFiles, NotBelieved, directory_of, job_directory, read_from
+from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, read_file
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,7 @@ class Fusions:
 def read_fusion(job: HasFiles) -> Fusion | None:
     """What the job says; None where there is nothing to be believed."""
     try:
-        with directory_of(job_directory(job), job.uid) as directory:
-            return decode_fusion(read_from(directory, FUSION, job.uid, 0, MAX_SPEC + 1)[0])
+        return decode_fusion(read_file(job_directory(job), job.uid, FUSION, MAX_SPEC + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
         return None
 

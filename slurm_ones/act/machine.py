@@ -14,13 +14,14 @@ from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
-from slurm_ones.act.transitions import LASTS, Stage, State, check_transition
+from slurm_ones.act.transitions import HOLDS_JOB, LASTS, Stage, State, check_transition
 from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import Guests, WholeJob
 from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
 from slurm_ones.slurm.model import JobKey
+from slurm_ones.untrusted_files import NoAnswer
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +129,19 @@ class Machine:
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
         """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, the job's
         strategy cannot use the new size any more, or it could not start again before a reservation. Nothing
-        hinders the way back."""
+        hinders the way back. Raises `NoAnswer` of a job whose files do not answer, while it may wait for them."""
         if resize.back:
             return None
         if not self.wanted(job):
             return reason("switched_off")
-        spec, problem = self.told(job)
+        try:
+            spec, problem = self.told(job)
+        except NoAnswer as error:
+            held = State(resize.state) in HOLDS_JOB
+            if not held and resize.deadline is not None and not self.late(resize):
+                raise
+            # A job is not held for it, and its order was written: what it said when that was decided stands.
+            spec, problem = None, "" if held else str(error)
         if problem:
             return reason("strategy_unread", problem=problem)
         against = breaks(spec, resize.new_shape, resize.old_batch, resize.new_batch)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,42 +26,22 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job
-from slurm_ones.untrusted_files import HasFiles, NotBelieved, directory_of, foreign, job_directory, read_from
+from slurm_ones.untrusted_files import (
+    HasFiles,
+    NotBelieved,
+    foreign,
+    job_directory,
+    names_in,
+    read_file,
+    remove,
+    write_file,
+)
 
 log = logging.getLogger(__name__)
 
 
 class OrderError(Exception):
     """The order cannot reach the job; the message says why and what to do."""
-
-
-def _replace(directory: int, name: str, text: bytes) -> None:
-    """Write a file under a temporary name, make it durable, and rename it over `name`."""
-    temporary = f".{name}.{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(temporary, flags, 0o644, dir_fd=directory)
-    except FileExistsError:
-        os.unlink(temporary, dir_fd=directory)
-        fd = os.open(temporary, flags, 0o644, dir_fd=directory)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(fd, 0o644)
-            os.fsync(fd)
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
-
-
-def _check_spool(directory: int) -> None:
-    """Whoever may rename in it could give one job's order to another."""
-    mode = os.fstat(directory).st_mode
-    if mode & 0o022 and not mode & stat.S_ISVTX:
-        raise NotBelieved("others may write there; take that from them (chmod 755)")
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
@@ -80,10 +59,7 @@ def write_order(job: HasFiles, order: Order, spool: Path | None) -> None:
         raise OrderError(str(error)) from None
     owner, whose = (job.uid, "the job's user") if path.name == ORDERS else (os.geteuid(), "this companion")
     try:
-        with directory_of(path.parent, owner, whose) as directory:
-            if path.name != ORDERS:
-                _check_spool(directory)
-            _replace(directory, path.name, encode(order))
+        write_file(path.parent, owner, whose, path.name, encode(order), safe=path.name != ORDERS)
     except FileNotFoundError:
         raise OrderError(f"{path.parent}: no such directory; was the job started by ones-run?") from None
     except PermissionError:
@@ -122,8 +98,9 @@ class OrderWriter:
         for owner in {os.geteuid(), job.uid}:
             try:
                 path = order_path(job, self.spool)
-                with directory_of(path.parent, job.uid if path.name == ORDERS else os.geteuid()) as directory:
-                    last = max(last, decode_order(read_from(directory, path.name, owner, 0, MAX_LINE + 1)[0]).number)
+                uid = job.uid if path.name == ORDERS else os.geteuid()
+                text, _ = read_file(path.parent, uid, path.name, MAX_LINE + 1, owner)
+                last = max(last, decode_order(text).number)
             except (OSError, NotBelieved, ProtocolError):
                 continue
         return last
@@ -141,20 +118,21 @@ class OrderWriter:
 
     def mark(self) -> None:
         """Show owners' companions that the spool's acts: they yield for the jobs that read it."""
-        if self.spool is None or not self.spool.exists():
+        if self.spool is None:
             return
         self.check()
         try:
-            with directory_of(self.spool, os.geteuid(), "this companion") as directory:
-                _replace(directory, SPOOL_MARK, b"")
+            write_file(self.spool, os.geteuid(), "this companion", SPOOL_MARK, b"")
+        except FileNotFoundError:
+            return
         except (OSError, NotBelieved) as error:
             log.warning("%s: cannot be marked as in use: %s", self.spool, error)
 
     def unmark(self) -> None:
         """This companion leaves: owners' may act at once."""
         if self.spool is not None:
-            with suppress(OSError):
-                (self.spool / SPOOL_MARK).unlink(missing_ok=True)
+            with suppress(OSError, NotBelieved):
+                remove(self.spool / SPOOL_MARK)
 
     def clear(self, alive: Container[int]) -> None:
         """Remove the spool's orders to jobs that have ended: Slurm will give their ids to other jobs, which would obey.
@@ -163,9 +141,9 @@ class OrderWriter:
             return
         self.check()
         try:
-            for path in self.spool.iterdir():
-                number = path.stem.rpartition("-")[2]
-                if number.isdecimal() and path.name == spool_order_name(int(number)) and int(number) not in alive:
-                    path.unlink(missing_ok=True)
-        except OSError as error:
+            for name in names_in(self.spool):
+                number = Path(name).stem.rpartition("-")[2]
+                if number.isdecimal() and name == spool_order_name(int(number)) and int(number) not in alive:
+                    remove(self.spool / name)
+        except (OSError, NotBelieved) as error:
             log.warning("%s: orders to jobs that ended could not be removed: %s", self.spool, error)

@@ -23,6 +23,7 @@ from slurm_ones.act.transitions import BY_BLOCKS, Stage, State
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.rules.gate import kind_of_target, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
+from slurm_ones.untrusted_files import NoAnswer
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ class ResizeMachine(Machine):
             except Refused as error:
                 # Looked at again next time; the others' resizes must not wait for it.
                 log.error("job %d: %s: %s", resize.job_id, before, error)
+                break
+            except NoAnswer as error:
+                # It stays as it is, for as long as its state's deadline.
+                log.info("job %d: %s: %s", resize.job_id, before, error)
                 break
             if Stage.of(resize) == before:
                 break

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -30,6 +31,7 @@ from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, ReloadableSettings, Settings
 from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
+from slurm_ones.service.file_child import FileChild
 from slurm_ones.service.health import Health, Notifier, summary
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.publisher import Publisher
@@ -37,6 +39,7 @@ from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import check_client, connect
 from slurm_ones.slurm.parse import mean_rpc_s
+from slurm_ones.untrusted_files import run_by
 
 if TYPE_CHECKING:
     from slurm_ones.service.metrics import Metrics
@@ -266,7 +269,8 @@ def run(
         if service.publisher is not None:
             service.publisher.ticked()
 
-    with lock:
+    files = FileChild().start()
+    with lock, closing(files), run_by(files.run):
         daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
         daemon.run(service.stop, on_tick, ticks=ticks)
     service.publish_no_more()

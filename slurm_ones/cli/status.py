@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,13 +118,17 @@ def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[Resi
 def _of_site(store: Store) -> list[str]:
     """What jobs are refused for that is not one job's fault."""
     alive = store.jobs(sorted(store.live_jobs())).values()
+    left = [job.refusal for job in alive if job.refusal.code == "files_silent"]
+    counts = sorted(Counter(str(dict(one.arguments)["problem"]) for one in left).items())
+    problems = [f"{what}: {count} job{'s' * (count > 1)} left alone until it does" for what, count in counts]
     refusals = [job.refusal for job in alive if job.refusal.code == "spool_not_read"]
     if len(refusals) < SEVERAL:
-        return []
+        return problems
     spool = dict(refusals[0].arguments)["spool"]
     return [
+        *problems,
         f"{len(refusals)} jobs do not read the spool, so that no order reaches them: write {spool} to {SPOOL_FILE} on "
-        "the compute nodes"
+        "the compute nodes",
     ]
 
 

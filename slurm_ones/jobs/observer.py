@@ -35,6 +35,7 @@ from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job, JobState, Node, Queue, Snapshot, kind_of
 from slurm_ones.slurm.parse import usable
 from slurm_ones.text import plain
+from slurm_ones.untrusted_files import NoAnswer
 
 
 class Observer:
@@ -63,6 +64,8 @@ class Observer:
         self._guests = guests_of(settings)
         self._terms = Terms(store, self._own_uid, self._guests)
         self._files = JobDirectories(settings.spool)
+        self._silent: dict[int, str] = {}
+        """Jobs whose files did not answer when they were read last, and which file system that was."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
         """Tasks of arrays that Slurm was asked for in this call of `collect`; None if it must not be asked."""
@@ -98,6 +101,7 @@ class Observer:
         self._close_lost(snapshot, jobs, seen.keys(), no_more)
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
+        seen = {id_: self._left_if_silent(elastic) for id_, elastic in seen.items()}
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
         self._notes.forget(jobs)
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
@@ -130,16 +134,25 @@ class Observer:
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
         """The same jobs, those refused that no order would get to, or that another companion acts on."""
         self._files.forget(seen)
+        self._silent = {id_: problem for id_, problem in self._silent.items() if id_ in seen}
         read = {job_id for job_id, _ in self._specs}
 
         def judged(elastic: Elastic) -> Elastic:
             job = elastic.job
+            elastic = self._left_if_silent(elastic)
             if elastic.refusal or job.ended:
                 return elastic
             refusal = self._files.refusal(job, read=job.job_id in read) or self.other.refusal(job)
             return elastic if refusal is None else replace(elastic, refusal=refusal)
 
         return {id_: judged(elastic) for id_, elastic in seen.items()}
+
+    def _left_if_silent(self, elastic: Elastic) -> Elastic:
+        """The same job, left as it is while its files do not answer."""
+        problem = self._silent.get(elastic.job.job_id)
+        if problem is None or elastic.refusal or elastic.job.ended:
+            return elastic
+        return replace(elastic, refusal=reason("files_silent", problem=problem))
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
         """Store the jobs and runs that have changed since the last tick; `kinds` are the nodes' types of GPU."""
@@ -216,7 +229,13 @@ class Observer:
     ) -> RunReports | None:
         """What a run has reported since it was read last, the nodes of memberships as Slurm has them; None for nothing
         new."""
-        found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
+        try:
+            found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
+        except NoAnswer as error:
+            self._silent[job.job_id] = str(error)
+            self._notes.add(job.job_id, str(error), now)
+            return None
+        self._silent.pop(job.job_id, None)
         problem = "; ".join(filter(None, (problem, self._terms.problems.get(job.job_id))))
         self._notes.add(job.job_id, problem, now)
         spec = found.spec if restart == job.restart else None

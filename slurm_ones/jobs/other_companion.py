@@ -18,7 +18,7 @@ from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import MAX_LINE, ORDERS, SPOOL_FILE, SPOOL_MARK, Hello, ProtocolError, decode_order
 from ones_wrapper.protocol import spool_order_name as spool_name
 from slurm_ones.jobs.elastic import WholeJob
-from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
 """Age of a mark or an order up to which its companion is at work."""
@@ -43,8 +43,9 @@ class OtherCompanion:
             return reason("owner_acts", user=job.user, seconds=YIELD_S) if recent else None
         for spool in self._spools(job):
             try:
-                folder, mark = spool.stat(), (spool / SPOOL_MARK).lstat()
-            except OSError:
+                folder = status_of(spool, job.uid)
+                mark = status_of(spool / SPOOL_MARK, job.uid, follow=False)
+            except (OSError, NotBelieved):
                 continue
             if mark.st_uid == folder.st_uid != os.geteuid() and self._clock() - mark.st_mtime < YIELD_S:
                 return reason("site_acts", user=login_of(mark.st_uid))
@@ -72,11 +73,11 @@ def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = N
     """Number of an order of that user in a folder of theirs, or of `folder_uid`; without a user, of the folder's. 0 for
     none, and for one of this companion's user."""
     try:
-        owner = folder.stat().st_uid if uid is None else uid
+        owner = status_of(folder, os.geteuid()).st_uid if uid is None else uid
         if owner == os.geteuid():
             return 0
-        with directory_of(folder, owner if folder_uid is None else folder_uid) as directory:
-            return decode_order(read_from(directory, name, owner, 0, MAX_LINE + 1)[0]).number
+        text, _ = read_file(folder, owner if folder_uid is None else folder_uid, name, MAX_LINE + 1, owner)
+        return decode_order(text).number
     except (OSError, NotBelieved, ProtocolError):
         return 0
 

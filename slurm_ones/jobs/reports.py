@@ -34,7 +34,17 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.jobs.elastic import WholeJob
-from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
+from slurm_ones.untrusted_files import (
+    Found,
+    NoAnswer,
+    NotBelieved,
+    Part,
+    check_directory,
+    foreign,
+    job_directory,
+    read_file,
+    read_files,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,26 +83,29 @@ def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> 
 
 
 def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
-    """What the job says that it can do, None for nothing, and what is wrong with it, in words."""
+    """What the job says that it can do, None for nothing, and what is wrong with it, in words. Raises `NoAnswer`."""
     try:
-        with directory_of(job_directory(job), job.uid) as directory:
-            return _spec(directory, job.uid)
+        return _spec(read_files(job_directory(job), job.uid, [_SPEC])[0])
     except FileNotFoundError:
         return None, ""
+    except NoAnswer:
+        raise
     except NotBelieved as error:
         return None, str(error)
 
 
+_SPEC: Part = (SPEC, 0, MAX_SPEC + 1)
 _decoded = lru_cache(maxsize=256)(decode_spec)
 """A spec is read in each tick, and changes seldom."""
 
 
-def _spec(directory: int, uid: int) -> tuple[Spec | None, str]:
-    try:
-        text, _ = read_from(directory, SPEC, uid, 0, MAX_SPEC + 1)
-        return _decoded(text), ""
-    except FileNotFoundError:
+def _spec(found: Found) -> tuple[Spec | None, str]:
+    if isinstance(found, FileNotFoundError):
         return None, ""
+    try:
+        if isinstance(found, NotBelieved):
+            raise found
+        return _decoded(found[0]), ""
     except (NotBelieved, ProtocolError) as error:
         return None, f"{SPEC}: {error}"
 
@@ -105,7 +118,8 @@ def read_reports(
 
     Lines out of order, repeated, from the future, outside their run, cut short in mid-file or malformed are dropped. A
     last line without its newline is left for the next time; so is what comes after `most` lines, and after more reports
-    than `highest_number`. A number from the future counts: by whichever clock, the job said something.
+    than `highest_number`. A number from the future counts: by whichever clock, the job said something. Raises
+    `NoAnswer`.
     """
     data, spec, problem = _piece(job, restart, offset)
     lines, used, number, fault = _lines(data, job, restart, after, now, most, others)
@@ -117,16 +131,20 @@ def read_reports(
 def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
     """The next bytes of a run's reports, the job's spec, and what is wrong with either, in words."""
     name = reports_name(restart)
-    spec: Spec | None = None
-    problem = ""
     try:
-        with directory_of(job_directory(job), job.uid) as directory:
-            spec, problem = _spec(directory, job.uid)
-            data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)
+        of_spec, found = read_files(job_directory(job), job.uid, [_SPEC, (name, offset, MAX_BYTES)])
     except FileNotFoundError:
-        return b"", spec, problem
+        return b"", None, ""
+    except NoAnswer:
+        raise
     except NotBelieved as error:
-        return b"", spec, str(error)
+        return b"", None, str(error)
+    spec, problem = _spec(of_spec)
+    if isinstance(found, FileNotFoundError):
+        return b"", spec, problem
+    if isinstance(found, NotBelieved):
+        return b"", spec, str(found)
+    data, size = found
     if size < offset:
         fault = f"{name}: shorter than before ({size} < {offset} bytes)"
         return b"", spec, f"{problem}; {fault}" if problem else fault
@@ -261,8 +279,8 @@ def _same(said: str, spool: Path) -> bool:
 def _fault_of_directory(job: WholeJob) -> str:
     try:
         path = job_directory(job)
-        with directory_of(path, job.uid):
-            return ""
+        check_directory(path, job.uid)
+        return ""
     except FileNotFoundError:
         return f"{path}: no such directory"
     except NotBelieved as error:
@@ -271,8 +289,7 @@ def _fault_of_directory(job: WholeJob) -> str:
 
 def _hello(job: WholeJob, restart: int) -> Hello | None:
     try:
-        with directory_of(job_directory(job), job.uid) as directory:
-            text, _ = read_from(directory, reports_name(restart), job.uid, 0, MAX_LINE + 1)
+        text, _ = read_file(job_directory(job), job.uid, reports_name(restart), MAX_LINE + 1)
         report = decode_report(text.split(b"\n", 1)[0])[2]
     except (FileNotFoundError, NotBelieved, ProtocolError):
         return None
@@ -282,14 +299,16 @@ def _hello(job: WholeJob, restart: int) -> Hello | None:
 def checkpoint_stands(job: WholeJob, name: str) -> bool:
     """The checkpoint that a job reported is there, and has a manifest.
 
-    A job that lies about its checkpoint loses its own work; this guards against files that went missing.
+    A job that lies about its checkpoint loses its own work; this guards against files that went missing. Raises
+    `NoAnswer`.
     """
     if not name or name.startswith(".") or "/" in name:
         return False
     try:
-        with directory_of(job_directory(job) / CHECKPOINTS / name, job.uid) as directory:
-            text, size = read_from(directory, MANIFEST, job.uid, 0, 1)
-            return bool(text) and size > 0
+        text, size = read_file(job_directory(job) / CHECKPOINTS / name, job.uid, MANIFEST, 1)
+        return bool(text) and size > 0
+    except NoAnswer:
+        raise
     except (FileNotFoundError, NotBelieved):
         return False
 

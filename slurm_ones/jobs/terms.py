@@ -24,6 +24,7 @@ from slurm_ones.jobs.elastic import (
 )
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
+from slurm_ones.untrusted_files import NoAnswer
 
 LAST_TERMS = 3
 """Terms whose reports are read in each tick: an earlier one may have been short, or written its last ones late."""
@@ -135,7 +136,10 @@ class Terms:
     def _follow(self, job: WholeJob, now: float) -> range:
         before = term = max(self._term(job.job_id), 0)
         if self._own_uid in (None, job.uid):
-            spec, _ = read_spec(job)
+            try:
+                spec, _ = read_spec(job)
+            except NoAnswer:
+                spec = None
             if spec is not None:
                 term, problem = next_term(before, spec.term, job.submit_time, now)
                 self.problems[job.job_id] = problem

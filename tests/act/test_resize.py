@@ -15,9 +15,11 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, dire
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.holds import StaleHolds
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobKey, JobState
-from tests.act.fake import FakeJob, FakeSlurm
+from slurm_ones.untrusted_files import NoAnswer, run_by
+from tests.act.fake import FakeJob, FakeReports, FakeSlurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 
 Make = Callable[..., World]
@@ -874,3 +876,47 @@ def test_a_strategy_that_changes_meanwhile_turns_a_running_job_back(
     said = [str(step.detail) for step in world.store.resize_steps(resize.id)] + [str(resize.outcome)]
     wanted = f"ring runs on {OLD.gpus} GPU" if told[0] is not None else "what it can do cannot be read any more"
     assert any(text.startswith(wanted) for text in said), said
+
+
+@pytest.mark.parametrize("lasts_s", [5.0, 10_000.0], ids=["a moment", "for long"])
+@pytest.mark.parametrize("state", THERE[:-1])
+def test_a_job_whose_files_do_not_answer(make_world: Make, state: str, lasts_s: float) -> None:
+    """Its resize goes on once they do, or is given up in time: the job is neither left held nor lost."""
+    world = make_world(settings={"drain_timeout_s": 60.0})
+    until = 0.0
+
+    def run(function: Callable[..., Any], *arguments: object) -> Any:
+        if world.clock() < until:
+            raise NoAnswer("the file system /lustre has not answered since 12:00")
+        return function(*arguments)
+
+    def told(job: WholeJob) -> tuple[Spec | None, str]:
+        return run(lambda: (None, ""))
+
+    def drained(job: WholeJob, restart: int, order: int) -> float | None:
+        return run(FakeReports(world.slurm).drained, job, restart, order)
+
+    def fall_silent(number: int, event: str) -> None:
+        nonlocal until
+        if event == f"after journal {state}":
+            until = until or world.clock() + lasts_s
+
+    world.machine.told = told
+    world.machine.reports.drained = drained  # type: ignore[method-assign]
+    world.interrupt = fall_silent
+    world.begin()
+    if state == "draining":
+        until = world.clock() + lasts_s
+    with run_by(run):
+        while world.resize.ended is None:
+            world.tick()
+            assert world.clock() < 1_000_000 + 1000
+    assert until > 1_000_000
+    world.finish()
+    if lasts_s > 100 and state == "requeuing":
+        # Its batch cannot be put back: the next decision orders one.
+        assert world.resize.state == State.ABANDONED and not world.job.requeues and not world.job.held_by
+        return
+    world.check()
+    if lasts_s < 100 and state in ("draining", "requeuing", "waiting", "starting"):
+        assert world.resize.state == State.DONE

@@ -16,6 +16,7 @@ from ones_wrapper.protocol import (
     CHECKPOINTS,
     MANIFEST,
     ORDERS,
+    SPEC,
     Batch,
     Checkpoint,
     Hello,
@@ -26,9 +27,9 @@ from ones_wrapper.protocol import (
     directory_name,
     reports_name,
 )
+from slurm_ones import untrusted_files
 from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
-from slurm_ones.jobs import reports
 from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.slurm.model import Job
@@ -231,7 +232,9 @@ def faulty_access(
             _put_back_for_a_while(job, before, timeline, injector.random.uniform(1.0, REORDERED_S))
         injector.step(f"after order {order.number} to {job.job_id}", job.job_id)
 
-    def read(directory: int, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
+    def read(directory: int | None, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
+        if name != SPEC and not name.startswith(reports_name(0)[:7]):
+            return read_from(directory, name, uid, offset, limit)
         injector.step(f"read {name}", reads=True)
         if name.startswith(reports_name(0)[:7]) and injector.injects(FaultKind.READ_ERROR, READS):
             raise NotBelieved(f"{name}: Input/output error")
@@ -239,6 +242,6 @@ def faulty_access(
 
     with (
         mock.patch.object(orders, "write_order", write),
-        mock.patch.object(reports, "read_from", read),
+        mock.patch.object(untrusted_files, "read_from", read),
     ):
         yield

@@ -76,6 +76,22 @@ def test_a_spool_that_jobs_do_not_read_is_told(url: str) -> None:
         assert told in problems(url, 1010.0)
 
 
+def test_files_that_do_not_answer_are_told(url: str) -> None:
+    """Once for each file system, even of one job."""
+    silent = [reason("files_silent", problem=f"the file system /{name} has not answered since 12:00") for name in "aab"]
+    with Store.open(url, "here") as store, LeaderLock(url, "here") as lock:
+        lock.take(1000.0)
+        store.record_health(HealthRecord(1000.0, "act", 60.0))
+        jobs = [
+            JobRecord(i, "train", "me", 900.0, Shape(1, 1), state="RUNNING", elastic=False, refusal=why)
+            for i, why in enumerate(silent, 1)
+        ]
+        store.record_jobs(jobs)
+        told = problems(url, 1010.0)
+        assert "/a has not answered since 12:00: 2 jobs left alone until it does" in told
+        assert "/b has not answered since 12:00: 1 job left alone until it does" in told
+
+
 def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
     """Not a traceback."""
     found = examine(Settings(database=f"sqlite:///{tmp_path / 'none.sqlite'}"), ask_slurm=False)

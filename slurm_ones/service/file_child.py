@@ -1,0 +1,279 @@
+"""Opens users' files in a child process, so that a file system whose server does not answer stops nobody else.
+
+Touching a path may hang in the kernel, where no signal ends it, and the path is a user's choice. So the child does it:
+in a thread for each request that has not ended, of which there is one at most for each user on each file system. The
+parent waits for a moment. After that the user's other requests on that file system fail at once with `NoAnswer`, until
+the one that hangs has ended. Threads that hang are counted, and never waited for, neither is the child: it ends with
+its parent, or once the kernel lets it.
+
+It is one lane for each user, and not for each file system alone: a link from one leads to another, so that one user
+could stop everybody's. The file system is that of the mount table: a path is not touched to find out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from slurm_ones.untrusted_files import NoAnswer
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.5
+"""Longest wait for slow answers together: of one user on one file system, and of all, …"""
+SHARE = 0.05
+"""… which so many seconds a second are added to."""
+QUICK_S = 0.02
+"""Each answer is waited for this long, however slow those before were."""
+STOPPED_S = 10.0
+"""A child that does not even take a request for so long is replaced."""
+START_S = 5.0
+"""Longest wait for its start."""
+MOST_HANGING = 128
+"""Requests that hang at once; after that every slow user is left alone."""
+MOUNTS_S = 5.0
+"""How often the mount table is read."""
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+@dataclass
+class _Patience:
+    """Seconds that may be waited for slow answers."""
+
+    clock: Callable[[], float]
+    _left: float = WAIT_S
+    _at: float = 0.0
+
+    def left(self) -> float:
+        now = self.clock()
+        self._left, self._at = min(WAIT_S, self._left + SHARE * max(now - self._at, 0.0)), now
+        return self._left
+
+    def waited(self, seconds: float) -> None:
+        self._left = max(self.left() - max(seconds - QUICK_S, 0.0), 0.0)
+
+
+@dataclass
+class _Lane:
+    """One user on one file system."""
+
+    patience: _Patience
+    asked: int = 0
+    """Number of the request that hangs; 0 for none."""
+    since: float = 0.0
+    """When that was made, Unix seconds."""
+
+
+class FileChild:
+    """A `untrusted_files.Runner`: `with run_by(child.run)`. Used by one thread; the process is started again if it
+    died."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._patience = _Patience(clock)
+        self._mounts: list[str] = []
+        self._mounts_at = float("-inf")
+        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self._taken = 0
+        """The newest request that the child has begun."""
+        self._answers: dict[int, tuple[bool, Any]] = {}
+
+    @property
+    def hanging(self) -> list[tuple[str, int]]:
+        """File system and user of each request that hangs."""
+        return [key for key, lane in self._lanes.items() if lane.asked]
+
+    def run(self, function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
+        """What `function(path, uid, *more)` returns or raises; `NoAnswer` if that takes too long."""
+        place = self._file_system(path)
+        lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
+        self._take(0.0)
+        if lane.asked or len(self.hanging) >= MOST_HANGING:
+            self._replace_if_stopped(lane)
+            raise _silent(place, lane)
+        lane.since = time.time()
+        number = self._ask(function, path, uid, *more)
+        if number in self._answers or self._wait(number, lane):
+            good, answer = self._answers.pop(number)
+            if good:
+                return answer
+            raise answer
+        lane.asked = number
+        log.warning("uid %d: %s does not answer; %d requests hang", uid, place, len(self.hanging))
+        raise _silent(place, lane)
+
+    def start(self) -> FileChild:
+        """Start the process, which the first request would have to wait for."""
+        self._child()
+        return self
+
+    def close(self) -> None:
+        """Have the child end, without waiting for it."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.poll()
+        self._connection = self._process = None
+        for lane in self._lanes.values():
+            lane.asked = 0
+
+    def _wait(self, number: int, lane: _Lane) -> bool:
+        """Tell whether the answer came while there was patience."""
+        began = self._clock()
+        until = began + max(QUICK_S, min(lane.patience.left(), self._patience.left()))
+        while number not in self._answers and (left := until - self._clock()) > 0:
+            self._take(left)
+        for patience in (lane.patience, self._patience):
+            patience.waited(self._clock() - began)
+        return number in self._answers
+
+    def _ask(self, function: Callable[..., Any], *arguments: object) -> int:
+        self._number += 1
+        for _ in range(2):
+            try:
+                self._child().send((self._number, function, arguments))
+                break
+            except OSError:
+                self.close()
+        else:
+            raise NoAnswer("the process that opens users' files cannot be started")
+        return self._number
+
+    def _child(self) -> Connection:
+        if self._connection is None:
+            mine, its = socket.socketpair()
+            with its:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(its.fileno())],
+                    pass_fds=[its.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+            self._connection = Connection(mine.detach())
+            # Its start is not the file system's.
+            self._connection.poll(START_S)
+        return self._connection
+
+    def _take(self, seconds: float) -> None:
+        """Take what has come within so long."""
+        if self._connection is None:
+            return
+        try:
+            while self._connection.poll(seconds):
+                number, good, answer = self._connection.recv()
+                if good is None:
+                    self._taken = max(self._taken, number)
+                    continue
+                seconds = 0.0
+                self._end(number, good, answer)
+        except (OSError, EOFError):
+            log.error("the process that opens users' files has ended; another one is started")
+            self.close()
+
+    def _end(self, number: int, good: bool, answer: Any) -> None:
+        for (place, uid), lane in self._lanes.items():
+            if lane.asked == number:
+                # What it says is old by now.
+                lane.asked = 0
+                log.warning("uid %d: %s answers again", uid, place)
+                return
+        self._answers[number] = good, answer
+
+    def _replace_if_stopped(self, lane: _Lane) -> None:
+        if lane.asked > self._taken and time.time() - lane.since > STOPPED_S:
+            log.error("the process that opens users' files stands still; another one is started")
+            self.close()
+
+    def _file_system(self, path: Path) -> str:
+        """The mount point that the path is below by its name."""
+        now = self._clock()
+        if now - self._mounts_at >= MOUNTS_S:
+            self._mounts, self._mounts_at = mount_points(), now
+        named = os.path.normpath(path) + "/"
+        return next((point for point in self._mounts if named.startswith(point.rstrip("/") + "/")), "/")
+
+
+def _silent(place: str, lane: _Lane) -> NoAnswer:
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(lane.since or time.time()))
+    return NoAnswer(f"the file system {place} has not answered since {since}")
+
+
+def mount_points() -> list[str]:
+    """All of this process, longer names first; none if they cannot be read."""
+    with suppress(OSError):
+        lines = MOUNTS.read_bytes().splitlines()
+        # proc_pid_mountinfo(5): the fifth field, in which blanks are octal.
+        names = {os.fsdecode(_plain(line.split(b" ")[4])) for line in lines}
+        return sorted(names, key=len, reverse=True)
+    return []
+
+
+def _plain(name: bytes) -> bytes:
+    for escaped, plain in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+        name = name.replace(escaped, plain)
+    return name
+
+
+# -- the child ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Workers:
+    """As many threads as there are requests at once."""
+
+    connection: Connection
+    idle: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    requests: SimpleQueue[tuple[int, Callable[..., Any], tuple[object, ...]]] = field(default_factory=SimpleQueue)
+
+    def give(self, number: int, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+        with self.lock:
+            self.connection.send((number, None, None))
+            if self.idle:
+                self.idle -= 1
+            else:
+                threading.Thread(target=self._work, daemon=True).start()
+        self.requests.put((number, function, arguments))
+
+    def _work(self) -> None:
+        while True:
+            number, function, arguments = self.requests.get()
+            try:
+                answer: tuple[int, bool, object] = number, True, function(*arguments)
+            except Exception as error:
+                answer = number, False, error
+            with self.lock, suppress(OSError):
+                self.idle += 1
+                self.connection.send(answer)
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the parent is gone."""
+    workers = _Workers(connection)
+    connection.send((0, None, None))
+    with suppress(EOFError, OSError):
+        while True:
+            workers.give(*connection.recv())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(int(sys.argv[1])))
+    # Threads that hang are not waited for.
+    os._exit(0)
