@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def many(first: int, seeds: int, processes: int, which: str, log: Path | None) -
         "kinds": dict(kinds.most_common()),
         "resizes": sum(one["resizes"] for one in done),
         "changes_of_blocks": sum(one["changes_of_blocks"] for one in done),
+        "guests": _of_guests([one["guests"] for one in done]),
         "violations": [{"seed": one["seed"], "invariant": what} for one in done for what in one["wrong"]],
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -112,6 +114,21 @@ def _line(result: Result, which: str) -> dict[str, Any]:
         "wrong": list(result.violations),
         "resizes": result.resizes,
         "changes_of_blocks": result.changes_of_blocks,
+        "guests": vars(result.guests),
+    }
+
+
+def _of_guests(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What became of the guests of all seeds."""
+    ends = sum((Counter(one["ends"]) for one in each), Counter[str]())
+    return {
+        "seeds_with_guests": sum(one["starts"] > 0 for one in each),
+        "seeds_with_preemptions": sum(bool(one["ends"]) for one in each),
+        "starts": sum(one["starts"] for one in each),
+        "ends": dict(ends.most_common()),
+        "taken_for": sum(one["taken_for"] for one in each),
+        "served": sum(one["served"] for one in each),
+        "longest_s": round(max((one["longest_s"] for one in each), default=0.0), 1),
     }
 
 
@@ -147,6 +164,10 @@ def main() -> None:
     kinds = len(results["kinds"])
     resizes = f"{results['resizes']} resizes, {results['changes_of_blocks']} of them changes of blocks"
     print(f"{results['runs']} runs, {results['faults']} faults of {kinds} kinds, {resizes}")
+    if (guests := results["guests"])["starts"]:
+        ends = ", ".join(f"{count} {end}" for end, count in guests["ends"].items())
+        print(f"{guests['starts']} starts of guests in {guests['seeds_with_guests']} runs; preempted: {ends}")
+        print(f"{guests['served']} jobs served by preemption, the last {guests['longest_s']} s beyond grace")
     sys.exit(1 if results["violations"] else 0)
 
 

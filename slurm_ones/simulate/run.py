@@ -25,6 +25,7 @@ from slurm_ones.simulate.invariants import InvariantViolated, violations
 from slurm_ones.simulate.oracle import IMMEDIATE, Oracle, Placement, remaining_s
 from slurm_ones.simulate.outcome import Outcome, RunFigures
 from slurm_ones.simulate.slurm.cluster import Faults
+from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.spec import PARTITION, ClusterSpec
 from slurm_ones.simulate.training.application import Mechanism, Requeue
@@ -216,13 +217,14 @@ def run(
     on_time: Callable[[float, int], None] | None = None,
     make: Callable[[], Policy] | None = None,
     faults: Faults | None = None,
+    conf: SlurmConf = SlurmConf(),
     most_s: float = MOST_S,
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
     The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
     stands in the companion's place (see `Oracle`), and nothing but starts takes time: the `settings` of companion and
-    cluster are not used. `faults` are what goes wrong at the simulated Slurm. `on_time` is called at each tick, with
+    cluster are not used. `faults` are what goes wrong at the simulated Slurm, `conf` is what its admin sets. `on_time` is called at each tick, with
     the simulated seconds and how many jobs have ended.
     Raises `BadInput` for a job that fits the cluster at no size, ValueError for a policy, option or setting that does
     not exist, `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees
@@ -250,7 +252,7 @@ def run(
     ):
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
-        world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed, faults=faults)
+        world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed, faults=faults, conf=conf)
         figures = RunFigures(world, on_time)
 
         def on_tick(tick: Tick) -> bool:

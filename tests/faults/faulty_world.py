@@ -18,7 +18,7 @@ from slurm_ones.simulate.world import World
 from slurm_ones.slurm.client import UnknownJob
 from slurm_ones.slurm.model import Job, JobKey, JobState, Task
 from tests.faults.files import FaultyFiles
-from tests.faults.harm import is_guest
+from tests.faults.harm import GuestTally, is_guest, is_ours
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import BY_PREEMPTION, TO_BLOCKS, FaultKind
 from tests.faults.plan import EXIT, GUEST, LICENSE, OTHER, FaultPlan, JobPlan, applications
@@ -34,8 +34,9 @@ OFTEN = 10
 class BlockFaults:
     """Strikes at the blocks of jobs, and remembers which of their ends are nobody's fault."""
 
-    def __init__(self, cluster: Callable[[], SimulatedCluster], injector: FaultInjector) -> None:
+    def __init__(self, cluster: Callable[[], SimulatedCluster], injector: FaultInjector, tally: GuestTally) -> None:
         self._find = cluster
+        self._tally = tally
         self._injector = injector
         self.allowed_ends: dict[int, set[JobState]] = {}
         """Of records of tasks that somebody else ended, or let end."""
@@ -121,7 +122,9 @@ class BlockFaults:
                     if rng.random() < 0.5:
                         self._cluster.hold(Task(job_id, task))
                     self._allow(job_id, task, JobState.FAILED)
+                    record = self._record(job_id, task)
                     self._cluster.kill(Task(job_id, task), EXIT)
+                    self._tally.exited(record)
                 case _:
                     self._preempt(Task(job_id, task), kind, mode)
         return True
@@ -238,7 +241,8 @@ class FaultyWorld(World):
         self.cancelled: set[int] = set()
         """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
-        self.block_faults = BlockFaults(lambda: self.cluster, injector)
+        self.tally = GuestTally()
+        self.block_faults = BlockFaults(lambda: self.cluster, injector, self.tally)
         super().__init__(
             workload,
             plan.spec,
@@ -248,6 +252,7 @@ class FaultyWorld(World):
             seed=plan.seed,
             beside=plan.beside,
             conf=plan.conf,
+            faults=self.tally,
         )
 
     # -- how jobs come in ----------------------------------------------------------------------------------------
@@ -310,21 +315,25 @@ class FaultyWorld(World):
         self._submit(_submission(plan))
 
     def submit_other(self) -> None:
-        """A rigid job of another partition over the same nodes, of CPUs alone, or one that wants a license."""
+        """A rigid job of another partition over the same nodes, of CPUs alone, or one that wants a license or a node."""
         rng, spec = self._injector.random, self.spec
         gpus, per_node = rng.randint(0, spec.gpus_per_node), spec.cpus_per_gpu * spec.gpus_per_node
-        guest, by_partition = rng.random() < 0.3, GUEST in self.cluster.nodes.partitions
+        guest, by_partition = rng.random() < 0.15, GUEST in self.cluster.nodes.partitions
+        wanted, nodes = rng.random(), rng.randint(1, spec.nodes)
         request = Request(
-            nodes=rng.randint(1, spec.nodes),
+            nodes=nodes,
             gpus_per_node=gpus,
             cpus_per_node=rng.randint(1, per_node) if not gpus else spec.cpus_per_gpu * gpus,
             partition=GUEST if guest and by_partition else rng.choice((OTHER, OTHER, "")),
             licenses=((LICENSE, 1),) if rng.random() < 0.2 else (),
+            node_names=tuple(rng.sample(spec.names, 1)) if wanted < 0.15 else (),
+            excluded=tuple(rng.sample(spec.names, 1)) if 0.15 < wanted < 0.25 and nodes < spec.nodes else (),
+            exclusive=0.25 < wanted < 0.35,
             qos=GUEST if guest and not by_partition else "",
             time_limit_s=rng.choice((0.0, 3600.0)),
             user="somebody",
         )
-        seconds = rng.uniform(20.0, 400.0)
+        seconds = rng.uniform(20.0, 200.0)
 
         def program(job_id: JobKey) -> Program:
             return Sleep(lambda code: self.cluster.exited(job_id, code), self.timeline, seconds, 1.0)
@@ -338,8 +347,8 @@ class FaultyWorld(World):
         if self._interference and self._injector.random.random() < self._interference:
             self.apply(self._injector.random.choice(self._others), job_id)
 
-    def apply(self, kind: FaultKind, job_id: int | None = None) -> None:
-        """It happens, to that job or to one at random; nothing where it cannot."""
+    def apply(self, kind: FaultKind, job_id: int | None = None) -> bool:
+        """It happens, to that job or to one at random; False if it cannot."""
         rng = self._injector.random
         alive = [job for id_, job in self.cluster.jobs.items() if not (job.ended or id_ in self.others_jobs)]
         if kind is FaultKind.RIGID:
@@ -348,22 +357,27 @@ class FaultyWorld(World):
             self.submit_other()
         elif kind is FaultKind.STOP_FILE:
             if self.stop_file.exists():
-                return
+                return False
             self.stop_file.touch()
             self.timeline.after(rng.uniform(30.0, 600.0), lambda: self.stop_file.unlink(missing_ok=True))
         elif kind in (FaultKind.NODE_FAILED, FaultKind.NODE_DRAINED):
             self._node(kind, rng.choice(self.cluster.nodes.names()), rng.uniform(60.0, 1200.0))
         elif kind in (*TO_BLOCKS, *BY_PREEMPTION):
             if not self._to_blocks(kind, job_id):
-                return
+                return False
         elif alive:
             job = self.cluster.jobs[job_id] if job_id is not None else rng.choice(alive)
             if job.ended or not self._to_job(kind, job):
-                return
+                return False
             job_id = job.main_id
         else:
-            return
+            return False
         self._injector.count(kind, job_id or "")
+        return True
+
+    def guests_run(self) -> bool:
+        """Tell whether a job of blocks has a guest that runs."""
+        return any(job.running and is_ours(job) for job in self.cluster.records.known.values())
 
     def _to_blocks(self, kind: FaultKind, job_id: int | None) -> bool:
         found = [

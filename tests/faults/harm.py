@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
-from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
+from slurm_ones.simulate.slurm.nodes import PreemptMode
 from slurm_ones.simulate.slurm.scheduler import Counts, QueuedJob, RunningJob, place
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from tests.faults.plan import GUEST
@@ -13,6 +16,66 @@ from tests.faults.plan import GUEST
 def is_guest(job: SimulatedJob) -> bool:
     """Tell whether it waits or runs in the queue of guests."""
     return GUEST in (job.qos, *job.partitions)
+
+
+def is_ours(job: SimulatedJob) -> bool:
+    """Tell whether it is a guest of a job of blocks, and not somebody else's job in that queue."""
+    return job.array is not None and is_guest(job)
+
+
+def grace_of(cluster: SimulatedCluster) -> float:
+    """Grace time of guests."""
+    queues = (*cluster.conf.qos, *cluster.nodes.partitions.values())
+    return max((one.grace_s for one in queues if one.name == GUEST), default=0.0)
+
+
+@dataclass
+class GuestCount:
+    """What became of guests, and of those whom Slurm served by preempting them."""
+
+    starts: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    """Preemptions, by what became of the guest."""
+    taken_for: int = 0
+    """Preemptions of guests that Slurm chose, for a job that waited."""
+    served: int = 0
+    """Jobs that started after guests were preempted for them."""
+    longest_s: float = 0.0
+    """Longest time from such a preemption to the start, beyond grace."""
+
+
+class GuestTally(Faults):
+    """Counts as things happen."""
+
+    def __init__(self) -> None:
+        self.count = GuestCount()
+        self._since: dict[int, float] = {}
+        """When guests were first preempted for each job that waits."""
+
+    def begin(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+
+    def started(self, job: SimulatedJob) -> None:
+        self.count.starts += is_ours(job)
+        since = self._since.pop(job.job_id, None)
+        if since is not None:
+            self.count.served += 1
+            beyond_s = self._cluster.timeline.now - since - grace_of(self._cluster)
+            self.count.longest_s = max(self.count.longest_s, beyond_s)
+
+    def preempted(self, job: SimulatedJob, mode: PreemptMode, winner: int) -> None:
+        if not is_ours(job):
+            return
+        back = "requeued into a hold" if job.held_by else "requeued"
+        self.count.ends["cancelled" if mode != "requeue" else back if job.request.requeue else "lost"] += 1
+        if winner:
+            self.count.taken_for += 1
+            self._since.setdefault(winner, self._cluster.timeline.now)
+
+    def exited(self, job: SimulatedJob) -> None:
+        """A guest has ended with an exit code after which jobs wait again."""
+        if is_ours(job) and job.pending:
+            self.count.ends["requeued for its exit code"] += 1
 
 
 class HarmWatch:
@@ -27,9 +90,7 @@ class HarmWatch:
     def _bound_s(self) -> float:
         """Grace time and SIGKILL, one scheduling pass to preempt and one to start."""
         conf, settings = self._cluster.conf, self._cluster.settings
-        parts = self._cluster.nodes.partitions.values()
-        grace_s = max(one.grace_s for one in (*conf.qos, *parts) if one.name == GUEST)
-        return grace_s + conf.kill_wait_s + settings.backfill_s + 2 * settings.schedule_s
+        return grace_of(self._cluster) + conf.kill_wait_s + settings.backfill_s + 2 * settings.schedule_s
 
     def look(self) -> Iterator[str]:
         """What is wrong now."""

@@ -31,6 +31,18 @@ GUEST, OTHER, LICENSE = "guest", "other", "matlab"
 besides."""
 EXIT = 99
 """A code with which jobs wait again (RequeueExit)."""
+SILENCING = frozenset(
+    {
+        FaultKind.HELD,
+        FaultKind.ADMIN_HOLD,
+        FaultKind.OPTED_OUT,
+        FaultKind.RESIZE_OFF,
+        FaultKind.BAD_COMMENT,
+        FaultKind.STOP_FILE,
+        FaultKind.CANCELLED,
+    }
+)
+"""Words with which people end what the companion does for their jobs."""
 INTERVAL_S = 60.0
 """Between two ticks."""
 POLICIES = ("ones", "fifo", "srsf", "tiresias", "optimus", "sia", "ees")
@@ -105,6 +117,11 @@ class FaultPlan:
     """Other partitions over the same nodes."""
     conf: SlurmConf = field(default_factory=SlurmConf)
 
+    @property
+    def with_queue(self) -> bool:
+        """Jobs may grow by guests."""
+        return "guests" in self.settings
+
     @classmethod
     def with_guests(cls, seed: int) -> FaultPlan:
         """The plan of a seed with jobs of blocks, most of which grow by guests, other jobs' needs over the same nodes,
@@ -114,15 +131,19 @@ class FaultPlan:
         grace_s, mode = rng.choice((0.0, 30.0)), rng.choice(("cancel", "cancel", "requeue"))
         kinds = tuple(rng.sample(BY_PREEMPTION, 4))
         kinds_now = tuple(kind for kind in kinds if kind not in (FaultKind.PREEMPTED_ALONE, FaultKind.PREEMPTED_DOWN))
-        interval_s, ticks = rng.choice((10.0, 15.0)), rng.randint(40, 90)
+        interval_s, ticks = rng.choice((10.0, 15.0)), rng.randint(60, 100)
         end = ticks * interval_s
-        events = [(rng.uniform(0.0, end), rng.choice(kinds)) for _ in range(rng.randint(3, 8))]
-        events += [(rng.uniform(0.0, end), FaultKind.OTHER_JOB) for _ in range(rng.randint(4, 12))]
-        queue = rng.choice(("qos", "qos", "qos", "partition", "partition", ""))
-        spec = ClusterSpec(rng.randint(2, 4), 4, cpus_per_gpu=4)
+        events = [(rng.uniform(0.0, end), rng.choice(kinds)) for _ in range(rng.randint(4, 10))]
+        events += [(rng.uniform(0.0, end), FaultKind.OTHER_JOB) for _ in range(rng.randint(6, 16))]
+        queue = rng.choice(("qos", "qos", "qos", "qos", "partition", "partition", "partition", ""))
+        spec = ClusterSpec(rng.randint(3, 5), 4, cpus_per_gpu=4)
+        others = plan.others if rng.random() < 0.3 else tuple(kind for kind in plan.others if kind not in SILENCING)
         other = PartitionSpec(OTHER, spec.names, 4, default=False, cpus_per_node=16)
         lower = replace(other, name=GUEST, tier=0, preempt=mode, grace_s=grace_s)
         guest = Qos(GUEST, 0, mode=mode, grace_s=grace_s)
+        # Else most changes are taken back before a guest runs.
+        few = rng.sample(sorted(plan.rates, key=lambda kind: kind.value), min(len(plan.rates), 3))
+        rates = plan.rates if rng.random() < 0.3 else {kind: min(plan.rates[kind], 0.02) for kind in few}
         conf = SlurmConf(
             qos=(Qos("normal", 10, (GUEST,)), guest) if queue != "partition" else (Qos(),),
             licenses={LICENSE: 2},
@@ -134,7 +155,7 @@ class FaultPlan:
         return replace(
             plan,
             spec=spec,
-            policy=rng.choice(("random", "modest")),
+            policy=rng.choice(("random", "modest", "modest")),
             settings={
                 **plan.settings,
                 "resize.dwell_s": 0.0,
@@ -142,15 +163,17 @@ class FaultPlan:
                 "resize.max_open": 64,
                 **({"guests": {PARTITION: {queue: GUEST}}} if queue else {}),
             },
-            jobs=tuple(_of_guests(rng, job) if job.opt_in == "elastic" else job for job in plan.jobs),
+            jobs=tuple(_of_guests(rng, job) for job in plan.jobs[:4]),
             beside=(other, lower) if queue == "partition" else (other,),
             conf=conf,
             interval_s=interval_s,
             ticks=ticks,
             absent_s=300.0,
             down_s=(10.0, 120.0),
-            others=(*plan.others, *kinds_now, FaultKind.OTHER_JOB),
-            events=tuple(sorted((*plan.events, *events))),
+            rates=rates,
+            interference=min(plan.interference, 0.03),
+            others=(*others, *kinds_now, FaultKind.OTHER_JOB),
+            events=tuple(sorted((*(one for one in plan.events if one[1] not in {*plan.others} - {*others}), *events))),
         )
 
     @classmethod
@@ -259,9 +282,13 @@ def _of_blocks(rng: random.Random, job: JobPlan) -> JobPlan:
 
 
 def _of_guests(rng: random.Random, job: JobPlan) -> JobPlan:
-    """A job that asks for little, so that it has grown by guests when others come."""
+    """A job that asks for little, so that it has grown by guests when others come; some stay rigid."""
+    if job.opt_in == "rigid" or rng.random() < 0.1:
+        return job
     blocks, gpus, epochs = rng.random() < 0.9, rng.choice((1, 1, 2)), rng.uniform(0.5, 1.0)
-    return replace(job, blocks=blocks, gpus=gpus, epochs=epochs, application="cnn", begin_s=0.0)
+    time, requeue = min(job.time, rng.uniform(0.0, 120.0)), rng.random() < 0.9
+    job = replace(job, opt_in="elastic", blocks=blocks, gpus=gpus, epochs=epochs, application="cnn")
+    return replace(job, begin_s=0.0, hold=False, time=time, requeue=requeue)
 
 
 def _settings(rng: random.Random) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_db import Store, StoreLost
@@ -32,10 +32,10 @@ from tests.faults import invariants
 from tests.faults.client import Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles, faulty_access
-from tests.faults.harm import HarmWatch
+from tests.faults.harm import GuestCount, HarmWatch
 from tests.faults.hosts import Host, HostLeadership, HostStop
 from tests.faults.injector import FaultInjector
-from tests.faults.kinds import ON_HOST, FaultKind
+from tests.faults.kinds import BY_PREEMPTION, ON_HOST, FaultKind
 from tests.faults.plan import FaultPlan
 from tests.faults.random_policy import QuietPolicy, RandomPolicy
 from tests.faults.safety import BlockSafety, FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
@@ -47,6 +47,8 @@ REST_S = 12 * 3600.0
 """A companion that has not come to rest so long after the last fault never does."""
 END_S = 2 * 86400.0
 """Jobs that are left alone have ended by then."""
+AGAIN_S = 7.0
+"""What strikes at guests, or wants what they hold, is tried again so long after there were none."""
 RESTART_S = (0.0, 2.0, 10.0, 65.0, 300.0)
 """How long after its death a companion is started again."""
 
@@ -62,6 +64,7 @@ class Result:
     resizes: int = 0
     changes_of_blocks: int = 0
     """Of these, changes of the blocks of jobs that trained, however they ended."""
+    guests: GuestCount = field(default_factory=GuestCount)
     seconds: float = 0.0
     """Real seconds that it took."""
 
@@ -87,6 +90,7 @@ def run(
             tuple(fault_run.checker.violations),
             fault_run.resizes,
             fault_run.changes_of_blocks,
+            fault_run.world.tally.count,
             time.perf_counter() - began,
         )
 
@@ -217,14 +221,16 @@ class FaultRun:
     def _apply(self, kind: FaultKind) -> None:
         if not self.injector.enabled:
             return
-        if kind is FaultKind.PREEMPTED_ALONE:
+        if kind in (FaultKind.CRASH, FaultKind.ABSENCE, *ON_HOST):
+            self._to_host(kind, self.injector.random.choice(self.hosts))
+            return
+        awaits = self.plan.with_queue and kind is FaultKind.OTHER_JOB and not self.world.guests_run()
+        if awaits or (not self.world.apply(kind) and kind in BY_PREEMPTION):
+            self.world.timeline.after(AGAIN_S, lambda: self._apply(kind))
+        elif kind is FaultKind.PREEMPTED_ALONE:
             self._to_host(FaultKind.ABSENCE, self.injector.random.choice(self.hosts))
         elif kind is FaultKind.PREEMPTED_DOWN:
             self.controller.kill()
-        if kind in (FaultKind.CRASH, FaultKind.ABSENCE, *ON_HOST):
-            self._to_host(kind, self.injector.random.choice(self.hosts))
-        else:
-            self.world.apply(kind)
 
     def _to_host(self, kind: FaultKind, host: Host) -> None:
         jump = self.injector.random.choice((61.0, 300.0, 1800.0, 7200.0))

@@ -35,6 +35,9 @@ class Faults:
     def started(self, job: SimulatedJob) -> None:
         """A run begins."""
 
+    def preempted(self, job: SimulatedJob, mode: PreemptMode, winner: int) -> None:
+        """A run is about to be preempted, for the job of that id, 0 for none."""
+
     def ask(self, what: str) -> None:
         """A question is about to be answered."""
 
@@ -215,14 +218,21 @@ class SimulatedCluster:
         self._schedule_soon()
 
     def preempt(
-        self, job_id: JobKey, mode: PreemptMode = "requeue", grace_s: float = math.inf, *, killed: bool = False
+        self,
+        job_id: JobKey,
+        mode: PreemptMode = "requeue",
+        grace_s: float = math.inf,
+        *,
+        killed: bool = False,
+        winner: int = 0,
     ) -> None:
         """Preempt a running job: one that is requeued waits without a hold, unless somebody holds it already; one that
         may not be requeued ends. If it is not `killed` its processes end by themselves, at the latest after
-        `grace_s`."""
+        `grace_s`. It is for the job `winner`, if for any."""
         for job in self.records.named(job_id):
             if job.running:
                 job.preempted_at = self.timeline.now
+                self.faults.preempted(job, mode, winner)
                 if mode == "requeue" and job.request.requeue:
                     self._requeue(job, hold=False, killed=killed, most_s=grace_s)
                 else:
@@ -524,14 +534,14 @@ class SimulatedCluster:
     def _carry_out(self, made: SchedulingPass) -> None:
         for entry, nodes in made.chosen:
             self._start(self.jobs[entry.job_id], dict.fromkeys(nodes, entry.need.gpus), entry.partition, entry.need)
-        for job_id in made.victims:
-            self._preempt(self.jobs[job_id])
+        for job_id, winner in made.victims.items():
+            self._preempt(self.jobs[job_id], winner)
 
-    def _preempt(self, job: SimulatedJob) -> None:
+    def _preempt(self, job: SimulatedJob, winner: int) -> None:
         """By its QOS or its partition, whichever is preemptable."""
         qos, spec = self.conf.qos_of(job.qos), self.nodes.partitions[job.partition]
         mode, grace_s = (qos.mode, qos.grace_s) if qos.mode else (spec.preempt, spec.grace_s)
-        self.preempt(job.to_model().key, mode, grace_s + self.conf.kill_wait_s)
+        self.preempt(job.to_model().key, mode, grace_s + self.conf.kill_wait_s, winner=winner)
 
     def _schedule(self) -> None:
         """Slurm's main scheduling."""

@@ -123,7 +123,8 @@ class SchedulingPass:
     def __init__(self, nodes: Nodes, conf: SlurmConf, running: Sequence[RunningJob], now: float) -> None:
         self.chosen: list[tuple[QueuedJob, tuple[str, ...]]] = []
         """Jobs that start, and their nodes."""
-        self.victims: list[int] = []
+        self.victims: dict[int, int] = {}
+        """Jobs that are preempted, and for whom."""
         self.reasons: dict[int, str] = {}
         """Why a job waits."""
         self.crowded = False
@@ -242,7 +243,8 @@ class SchedulingPass:
             return
         for number, candidate in enumerate(candidates, 1):
             if (nodes := fits_without([candidate])) is not None:
-                self.victims += [one.job_id for one in candidates[:number] if self._needed(job, nodes, one)]
+                needed = (one.job_id for one in candidates[:number] if self._needed(job, nodes, one))
+                self.victims |= dict.fromkeys(needed, job.job_id)
                 return
 
     def _needed(self, job: QueuedJob, nodes: Iterable[str], victim: RunningJob) -> bool:
