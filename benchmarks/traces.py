@@ -2,8 +2,8 @@
 
     python -m benchmarks.traces philly.csv --cluster 8x8 --sample 0.03 --jobs 40 --seeds 2 --json traces.json
 
-Traces are those that `slurm-ones study` reads; none is part of this project. The same stretch runs in simulations of the
-whole companion, elastic jobs being jobs of blocks, with the shipped settings:
+Traces are those that `slurm-ones study` reads; none is part of this project. The same stretch runs in simulations of
+the whole companion, elastic jobs being jobs of blocks, with the shipped settings:
 
 - elastic jobs stay at the size that they asked for,
 - they grow where there is no queue for guests, and nobody counts GPU-hours,
@@ -86,7 +86,9 @@ class Preemptions(Faults):
         self.count["taken"] += 1
 
 
-def simulated(source: TraceSource, way: Way, seed: int, elastic: float, interval_s: float) -> tuple[Outcome, Counter[str]]:
+def simulated(
+    source: TraceSource, way: Way, seed: int, elastic: float, interval_s: float
+) -> tuple[Outcome, Counter[str]]:
     """One run, without the jobs that were there before."""
     stretch = source.stretch
     cluster = ClusterSpec(stretch.nodes, stretch.gpus_per_node, charged=way.charged)
@@ -141,9 +143,7 @@ def rows(source: TraceSource, given: argparse.Namespace) -> Iterator[dict[str, A
         for way in (way for way in WAYS if not way.grow or way.name in given.ways):
             outcome, taken = simulated(source, way, seed, given.elastic, given.interval)
             asked = asked or outcome
-            submitted = source.load_workload(
-                seed, 0, source.stretch.gpus_per_node, given.elastic
-            ).submissions
+            submitted = source.load_workload(seed, 0, source.stretch.gpus_per_node, given.elastic).submissions
             rigid = {one.name for one in submitted if not (one.elastic or one.name.startswith(BEFORE))}
             yield {
                 "seed": seed,
@@ -182,7 +182,9 @@ def main() -> None:
         found.append(row)
         print(json.dumps(row), flush=True)
         if given.json:
-            given.json.write_text(json.dumps({"arguments": {**vars(given), "trace": trace.name, "json": ""}, "runs": found}))
+            given.json.write_text(
+                json.dumps({"arguments": {**vars(given), "trace": trace.name, "json": ""}, "runs": found})
+            )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import NamedTuple
 
 from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
@@ -215,11 +215,18 @@ class GuestSizes(NamedTuple):
     def shapes(self, gpus: int, kept: Sequence[RunningBlock], full: int) -> list[Shape]:
         """New blocks of so many GPUs for a job with the blocks `kept`, the largest first; `full` is a node. Slurm takes
         whole guests, be it for one GPU."""
-        base = sum(block.shape.gpus for block in kept if block.task not in self.running)
-        lacks = min(max(self.asked - base, 0), gpus)
+        lacks = min(max(self.asked - self._base(kept), 0), gpus)
         guests, rest = divmod(gpus - lacks, self.each)
         found = [*_by_powers(lacks, full), *_by_powers(rest, full), *[Shape(1, self.each)] * guests]
         return sorted(found, key=lambda shape: -shape.gpus)
+
+    def keep_base(self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: int) -> bool:
+        """Tell whether no guest stays in place of base: what leaves of it is among the GPUs that are added."""
+        lent = any(block.task in self.running for block in stay)
+        return not lent or self._base(stay) + added >= min(self._base(blocks), self.asked)
+
+    def _base(self, blocks: Iterable[RunningBlock]) -> int:
+        return sum(block.shape.gpus for block in blocks if block.task not in self.running)
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
@@ -264,23 +271,30 @@ def moves(
     `spare` the tasks that could join, best first. Tasks `going` are to be replaced, the most urgent first, as far as
     there is room: their nodes drain, or their time is nearly over. Of the ways there are it is one that ends on the
     fewest nodes, and of those the one that replaces the fewest GPUs; a job that has its `target` already is left where
-    it is, unless it is to be packed (`pack`); `apart` asks for the fewest GPUs at a time, on whatever nodes. A job that
-    is to shrink and for which there is none of these drops blocks until it has fewer GPUs than that, but `least`:
-    blocks that join can follow once those GPUs are free. One that is to grow and finds as many GPUs free, in pieces
-    that its spare tasks cannot make up, takes as many of them as these can and its owner `allows`.
+    it is, unless it is to be packed (`pack`); `apart` asks for the fewest GPUs at a time, on whatever nodes. No guest
+    stays in place of a base block. A job that is to shrink and for which there is none of these drops blocks until it
+    has fewer GPUs than that, but `least`: blocks that join can follow once those GPUs are free. One that is to grow and
+    finds as many GPUs free, in pieces that its spare tasks cannot make up, takes as many of them as these can and its
+    owner `allows`.
     """
     if target < 1 or not blocks:
         return None
-    room = site.free.gpus
+    room, lent = site.free.gpus, site.guests.running if site.guests is not None else ()
+
+    def keeps_base(stay: Sequence[RunningBlock], added: int = 0) -> bool:
+        return site.guests is None or site.guests.keep_base(blocks, stay, added)
+
     for urgent in range(len(going), -1, -1):
         leaving = frozenset(going[:urgent])
         rest = [block for block in blocks if block.task not in leaving]
-        kept = staying_at(rest, site.node_gpus, going, leader=blocks[0].task) if leaving else staying
+        kept = staying_at(rest, site.node_gpus, going, lent, blocks[0].task) if leaving else staying
         if not pack and not leaving and sum(block.shape.gpus for block in blocks) == target:
             return Moves()
         ways = []
         for gpus in sorted((gpus for gpus in kept if target - room <= gpus <= target), reverse=True):
             stay = [block for block in blocks if block.task in kept[gpus]]
+            if not keeps_base(stay, target - gpus):
+                continue
             added = _added(target - gpus, spare, stay, site)
             if added is not None:
                 ways.append((_nodes(stay, added, site), Moves(added, _others(blocks, kept[gpus]))))
@@ -294,9 +308,9 @@ def moves(
                 return Moves(added)
     if has > target:
         # A step on the way is no matter of who is to be replaced.
-        fewer = max((gpus for gpus in staying if least <= gpus < target and gpus), default=0)
-        if fewer:
-            return Moves((), _others(blocks, staying[fewer]))
+        for gpus in sorted((gpus for gpus in staying if least <= gpus < target and gpus), reverse=True):
+            if keeps_base([block for block in blocks if block.task in staying[gpus]]):
+                return Moves((), _others(blocks, staying[gpus]))
     return None
 
 
@@ -319,22 +333,27 @@ def _others(blocks: Sequence[RunningBlock], kept: Collection[int]) -> tuple[int,
     return tuple(sorted(block.task for block in blocks if block.task not in kept))
 
 
-_Cost = tuple[int, int, int, int]
+_Cost = tuple[int, ...]
 
 
 def staying_at(
-    blocks: Sequence[RunningBlock], node_gpus: int, going: Collection[int] = (), leader: int | None = None
+    blocks: Sequence[RunningBlock],
+    node_gpus: int,
+    going: Collection[int] = (),
+    guests: Collection[int] = (),
+    leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
     """The sizes that some of the blocks make together, 0 among them, and for each the tasks of those that stay: rather
-    those that need not go, rather the `leader` (the first of them, if not named), rather those on whole nodes, rather
-    few."""
+    those that need not go, rather base than `guests`, rather the `leader` (the first of them, if not named), rather
+    those on whole nodes, rather few."""
     leader = blocks[0].task if leader is None and blocks else leader
-    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0), ())}
+    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
     for block in blocks:
         gone, leads = block.task in going, block.task == leader
+        lent = block.shape.gpus if block.task in guests else 0
         whole = block.shape.gpus if block.shape.gpus_per_node == node_gpus else 0
         for gpus, (cost, tasks) in list(best.items()):
-            total = (cost[0] + gone, cost[1] - (leads and not gone), cost[2] - whole, cost[3] + 1)
+            total = tuple(map(add, cost, (gone, lent, -(leads and not gone), -whole, 1)))
             size = gpus + block.shape.gpus
             if size not in best or total < best[size][0]:
                 best[size] = total, (*tasks, block.task)

@@ -411,9 +411,10 @@ class Round:
         blocks = training(elastic, history)
         leaving = going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now) if back is None else ()
         could_join = spare(elastic, self.held.get(job_id, ()), members_of(history), self.now)
+        guests = self._guests(elastic)
         staying = {back.shape.gpus: back.tasks} if back is not None else None
         if staying is None:
-            staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving)
+            staying = staying_at(blocks, self._nodes_of(elastic.partition)[0], leaving, guests or ())
         return replace(
             rules,
             prepared=job_id in self.held,
@@ -424,7 +425,7 @@ class Round:
             renewal=self._renewal(elastic, history, could_join) if back is None else None,
             staying=staying,
             settled=self.now >= self._settled_at(elastic, history),
-            guests=self._guests(elastic),
+            guests=guests,
         )
 
     def _guests(self, elastic: Elastic) -> frozenset[int] | None:

@@ -224,8 +224,8 @@ def run(
 
     The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
     stands in the companion's place (see `Oracle`), and nothing but starts takes time: the `settings` of companion and
-    cluster are not used. `faults` are what goes wrong at the simulated Slurm, `conf` is what its admin sets. `on_time` is called at each tick, with
-    the simulated seconds and how many jobs have ended.
+    cluster are not used. `faults` are what goes wrong at the simulated Slurm, `conf` is what its admin sets. `on_time`
+    is called at each tick, with the simulated seconds and how many jobs have ended.
     Raises `BadInput` for a job that fits the cluster at no size, ValueError for a policy, option or setting that does
     not exist, `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees
     with the cluster.
@@ -252,7 +252,9 @@ def run(
     ):
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
-        world = World(workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed, faults=faults, conf=conf)
+        world = World(
+            workload, cluster, directory, cluster_settings, mechanism=mechanism, seed=seed, faults=faults, conf=conf
+        )
         figures = RunFigures(world, on_time)
 
         def on_tick(tick: Tick) -> bool:

@@ -315,7 +315,7 @@ class FaultyWorld(World):
         self._submit(_submission(plan))
 
     def submit_other(self) -> None:
-        """A rigid job of another partition over the same nodes, of CPUs alone, or one that wants a license or a node."""
+        """A rigid job of another partition over the same nodes, of CPUs alone, or one that wants a license or node."""
         rng, spec = self._injector.random, self.spec
         gpus, per_node = rng.randint(0, spec.gpus_per_node), spec.cpus_per_gpu * spec.gpus_per_node
         guest, by_partition = rng.random() < 0.15, GUEST in self.cluster.nodes.partitions

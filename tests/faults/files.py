@@ -30,9 +30,9 @@ from ones_wrapper.protocol import (
 from slurm_ones import untrusted_files
 from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.reports import JobFiles
-from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, read_from
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import IN_REPORTS, FaultKind
@@ -188,13 +188,13 @@ class FaultyFiles(JobFiles):
         return True
 
 
-def _standing(job: Job) -> bytes:
+def _standing(job: WholeJob) -> bytes:
     """The text of the order in force; empty where there is none."""
     path = Path(job.work_dir, directory_name(job.job_id), ORDERS)
     return path.read_bytes() if path.exists() else b""
 
 
-def _put_back_for_a_while(job: Job, older: bytes, timeline: Timeline, seconds: float) -> None:
+def _put_back_for_a_while(job: WholeJob, older: bytes, timeline: Timeline, seconds: float) -> None:
     """The order before takes the newer one's place, as where a file system shows two writes in the wrong order."""
     path = Path(job.work_dir, directory_name(job.job_id), ORDERS)
     newer = path.read_bytes()
@@ -217,10 +217,10 @@ def faulty_access(
 ) -> Iterator[None]:
     """While it lasts, companions of this process write orders and read reports through faults."""
 
-    def write(job: Job, order: Order, spool: Path | None) -> None:
+    def write(job: WholeJob, order: Order, spool: Path | None) -> None:
         injector.step(f"before order {order.number} to {job.job_id}", job.job_id)
         checker.check_order(job, order)
-        if job.array_id:
+        if job.by_blocks:
             blocks.check_order(job, order)
         if injector.injects(FaultKind.ORDER_FULL):
             raise OrderError(f"{job.work_dir}: No space left on device")

@@ -15,6 +15,7 @@ from ones_wrapper.protocol import CHECKPOINTS, DRAIN_WAIT_S, MANIFEST, Order
 from slurm_ones.act.machine import ASK_AGAIN_S
 from slurm_ones.act.transitions import TRANSITIONS
 from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
@@ -206,7 +207,7 @@ class SafetyChecker:
         else:
             self.check_change(job_id, "let start")
 
-    def check_order(self, job: Job, order: Order) -> None:
+    def check_order(self, job: WholeJob, order: Order) -> None:
         if order.drain or job.job_id not in self.open():
             self.check_wanted(job.job_id, f"order {order}")
         else:
@@ -329,11 +330,11 @@ class BlockSafety:
         if not training.finished and alive:
             self.checker.report(f"cancel what waits of {job_id}: it is not over")
 
-    def note_order(self, job: Job, order: Order) -> None:
+    def note_order(self, job: WholeJob, order: Order) -> None:
         """An order was written."""
         self._orders[job.job_id] = order
 
-    def check_order(self, job: Job, order: Order) -> None:
+    def check_order(self, job: WholeJob, order: Order) -> None:
         """One that lets nobody go on who trains, or asks for a drain: jobs of blocks train on. Of those that stay no
         guest takes the place of a base block."""
         if order.drain:

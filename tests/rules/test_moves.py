@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ones_db.shape import Shape
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.blocks import FreeGpus, Moves, RunningBlock, moves, staying_at
+from slurm_ones.rules.blocks import FreeGpus, GuestSizes, Moves, RunningBlock, moves, staying_at
 
 FULL = 4
 
@@ -32,6 +32,31 @@ def added(*shapes: str, spare: tuple[int, ...] = (5, 6, 7)) -> tuple[tuple[int, 
 
 ONE = [block(0, "1x1", "n1")]
 MIXED = [block(0, "1x1", "n1"), block(1, "1x4", "n2"), block(2, "1x2", "n1")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "guests", "target", "free", "expected"),
+    [
+        # A guest of two GPUs and one of base: no size of two is left by those that leave.
+        (1, {2}, 2, {"n3": 1}, Moves(added("1x1"), (2,))),
+        (1, {2}, 2, {}, Moves((), (2,))),
+        (1, {2}, 1, {}, Moves((), (2,))),
+        # The leader is a guest: base stays all the same.
+        (2, {0, 1}, 2, {}, Moves((), (0, 1))),
+        (2, {1}, 2, {}, Moves((), (1,))),
+    ],
+)
+def test_no_guest_stays_in_place_of_base(
+    asked: int, guests: set[int], target: int, free: dict[str, int], expected: Moves
+) -> None:
+    blocks = {
+        frozenset({2}): [block(0, "1x1", "n1"), block(2, "1x2", "n2")],
+        frozenset({0, 1}): [block(0, "1x1", "n1"), block(1, "1x1", "n1"), block(2, "1x2", "n2")],
+        frozenset({1}): [block(0, "1x1", "n1"), block(1, "1x1", "n1"), block(2, "1x1", "n2")],
+    }[frozenset(guests)]
+    site = FreeGpus(Ledger(free), FULL, guests=GuestSizes(asked, frozenset(guests), 1))
+    staying = staying_at(blocks, FULL, guests=guests)
+    assert moves(blocks, (5, 6, 7), target, site, staying) == expected
 
 
 @pytest.mark.parametrize(
