@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.examples.cnn import digits
-from ones_wrapper.examples.gpt import GPT, evaluate, library
 from ones_wrapper.protocol import Order, encode
+from wrapper.examples.cnn import digits
+from wrapper.examples.gpt import GPT, evaluate, library
 
 GROWTH = 4
 WARM_UP = 50

@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved, State
+from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, State
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.group import Group
 
 WIDTH = 1024

@@ -20,7 +20,7 @@ from pathlib import Path
 import ones_wrapper
 from tests.wrapper.runs import samples_used
 
-EXAMPLES = Path(ones_wrapper.__file__).parent / "examples"
+EXAMPLES = Path(ones_wrapper.__file__).parents[1] / "examples"
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from ones_wrapper.run import Run
+from ones_wrapper.run.run import Run
 
 
 def main() -> None:

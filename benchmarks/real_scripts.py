@@ -22,11 +22,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.frameworks import FRAMEWORKS
-from ones_wrapper.launch.restart_policy import STOP_CODE
+from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, Hello, Order, Throughput, decode_spec
 from tests.wrapper import runs
 
-GPT = Path(__file__).parents[1] / "wrapper/ones_wrapper/examples/gpt.py"
+GPT = Path(__file__).parents[1] / "wrapper/examples/gpt.py"
 STARTS = ((1, 16), (2, 32), (4, 48), (2, 16), (3, 24), (1, 8), (4, 64), (2, 32), (3, 48), (1, 16), (2, 24))
 """Ranks and global batch of each start: ten resizes. The batch changes while the job trains, in mid-start."""
 TIMEOUT_S = 600.0

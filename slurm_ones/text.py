@@ -14,7 +14,7 @@ from rich.markup import escape
 from ones_db import BlockRecord, JobSummary, MembershipRecord, PromiseRecord, ResizeRecord, RunRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
-from ones_wrapper.limits import Limits
+from ones_wrapper.protocol.limits import Limits
 
 
 def plain(text: str, width: int = 200) -> str:

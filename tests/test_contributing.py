@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ones_wrapper.launch.launchers import Layout
-from ones_wrapper.launch.rank_placement import allocation
+from ones_wrapper.process.placement import allocation
 from slurm_ones.testing import policy_contract
 from tests.waiting import until
 

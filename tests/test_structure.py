@@ -63,5 +63,5 @@ def test_classes_of_one_name_are_found(tmp_path: Path) -> None:
         (tmp_path / folder / package / "examples").mkdir(parents=True)
     (tmp_path / "slurm_ones/one.py").write_text("class A: pass\nclass B:\n    class C: pass\nclass _D: pass\n")
     (tmp_path / "db/ones_db/two.py").write_text("class A: pass\nclass C: pass\nclass _D: pass\n")
-    (tmp_path / "wrapper/ones_wrapper/examples/three.py").write_text("class B: pass\n")
+    (tmp_path / "slurm_ones/examples/three.py").write_text("class B: pass\n")
     assert repeated_classes(tmp_path) == {"A": ["slurm_ones.one", "ones_db.two"]}

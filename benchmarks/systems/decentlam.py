@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ones_wrapper.gradients.decentlam import DecentLamExchange
-from ones_wrapper.gradients.topologies import mixing
 from ones_wrapper.group import Group
+from ones_wrapper.strategies.decentlam.exchange import DecentLamExchange
+from ones_wrapper.strategies.decentlam.topologies import mixing
 from tests.wrapper.forked import Team
 from tests.wrapper.gradients.quadratics import (
     Array,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import ones_wrapper as ones
-from ones_wrapper.fusion import gain
+from ones_wrapper.strategies.fusion import gain
 from tests.cluster import Cluster, unavailable
 from tests.conftest import quick
 from tests.endtoend.harness import HERE, Harness
@@ -42,7 +42,7 @@ def max_error(count: int = 8) -> float:
     models, alone = members(count, torch.float64)
     twins = copy.deepcopy(models)
     its = [torch.optim.AdamW(m.parameters(), lr=1e-3 * (i + 1)) for i, m in enumerate(twins)]
-    fused, optimizer = ones.fuse(twins, its, loss=cross_entropy)
+    fused, optimizer = ones.strategies.fuse(twins, its, loss=cross_entropy)
     for seed in range(STEPS):
         x, y = batch(seed, torch.float64)
         for model, own in zip(models, alone, strict=True):

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from ones_wrapper.examples.onebit import classifier, digits
-from ones_wrapper.gradients.onebit import OneBitMean
 from ones_wrapper.group import Group
-from ones_wrapper.optimizers.onebit_lamb import CompressedLamb
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
+from ones_wrapper.strategies.onebit_lamb.optimizer import CompressedLamb
 from tests.wrapper.forked import Team
 from tests.wrapper.traffic import Traffic
+from wrapper.examples.onebit import classifier, digits
 
 RANKS, SIZES, EVERY = 4, (4, 3, 2), 5
 STEPS, WARMUP, BATCH, LR = 400, 80, 64, 0.005

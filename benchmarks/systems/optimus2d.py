@@ -7,7 +7,7 @@ Bytes are payloads of collectives, counted at each call; memory is what torch's 
 from __future__ import annotations
 
 from ones_wrapper.group import Group
-from ones_wrapper.layouts.optimus import Optimus2D
+from ones_wrapper.strategies.optimus import Optimus2D
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import mesh_ranks
 from tests.wrapper.layouts.mesh_ranks import largest_memory

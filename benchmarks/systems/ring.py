@@ -10,7 +10,7 @@ from itertools import product
 import torch
 
 from ones_wrapper.group import Group
-from ones_wrapper.layouts.transformer_sizes import Transformer
+from ones_wrapper.strategies.ring.transformer_sizes import Transformer
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import attention_ranks, layer_ranks
 from tests.wrapper.traffic import Traffic

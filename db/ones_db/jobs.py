@@ -32,9 +32,9 @@ from ones_db.records import BlockRecord, GuestRun, HeldRecord, JobRecord, Member
 from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
 from ones_db.view import end_of
-from ones_wrapper.checks import ProtocolError, build, types_of
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import Membership, Spec
+from ones_wrapper.protocol.fields import ProtocolError, build, types_of
+from ones_wrapper.protocol.limits import Limits
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")

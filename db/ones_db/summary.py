@@ -35,8 +35,8 @@ from ones_db.view import (
     said,
     spelled,
 )
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import ProtocolError
+from ones_wrapper.protocol.limits import Limits
 
 
 class Of(NamedTuple):

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from slurm_ones.cli.common import JsonOption, command, print_json, say
 from slurm_ones.jobs.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 from slurm_ones.simulate import BadInput

@@ -23,7 +23,7 @@ NODES, GPUS = 4, 4
 BLOCKS = 8
 """Tasks of each array, as the templates have it."""
 SCRIPT = "spirals.py"
-"""Among the examples of the wrapper."""
+"""In `scripts/`; each rank runs it, and it needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
 """Of each GPU, and the GPUs that a job may have."""
 STEP_MS = 10.0

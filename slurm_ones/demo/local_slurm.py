@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from slurm_ones.demo.jobs import (
@@ -88,9 +87,7 @@ class LocalSlurm:
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())
         self._env = self._environment(make_shims(folder / "bin"))
-        examples = find_spec("ones_wrapper")
-        places = (examples.submodule_search_locations if examples is not None else None) or []
-        self._script = Path(*places[:1]) / "examples" / SCRIPT
+        self._script = Path(__file__).parent / "scripts" / SCRIPT
 
     @property
     def seconds(self) -> float:

@@ -19,9 +19,9 @@ one too. The figures have a prior, which other jobs teach (`hierarchy`). The mos
 Gauss-Newton, all jobs in the same few numpy calls; their covariance is that of the linearised model.
 
 **Layout.** How samples are split and what a rank sends, by number of GPUs, as a job reports it. Bytes are the
-strategy's own formula (`ones_wrapper.limits.SizeLimits`), or follow from the gradients of a job that is plainly data
-parallel. Only the links' speed is left to be learned: of one job at one size, and then for all jobs whose bytes are
-known. The exchange of a job that reports none is learned from its measurements alone.
+strategy's own formula (`ones_wrapper.protocol.limits.SizeLimits`), or follow from the gradients of a job that is
+plainly data parallel. Only the links' speed is left to be learned: of one job at one size, and then for all jobs whose
+bytes are known. The exchange of a job that reports none is learned from its measurements alone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits
 from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9

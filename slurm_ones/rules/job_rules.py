@@ -1,7 +1,7 @@
 """What one job may have, and when: by its training strategy, the kinds of GPU that it accepts, and times of peace.
 
-A strategy's limits are the job's own word (`ones_wrapper.limits`). They only ever take something from the job: no size
-that its owner or the cluster does not allow comes from them.
+A strategy's limits are the job's own word (`ones_wrapper.protocol.limits`). They only ever take something from the
+job: no size that its owner or the cluster does not allow comes from them.
 
 Slurm's types of GPU (`gres/gpu:a100`) are the kinds. A job whose comment names some (`kinds=a100,v100`, or `kinds=any`)
 may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for; where it named
@@ -25,8 +25,8 @@ import numpy as np
 from ones_db import JobHistory
 from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.jobs.optin import ANY

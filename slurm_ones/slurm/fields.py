@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, get_type_hints
 
-from ones_wrapper.hostlist import expand
+from ones_wrapper.protocol.hostlist import expand
 
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
 """Type and count. A type has at least one character that is no digit."""

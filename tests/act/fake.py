@@ -35,7 +35,7 @@ class Clock:
 
 @dataclass
 class Trainer:
-    """The wrapper's side of one run: obeys orders and reports, as `ones_wrapper.run` does."""
+    """The wrapper's side of one run: obeys orders and reports, as `ones_wrapper.run.run` does."""
 
     restart: int
     hello: float | None = None

@@ -10,8 +10,8 @@ import pytest
 
 from ones_db import RESIZE_OVERTAKEN
 from ones_db.shape import Shape
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.holds import StaleHolds
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State

@@ -9,8 +9,8 @@ from ones_db.leader import LeaderLock
 from ones_db.reasons import Reason
 from ones_db.shape import PARKED, Shape
 from ones_db.tables import METADATA
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from tests.db.make import SPEC, change, decision, end_run, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}

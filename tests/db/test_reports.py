@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ones_db import RunReports, Store, UnknownRecord
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from tests.db.make import SPEC, ask, change, end_run, epoch, hello, job, line, report, run, throughput
 
 ORDER = 1_700_000_000_000

@@ -16,8 +16,8 @@ from ones_db.query import Reader, view_query
 from ones_db.shape import Shape
 from ones_db.view import spelled
 from ones_db.views import VIEWS
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Checkpoint, Membership
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from tests.db.make import (
     SPEC,
     ask,

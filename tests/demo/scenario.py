@@ -77,7 +77,7 @@ def arguments(job: DemoJob | RigidJob, *, elastic: bool) -> list[str]:
         # Imported once a node: four ranks that import scikit-learn each would keep this machine's cores busy.
         "--preload",
         "sklearn.datasets",
-        str(TOP / f"wrapper/ones_wrapper/examples/{job.model}.py"),
+        str(TOP / f"wrapper/examples/{job.model}.py"),
         *job.options(MOST_GPUS),
         f"--lr={LEARNING_RATE[job.model] * job.gpus:g}",
     ]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from ones_wrapper.examples import gpt
+from wrapper.examples import gpt
 
 HURRY = Path(sys.argv.pop(1))
 

@@ -1,4 +1,4 @@
-"""A job that speaks to the companion as `ones_wrapper.run` does, with its mailbox, but trains nothing.
+"""A job that speaks to the companion as `ones_wrapper.run.run` does, with its mailbox, but trains nothing.
 
 It starts in a tenth of a second, where a rank that imports torch needs seconds of CPU: for tests of what the companion
 does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
@@ -20,7 +20,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
+from ones_wrapper.files.job_io import OrderReader, ReportWriter, write_spec
+from ones_wrapper.process.log import log
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     DRAIN_WAIT_S,

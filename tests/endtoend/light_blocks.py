@@ -24,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
+from ones_wrapper.files.job_io import OrderReader, ReportWriter, write_spec
+from ones_wrapper.process.log import log
 from ones_wrapper.protocol import HOT, MANIFEST, Batch, Bye, Checkpoint, Hello, Membership, Order, directory_name
 from tests.cluster import linux
 from tests.endtoend.light import SPEC, STEPS, Light, again_and_again

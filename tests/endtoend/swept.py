@@ -1,4 +1,4 @@
-"""One member of a sweep, or several: what `ones.sweep` finds. Paced as a GPU would be, until there is a `hurry`."""
+"""One member of a sweep, or several: what `ones.strategies.sweep` finds. Paced as a GPU, until there is a `hurry`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
-from ones_wrapper.fusion import Fused
+from ones_wrapper.strategies.fusion import Fused
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, required=True)
 parser.add_argument("--code", type=int, default=0, help="exit code of the member")
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--step-ms", type=float, default=60.0, help="of a step, however many members train in it")
-sweep = ones.sweep(parser)
+sweep = ones.strategies.sweep(parser)
 own = next(iter(sweep.members.values()))
 hurry = sweep.folder(next(iter(sweep.members))) / "hurry"
 
@@ -33,7 +33,7 @@ for name, args in sweep.members.items():
     optimizers[name] = torch.optim.SGD(models[name].parameters(), lr=args.lr)
 
 job = ones.init(batch=16, epochs=own.epochs, strategy=Fused(members=len(models)))
-fused, members = ones.fuse(models, optimizers, loss=mse_loss)
+fused, members = ones.strategies.fuse(models, optimizers, loss=mse_loss)
 model = job.ddp(fused)
 optimizer = job.register(model=model, optimizer=members)
 loader = job.loader(TensorDataset(x, y))

@@ -10,7 +10,7 @@ from tests.cluster import paths
 from tests.endtoend.harness import Harness
 
 TEMPLATE = paths.REPOSITORY / "sbatch_templates/mpi.sbatch"
-SCRIPT = paths.REPOSITORY / "wrapper/ones_wrapper/examples/mpi_cpu.py"
+SCRIPT = paths.REPOSITORY / "wrapper/examples/mpi_cpu.py"
 
 
 @pytest.mark.nightly

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.real_scripts import STARTS, outcome, traceback_lines, undisturbed
-from ones_wrapper.examples.gpt import library
+from ones_wrapper.gradients.schedule import base_steps
 from ones_wrapper.protocol import Bye
-from ones_wrapper.schedule import base_steps
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import BLOCKS, HERE
+from wrapper.examples.gpt import library
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 LR = 0.003

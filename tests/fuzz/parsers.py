@@ -24,11 +24,11 @@ import numpy as np
 
 from ones_db.jobs import decode_limits, encode_limits
 from ones_db.shape import Shape
-from ones_wrapper import limits as told
 from ones_wrapper import protocol
-from ones_wrapper.hostlist import MOST as MOST_HOSTS
-from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
+from ones_wrapper.protocol import limits as told
+from ones_wrapper.protocol.hostlist import MOST as MOST_HOSTS
+from ones_wrapper.protocol.hostlist import expand
 from slurm_ones.jobs import reports as reading
 from slurm_ones.learn.step_time import layout_of
 from slurm_ones.policy.contract import Limits
@@ -180,7 +180,7 @@ def spec(data: bytes) -> None:
 
 
 def order(data: bytes) -> None:
-    from ones_wrapper.job_io import OrderReader
+    from ones_wrapper.files.job_io import OrderReader
 
     folder = scratch() / "inbox"
     folder.mkdir(exist_ok=True)
@@ -540,7 +540,7 @@ def tensors(data: bytes) -> None:
 @cache
 def _manifests() -> Make:
     from ones_wrapper.checkpoint.folder import FORMAT
-    from ones_wrapper.checkpoint.state import Progress
+    from ones_wrapper.data.progress import Progress
 
     progress = {field.name: field.default for field in fields(Progress)}
     return of_json([{"format": FORMAT, "job_id": 7, "restart": 0, "progress": progress, "files": {"rest.pt": [0, 0]}}])
@@ -564,14 +564,14 @@ TRIES = {"job_id": 7, "requeues": 2, "requeued_at": "step-000000700", "restarts"
 
 
 def tries(data: bytes) -> None:
-    from ones_wrapper.launch import job_directory as jobdir
     from ones_wrapper.launch import restart_policy as again
-    from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY, STOP_CODE
+    from ones_wrapper.launch import tries as written
+    from ones_wrapper.process.exit_codes import OUT_OF_MEMORY, STOP_CODE
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
-    (place / jobdir.TRIES).write_bytes(data)
-    found = jobdir.read_tries(place, 7)
+    (place / written.TRIES).write_bytes(data)
+    found = written.read_tries(place, 7)
     for code in (137, OUT_OF_MEMORY, STOP_CODE):
         for warned in (True, False):
             end = again.Outcome(code, warned=warned, checkpoint="step-000000900", ours=True)
@@ -579,7 +579,7 @@ def tries(data: bytes) -> None:
 
 
 def told(data: bytes) -> None:
-    from ones_wrapper.launch import job_directory as jobdir
+    from ones_wrapper.files import job_directory as jobdir
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
@@ -611,8 +611,8 @@ def leader(data: bytes) -> None:
 
 
 def memory(data: bytes) -> None:
-    from ones_wrapper import memory as remembered
-    from ones_wrapper.launch.job_directory import MEMORY
+    from ones_wrapper.files.job_directory import MEMORY
+    from ones_wrapper.run import memory as remembered
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)

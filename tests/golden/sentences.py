@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from ones_db import Store, migrate
 from ones_db.reasons import CAUSES, SENTENCES, Argument, render
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec, encode
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from slurm_ones.cli import app
 from slurm_ones.show.usage import advice
 from tests.show.test_usage import ADVICE

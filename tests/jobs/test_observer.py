@@ -13,17 +13,7 @@ import pytest
 from sqlalchemy import event
 
 from ones_db import ActionRecord, Store, StoreError
-from ones_wrapper.protocol import (
-    Batch,
-    Checkpoint,
-    Epoch,
-    First,
-    Report,
-    Spec,
-    Throughput,
-    encode,
-    encode_report,
-)
+from ones_wrapper.protocol import Batch, Checkpoint, Epoch, First, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile

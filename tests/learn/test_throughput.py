@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from slurm_ones.learn import step_time
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
 from slurm_ones.learn.step_time import CAUTIOUS, LATENCY_GB, WIRED, StepLayout, fit_all, layout_of

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from ones_wrapper.limits import Limits as Strategy
-from ones_wrapper.limits import SizeLimits
 from ones_wrapper.protocol import Spec, decode_spec, encode
+from ones_wrapper.protocol.limits import Limits as Strategy
+from ones_wrapper.protocol.limits import SizeLimits
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Allocation, ClusterView, Limits, NodeView, Schedule, SizeRule

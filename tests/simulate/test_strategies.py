@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ones_wrapper.limits import SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits
 from slurm_ones.learn.step_time import layout_of
 from slurm_ones.simulate.run import run
 from slurm_ones.simulate.spec import ClusterSpec

@@ -11,7 +11,7 @@ from typing import Any
 
 from ones_wrapper.api import join
 from ones_wrapper.group import Group
-from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.process.placement import free_port
 
 TIMEOUT_S = 240.0
 

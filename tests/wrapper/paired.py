@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ones_wrapper.group import Group
-from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from ones_wrapper.strategy import Strategy
 
 

@@ -13,11 +13,12 @@ from torch.utils.data import TensorDataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.checkpoint.checkpoints import _Alone
-from ones_wrapper.decentralized import DecentLam, Lsgd
-from ones_wrapper.gradients.topologies import NAMES, degree, mixing, neighbours
 from ones_wrapper.group import Group
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import Spec, decode_spec
+from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.strategies.decentlam.strategy import DecentLam
+from ones_wrapper.strategies.decentlam.topologies import NAMES, degree, mixing, neighbours
+from ones_wrapper.strategies.lsgd.strategy import Lsgd
 from tests.wrapper.runs import assert_exactly_once
 
 SAMPLES, EPOCHS = 26, 3

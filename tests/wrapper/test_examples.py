@@ -18,7 +18,7 @@ from tests.wrapper.runs import Run
 pytestmark = pytest.mark.slow
 
 WRAPPER = Path(__file__).parents[2] / "wrapper"
-EXAMPLES = WRAPPER / "ones_wrapper/examples"
+EXAMPLES = WRAPPER / "examples"
 
 
 def test_the_guide_shows_the_edits() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ones_wrapper.hostlist import expand
+from ones_wrapper.protocol.hostlist import expand
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import grimp
 import pytest
 
 import ones_wrapper
-from ones_wrapper.job_io import TORCH_MISSING
+from ones_wrapper.process.log import TORCH_MISSING
 
 PACKAGE = Path(ones_wrapper.__file__).parent
 ALLOWED = {"numpy", "torch", "mpi4py", "ones_wrapper"}
@@ -33,11 +33,11 @@ def test_nothing_else_is_needed() -> None:
     """Protects training environments, which get torch and numpy and nothing that the companion needs: a framework is
     imported by the modules of its name alone.
     """
-    modules = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "examples"]
-    others = {path.name: imported(path) - ALLOWED - sys.stdlib_module_names for path in modules}
+    modules = list(PACKAGE.rglob("*.py"))
+    others = {path: imported(path) - ALLOWED - sys.stdlib_module_names for path in modules}
     for path in modules:
         if path.parent.name == "frameworks":
-            others[path.name].discard(path.stem.partition("_")[0])
+            others[path].discard(path.stem.partition("_")[0])
     assert len(modules) > 30
     assert {name: names for name, names in others.items() if names} == {}
 
@@ -62,7 +62,7 @@ def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[
 
 def test_the_companions_side_needs_no_torch(tmp_path: Path) -> None:
     """Protects service nodes and notebooks, which have no torch."""
-    done = run(tmp_path, "-c", "import ones_wrapper, ones_wrapper.protocol, ones_wrapper.hostlist")
+    done = run(tmp_path, "-c", "import ones_wrapper, ones_wrapper.protocol, ones_wrapper.protocol.hostlist")
     assert (done.returncode, done.stderr) == (0, "")
     assert run(tmp_path, "-c", "import torch").returncode == 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.job_io import POLL_S, OrderReader, ReportWriter
+from ones_wrapper.files.job_io import POLL_S, OrderReader, ReportWriter
 from ones_wrapper.protocol import Bye, Order, ProtocolError, Throughput, decode_report, encode, encode_report
 from tests.wrapper.runs import write_order
 

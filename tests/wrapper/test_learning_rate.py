@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_wrapper.gradients.learning_rate import RULES, LrRule, LrScale
 from ones_wrapper.gradients.noise import efficiency
-from ones_wrapper.learning_rate import RULES, LrRule, LrScale
 
 BATCHES = st.integers(1, 4096)
 NOISES = st.none() | st.floats(0.0, 1e9)

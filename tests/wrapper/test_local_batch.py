@@ -17,12 +17,12 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
-from ones_wrapper.limits import Limits, SizeLimits
-from ones_wrapper.local_batch import keep_for_first_step, largest
-from ones_wrapper.memory import Found
+from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
 from ones_wrapper.protocol import Spec, decode_spec
-from ones_wrapper.replicas import as_found, divide
+from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.run.local_batch import keep_for_first_step, largest
+from ones_wrapper.run.memory import Found
+from ones_wrapper.run.replicas import as_found, divide
 from tests.wrapper.paired import Paired
 
 SAMPLE, MEMORY = 1000, 20_000
@@ -158,7 +158,7 @@ def test_what_the_first_step_makes_is_counted(stepped: bool, more: int) -> None:
 
 def _hooked(kind: str) -> None:
     """A probe where hooks on the parameters belong to the exchange, and a step after it."""
-    strategy = {"lsgd": ones.Lsgd(period=4), "decentlam": ones.DecentLam()}.get(kind)
+    strategy = {"lsgd": ones.strategies.Lsgd(period=4), "decentlam": ones.strategies.DecentLam()}.get(kind)
     job = ones.init(batch=8, max_batch=16, max_local_batch=8, epochs=1, strategy=strategy)
     plain = torch.nn.Linear(4, 1)
     model = job.fsdp(plain) if kind == "fsdp" else job.ddp(plain)

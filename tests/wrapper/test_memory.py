@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.launch.job_directory import MEMORY
-from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
-from ones_wrapper.memory import DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
+from ones_wrapper.files.job_directory import MEMORY
+from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
+from ones_wrapper.run.memory import DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
 from tests.wrapper.forked import FORKS
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"

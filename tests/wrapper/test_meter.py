@@ -10,13 +10,13 @@ from typing import cast
 import pytest
 import torch
 
-from ones_wrapper.boundary import _ASKS, Boundary
-from ones_wrapper.checkpoint import Progress
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.job_io import OrderReader
-from ones_wrapper.launch.process_hooks import Flags
+from ones_wrapper.process.hooks import Flags
 from ones_wrapper.protocol import Order
-from ones_wrapper.reporter import PENDING, WARM_UP, Meter
+from ones_wrapper.run.boundary import _ASKS, Boundary
+from ones_wrapper.run.reporter import PENDING, WARM_UP, Meter
 
 
 def test_pauses_and_first_steps_are_not_measured() -> None:

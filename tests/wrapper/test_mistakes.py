@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.process.placement import free_port
 from ones_wrapper.protocol import Bye, Hello, decode_report
 from tests.wrapper.runs import Run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
+from ones_wrapper.protocol.limits import Limits
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.runs import TIMEOUT_S, Run, write_order
 from tests.wrapper.strategies.onebit_script import BATCH, WARMUP

@@ -10,7 +10,7 @@ import pytest
 
 from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import Ask, Find, Layout, Started
-from ones_wrapper.launch.rank_placement import LaunchError
+from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import Bye, Hello
 from tests.marks import nightly
 from tests.wrapper.runs import Run

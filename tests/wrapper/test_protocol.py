@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.limits import MAX_NOTES, Limits, SizeLimits
 from ones_wrapper.protocol import (
     MAX_BLOCKS,
     MAX_INT,
@@ -32,6 +31,7 @@ from ones_wrapper.protocol import (
     encode,
     encode_report,
 )
+from ones_wrapper.protocol.limits import MAX_NOTES, Limits, SizeLimits
 
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=40)
 COUNTS = st.integers(0, MAX_INT)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.job_io import SAVE, STOP, OwnerRequests, Previous, previous
-from ones_wrapper.launch.restart_policy import DONT_RESTART
+from ones_wrapper.files.job_io import SAVE, STOP, OwnerRequests, Previous, previous
+from ones_wrapper.process.exit_codes import DONT_RESTART
 from ones_wrapper.protocol import (
     Bye,
     Checkpoint,

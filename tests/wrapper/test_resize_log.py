@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper import resize_log
-from ones_wrapper.job_io import log
+from ones_wrapper.process.log import log
 from ones_wrapper.protocol import (
     Bye,
     Checkpoint,
@@ -22,7 +21,8 @@ from ones_wrapper.protocol import (
     encode_report,
     reports_name,
 )
-from ones_wrapper.resize_log import Before, ResizeLog, before
+from ones_wrapper.run import resize_log
+from ones_wrapper.run.resize_log import Before, ResizeLog, before
 
 HELLO = Hello(1, 2, 2, 32, 1.0, 16, 64, 1000, 3, 0, 0, 0, "")
 

@@ -17,11 +17,11 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.checkpoint import Progress
 from ones_wrapper.checkpoint.state import pack, unpack
 from ones_wrapper.data.feed import split
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.gradients.schedule import ProgressScheduler, Schedules, base_steps, counted
 from ones_wrapper.protocol import Order, decode_report, encode
-from ones_wrapper.schedule import ProgressScheduler, Schedules, base_steps, counted
 
 BASE, EPOCHS = 4, 3
 Make = Callable[[torch.optim.Optimizer, int], Any]

@@ -22,9 +22,9 @@ from torch.utils.data import Dataset, TensorDataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import Feed, clamp_batch, permutation
-from ones_wrapper.kept_files import KeptFiles
+from ones_wrapper.files.kept_files import KeptFiles
+from ones_wrapper.files.run_id import run_id
 from ones_wrapper.protocol import Batch, First, Order, decode_spec
-from ones_wrapper.run_id import run_id
 from tests.marks import nightly
 from tests.wrapper.runs import Run, samples_used, write_order
 

@@ -17,17 +17,18 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.checks import MAX_ROWS, ProtocolError
 from ones_wrapper.data.feed import Cut, plan
-from ones_wrapper.decentralized import DecentLam, Lsgd
 from ones_wrapper.frameworks import steps
-from ones_wrapper.fusion.strategy import Fused
-from ones_wrapper.layouts.optimus.strategy import Optimus2D
-from ones_wrapper.layouts.ring import Ring
-from ones_wrapper.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
-from ones_wrapper.optimizers import OneBitLamb
 from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Batch, Order, Spec, decode_report, decode_spec, encode
-from ones_wrapper.replicas import divide, in_force, look_at
+from ones_wrapper.protocol.fields import MAX_ROWS, ProtocolError
+from ones_wrapper.protocol.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
+from ones_wrapper.run.replicas import divide, in_force, look_at
+from ones_wrapper.strategies.decentlam.strategy import DecentLam
+from ones_wrapper.strategies.fusion.strategy import Fused
+from ones_wrapper.strategies.lsgd.strategy import Lsgd
+from ones_wrapper.strategies.onebit_lamb import OneBitLamb
+from ones_wrapper.strategies.optimus.strategy import Optimus2D
+from ones_wrapper.strategies.ring.strategy import Ring
 from ones_wrapper.strategy import Strategy
 from ones_wrapper.testing import RankFailed
 from tests.cluster.paths import REPOSITORY

@@ -11,7 +11,7 @@ from ones_wrapper.protocol import First
 from tests.wrapper.runs import Run
 
 optuna = pytest.importorskip("optuna")
-SWEEP = Path(__file__).parents[2] / "wrapper/ones_wrapper/examples/sweep.py"
+SWEEP = Path(__file__).parents[2] / "wrapper/examples/sweep.py"
 
 
 @pytest.mark.slow

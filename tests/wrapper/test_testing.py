@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.process.hooks import FLAGS
 
 
 @testing.elastic(ranks=2, timeout_s=180)

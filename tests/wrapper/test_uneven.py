@@ -16,7 +16,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import Cut, accumulation_count, plan, step_passes
 from ones_wrapper.data.shares import Shares
-from ones_wrapper.uneven import BOUND, STEPS, WARM_UP, Uneven, Watch, counts
+from ones_wrapper.data.uneven import BOUND, STEPS, WARM_UP, Uneven, Watch, counts
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import in_one_process, on_ranks
 

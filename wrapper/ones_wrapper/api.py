@@ -16,24 +16,24 @@ import os
 import time
 from dataclasses import replace
 
-from ones_wrapper.entered import Entered, enter_before_script, enter_block
+from ones_wrapper.gradients.learning_rate import LrRule
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
-from ones_wrapper.hot_start import start
 from ones_wrapper.job import Job as Job
-from ones_wrapper.job_io import log
 from ones_wrapper.launch import plain_steps
-from ones_wrapper.launch.process_hooks import requeue_conflict
-from ones_wrapper.launch.restart_policy import PEER_LOST
-from ones_wrapper.learning_rate import LrRule
-from ones_wrapper.limits import MOST_GPUS
-from ones_wrapper.membership.files import own_block
+from ones_wrapper.membership.entered import Entered, enter_before_script, enter_block
 from ones_wrapper.network import rendezvous
 from ones_wrapper.network.proof import ProofError
+from ones_wrapper.process.block import own_block
+from ones_wrapper.process.exit_codes import PEER_LOST
+from ones_wrapper.process.hooks import requeue_conflict
+from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
-from ones_wrapper.replicas import limits_of, noise_may_be_measured
-from ones_wrapper.run import Run
-from ones_wrapper.run_settings import Settings, checked_spec
+from ones_wrapper.protocol.limits import MOST_GPUS
+from ones_wrapper.run.hot_start import start
+from ones_wrapper.run.replicas import limits_of, noise_may_be_measured
+from ones_wrapper.run.run import Run
+from ones_wrapper.run.settings import Settings, checked_spec
 from ones_wrapper.strategy import Strategy
 
 _run: Run | None = None
@@ -171,6 +171,6 @@ def join(backend: str | None = None) -> Group:
         except ProofError as error:
             log(f"{error}; the ranks begin again")
             raise SystemExit(PEER_LOST) from None
-    from ones_wrapper.mpi_group import join_mpi  # only those who use MPI need mpi4py
+    from ones_wrapper.group.mpi_group import join_mpi  # only those who use MPI need mpi4py
 
     return join_mpi(os.environ)

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ones_wrapper.checkpoint import Progress
+from ones_wrapper.checkpoint.registered import check_exchanged, mapped, state_of
 from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.feed import Feed
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.streams import make_feed
-from ones_wrapper.evaluation import Evaluation
+from ones_wrapper.files.kept_files import KeptFile
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.gradients.schedule import Schedules
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.kept_files import KeptFile
-from ones_wrapper.loop import Loader
 from ones_wrapper.plugins import load
-from ones_wrapper.registered import check_exchanged, mapped, state_of
-from ones_wrapper.run import Run
-from ones_wrapper.schedule import Schedules
+from ones_wrapper.run.evaluation import Evaluation
+from ones_wrapper.run.loop import Loader
+from ones_wrapper.run.run import Run
 from ones_wrapper.strategy import Strategy
 
 
@@ -132,7 +132,7 @@ class Job:
         if isinstance(run.group, TorchGroup):
             return DdpExchange(run.group, self._noise)
         from ones_wrapper.gradients.mpi_exchange import MpiExchange
-        from ones_wrapper.mpi_group import MpiGroup
+        from ones_wrapper.group.mpi_group import MpiGroup
 
         assert isinstance(run.group, MpiGroup)
         return MpiExchange(run.group, self._noise)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ones_wrapper.limits import Limits, refusal
+from ones_wrapper.protocol.limits import Limits, refusal
 
 if TYPE_CHECKING:
     import torch

@@ -42,15 +42,15 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.devices.defaults import set_defaults
-from ones_wrapper.launch import process_hooks
-from ones_wrapper.launch.process_hooks import FLAGS, Flags
 from ones_wrapper.launch.rank import end_with_parent
-from ones_wrapper.launch.rank_placement import free_port
 from ones_wrapper.network import rendezvous
 from ones_wrapper.network.door import listen
 from ones_wrapper.network.job_network import STORE
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import StoreServer
+from ones_wrapper.process import hooks as process_hooks
+from ones_wrapper.process.hooks import FLAGS, Flags
+from ones_wrapper.process.placement import free_port
 from ones_wrapper.protocol import HOT
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ones_wrapper.limits import Limits
+from ones_wrapper.protocol.limits import Limits
 from slurm_ones.policy.contract import Floats, Ints
 from slurm_ones.simulate.spec import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy

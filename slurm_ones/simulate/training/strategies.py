@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ones_wrapper.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import Limits, SizeLimits
 from slurm_ones.policy.contract import Floats
 
 FP32, FP16 = 4.0, 2.0

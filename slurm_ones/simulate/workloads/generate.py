@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ones_wrapper.limits import SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application, Submission

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Progress, Saved, State
+from ones_wrapper.checkpoint import Checkpoints, Saved, State
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper import job_lock as lock
-from ones_wrapper.checkpoint import Checkpoints, Progress
+from ones_wrapper.checkpoint import Checkpoints
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files import job_lock as lock
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint.test_checkpoints import group, state
 from tests.wrapper.checkpoint_ranks import make, start

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved
+from ones_wrapper.checkpoint import Checkpoints, Failed, Saved
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.group import Group, RankError
 from tests.marks import nightly
 from tests.wrapper.checkpoint_ranks import make, on_ranks, start, train, whole

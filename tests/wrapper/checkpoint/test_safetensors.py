@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint import load as dcp_load
 
-from ones_wrapper.checkpoint import Checkpoints, Progress, Reader, State
+from ones_wrapper.checkpoint import Checkpoints, Reader, State
 from ones_wrapper.checkpoint.files import write_tensors
 from ones_wrapper.checkpoint.safetensors import DTYPES, Part, decode, encode, whole
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.checksums import checksum
 from ones_wrapper.group import Group, RankError
-from ones_wrapper.sums import checksum
 from tests.wrapper.checkpoint.test_checkpoints import group, state, step
 from tests.wrapper.checkpoint_ranks import Net, make, on_ranks, train
 from tests.wrapper.checkpoint_ranks import whole as gathered

@@ -16,8 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.checkpoint import Checkpoints, State
 from ones_wrapper.checkpoint.state import KIND, CannotSaveError, pack, unpack
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint.test_checkpoints import group, state
 

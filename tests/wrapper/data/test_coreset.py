@@ -213,9 +213,9 @@ def test_features_that_are_no_numbers_end_all_ranks(team: Team) -> None:
 def test_bad_input_gets_a_sentence() -> None:
     """It names the number, and what would fit."""
     with pytest.raises(ValueError, match=r"fraction=1\.5 must be above 0 and at most 1: a subset is no larger"):
-        ones.Coreset(1.5)
+        ones.strategies.Coreset(1.5)
     with pytest.raises(ValueError, match="every=-1 must be 0 or more"):
-        ones.Coreset(0.5, every=-1)
+        ones.strategies.Coreset(0.5, every=-1)
     with pytest.raises(ValueError, match="13 samples of 12: a subset is no larger than the data"):
         select(lambda members: np.zeros((len(members), 1)), np.zeros(12, np.int64), 13, Alone())  # type: ignore[arg-type]
     plain = TensorDataset(torch.randn(6, 2), torch.randn(6))
@@ -266,7 +266,7 @@ def test_another_fraction_is_refused(again: int) -> None:
     data, selection = TensorDataset(torch.zeros(1000, 1), torch.arange(1000)), Selection()
 
     def feed(count: int) -> CoresetFeed:
-        return CoresetFeed(data, ones.Coreset(count / 1000), selection, shuffle=True, seed=1, whole=16)
+        return CoresetFeed(data, ones.strategies.Coreset(count / 1000), selection, shuffle=True, seed=1, whole=16)
 
     first = feed(181)
     first.take(0, Chosen(np.arange(181), np.ones(181)))
@@ -280,9 +280,11 @@ def refused() -> None:
     """What a loader says to coresets that it cannot have."""
     job = ones.init(batch=4)
     with pytest.raises(ValueError, match="a coreset is chosen from a dataset with length and items"):
-        job.loader(Endless(), coreset=ones.Coreset(0.5))
+        job.loader(Endless(), coreset=ones.strategies.Coreset(0.5))
     with pytest.raises(ValueError, match="drop_last leaves none of 3 chosen samples, fewer than a batch of 4"):
-        job.loader(TensorDataset(torch.zeros(6, 1), torch.arange(6)), coreset=ones.Coreset(0.5), drop_last=True)
+        job.loader(
+            TensorDataset(torch.zeros(6, 1), torch.arange(6)), coreset=ones.strategies.Coreset(0.5), drop_last=True
+        )
 
 
 def test_a_loader_refuses() -> None:
@@ -297,7 +299,7 @@ def refused_of_replicas(by_model: bool) -> None:
     data, labels = Numbered(), torch.zeros(SAMPLES, dtype=torch.long)
     features = (lambda batch: model(batch[0])) if by_model else None
     try:
-        next(iter(job.loader(data, coreset=ones.Coreset(0.5, features=features, labels=labels))))
+        next(iter(job.loader(data, coreset=ones.strategies.Coreset(0.5, features=features, labels=labels))))
         testing.put("")
     except ValueError as error:
         testing.put(str(error))

@@ -12,7 +12,7 @@ import torch
 
 from ones_wrapper.devices import choice
 from ones_wrapper.devices.choice import DeviceChoice, check_fork, choose, own_slice, stay_near
-from ones_wrapper.devices.faults import ConfigurationError
+from ones_wrapper.process.faults import ConfigurationError
 
 WARNING = "CUDA initialization: Unexpected error 802: system not yet initialized"
 SLURM = {"RANK": "0", "SLURM_GPUS_ON_NODE": "4"}

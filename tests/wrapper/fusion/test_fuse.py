@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler
 
 import ones_wrapper as ones
-from ones_wrapper.fusion import Fused, FusedModel, FusedOptimizer, Lamb
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.strategies.fusion import Fused, FusedModel, FusedOptimizer, Lamb
 
 pytestmark = pytest.mark.filterwarnings("error")
 EXACT = 1e-11
@@ -90,7 +90,7 @@ def fused_twins(
     """Copies, fused, and the optimizers of their own that go with them."""
     twins = copy.deepcopy(models)
     optimizers = [make(twin, i) for i, twin in enumerate(twins)]
-    return *ones.fuse(twins, optimizers, loss=loss), optimizers
+    return *ones.strategies.fuse(twins, optimizers, loss=loss), optimizers
 
 
 def batches(steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -271,7 +271,7 @@ def test_own_losses() -> None:
         return (1 - smooth) * cross_entropy(output, target) - smooth * output.log_softmax(1).mean()
 
     twins = copy.deepcopy(models)
-    of_values = ones.fuse(
+    of_values = ones.strategies.fuse(
         twins, [adamw(m, i) for i, m in enumerate(twins)], loss=smoothed, values={"smooth": smoothing}
     )
     listed = fused_twins(models, adamw, own)
@@ -291,11 +291,11 @@ def test_dropout_and_clipping_are_each_members_own() -> None:
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 3)).double()
     models = [copy.deepcopy(model) for _ in range(3)]
     made = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
-    fused, _ = ones.fuse(models, made, loss=cross_entropy)
+    fused, _ = ones.strategies.fuse(models, made, loss=cross_entropy)
     x, y = batches(1)[0]
     losses = fused(x, y)
     assert len(set(losses.tolist())) == 3
-    same, _ = ones.fuse(models, made, loss=cross_entropy, randomness="same")
+    same, _ = ones.strategies.fuse(models, made, loss=cross_entropy, randomness="same")
     assert len(set(same(x, y).tolist())) == 1
 
     (losses * torch.tensor([1.0, 100.0, 0.01])).sum().backward()
@@ -343,7 +343,7 @@ class Scaled(nn.Linear):
 
 
 def fuse_two(one: nn.Module, other: nn.Module, make: Make = adamw) -> None:
-    ones.fuse({"a": one, "b": other}, {"a": make(one, 0), "b": make(other, 1)}, loss=cross_entropy)
+    ones.strategies.fuse({"a": one, "b": other}, {"a": make(one, 0), "b": make(other, 1)}, loss=cross_entropy)
 
 
 @pytest.mark.parametrize(
@@ -371,12 +371,12 @@ def test_what_else_is_refused() -> None:
         fuse_two(one, other, lambda m, i: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=bool(i)))
     with pytest.raises(ValueError, match="amsgrad=True of member 'a'"):
         fuse_two(one, other, lambda m, i: torch.optim.Adam(m.parameters(), amsgrad=True))
-    with pytest.raises(ValueError, match=r"Rprop.*SGD, Adam, AdamW and ones_wrapper.fusion.Lamb"):
+    with pytest.raises(ValueError, match=r"Rprop.*SGD, Adam, AdamW and ones_wrapper.strategies.fusion.Lamb"):
         fuse_two(one, other, lambda m, i: torch.optim.Rprop(m.parameters()))
     with pytest.raises(ValueError, match="2 losses for 4 members"):
         fused_twins([mlp() for _ in range(4)], adamw, [cross_entropy] * 2)
     with pytest.raises(ValueError, match="cannot be a member's name"):
-        ones.fuse({"a/b": one}, {"a/b": adam(one, 0)}, loss=cross_entropy)
+        ones.strategies.fuse({"a/b": one}, {"a/b": adam(one, 0)}, loss=cross_entropy)
     with pytest.raises(KeyError, match="no member 'x'; there are 0, 1"):
         fused_twins([mlp(), mlp()], adamw)[0].stop("x")
 

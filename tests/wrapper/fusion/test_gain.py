@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import ones_wrapper as ones
-from ones_wrapper.fusion import NoGainError, gain, largest
-from ones_wrapper.fusion.gain import Gain, most_members
+from ones_wrapper.strategies.fusion import NoGainError, gain, largest
+from ones_wrapper.strategies.fusion.gain import Gain, most_members
 
 
 def members(count: int, width: int) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
@@ -32,9 +32,9 @@ def test_many_tiny_members_pay_and_one_does_not() -> None:
     assert found.members == 16 and found.pays, str(found)
     assert all(torch.equal(a, p) for a, p in zip(before, (p for m in models for p in m.parameters()), strict=True))
     assert not any(optimizer.state for optimizer in optimizers)
-    ones.fuse(models, optimizers, loss=cross_entropy, probe=batch(8))
+    ones.strategies.fuse(models, optimizers, loss=cross_entropy, probe=batch(8))
     with pytest.raises(NoGainError, match=r"1 members? fused .* does not pay"):
-        ones.fuse(models[:1], optimizers[:1], loss=cross_entropy, probe=batch(8))
+        ones.strategies.fuse(models[:1], optimizers[:1], loss=cross_entropy, probe=batch(8))
 
 
 def test_what_does_not_save_a_fifth_does_not_pay() -> None:

@@ -16,8 +16,8 @@ from ones_wrapper.data.feed import accumulation_steps, split
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.fsdp import FsdpExchange
+from ones_wrapper.gradients.schedule import Schedules
 from ones_wrapper.group import Group
-from ones_wrapper.schedule import Schedules
 from tests.wrapper.forked import Team
 
 STEPS = st.lists(st.integers(1, 4), min_size=1, max_size=5)

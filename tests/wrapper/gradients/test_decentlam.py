@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ones_wrapper.data.feed import AccumulationStep, Share
-from ones_wrapper.gradients import topologies
-from ones_wrapper.gradients.decentlam import DecentLamExchange
 from ones_wrapper.group import Group
+from ones_wrapper.strategies.decentlam import topologies
+from ones_wrapper.strategies.decentlam.exchange import DecentLamExchange
 from tests.wrapper.forked import Team
 from tests.wrapper.gradients.quadratics import (
     Array,

@@ -90,7 +90,7 @@ class Heard(NoiseScale):
 def check_gradients(bucket_cap_mb: float) -> None:
     """The gradient after backward, the parameters after the step, as one process has them."""
     from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.mpi_group import MpiGroup
+    from ones_wrapper.group.mpi_group import MpiGroup
 
     group = join("mpi")
     assert isinstance(group, MpiGroup)
@@ -139,7 +139,7 @@ def check_gradients(bucket_cap_mb: float) -> None:
 def check_short_types() -> None:
     """bfloat16 gradients are summed in single precision; buffers become rank 0's."""
     from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.mpi_group import MpiGroup
+    from ones_wrapper.group.mpi_group import MpiGroup
 
     group = join("mpi")
     assert isinstance(group, MpiGroup)
@@ -169,7 +169,7 @@ def check_short_types() -> None:
 def check_refusals() -> None:
     """What cannot be averaged is an error on every rank, not a hang and not a wrong model."""
     from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.mpi_group import MpiGroup
+    from ones_wrapper.group.mpi_group import MpiGroup
 
     group = join("mpi")
     assert isinstance(group, MpiGroup)
@@ -220,7 +220,7 @@ class Slow(torch.autograd.Function):
 def check_overlap() -> None:
     """The first buckets are reduced before backward ends."""
     from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.mpi_group import MpiGroup
+    from ones_wrapper.group.mpi_group import MpiGroup
 
     class Counting(MpiExchange):
         early = 0
@@ -253,7 +253,7 @@ def check_overlap() -> None:
 
 def check_failing_rank() -> None:
     """One rank ends with an error while the others wait for it."""
-    from ones_wrapper import mpi_group
+    from ones_wrapper.group import mpi_group
 
     mpi_group.EXIT_WAIT_S = 0.3
     group = join("mpi")
@@ -265,7 +265,7 @@ def check_failing_rank() -> None:
 
 def check_all_end() -> None:
     """All ranks end with an error, a moment apart: none is brought down."""
-    from ones_wrapper import mpi_group
+    from ones_wrapper.group import mpi_group
 
     mpi_group.EXIT_WAIT_S = 60.0
     group = join("mpi")
@@ -290,7 +290,7 @@ def check_everything() -> None:
 
 def check_alone() -> None:
     """What ones-run and the launchers say of a rank that MPI takes to be alone, or of two."""
-    from ones_wrapper.mpi_group import MpiError, check_world
+    from ones_wrapper.group.mpi_group import MpiError, check_world
 
     for env in (
         {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"},

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
-from ones_wrapper.gradients.onebit import OneBitMean, pack, unpack
 from ones_wrapper.group import Group
-from ones_wrapper.optimizers.onebit_lamb import CompressedLamb
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean, pack, unpack
+from ones_wrapper.strategies.onebit_lamb.optimizer import CompressedLamb
 from tests.wrapper.forked import Team
 from tests.wrapper.traffic import Traffic
 

@@ -15,39 +15,23 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch import LaunchOptions, find_job_directory, plan, wanted_block
+from ones_wrapper.files.job_directory import exit_code, remove_exit_codes, summarize_reports, write_exit_code
+from ones_wrapper.files.places import find_job_directory
+from ones_wrapper.launch import LaunchOptions, plan, wanted_block
 from ones_wrapper.launch import blocks as blocks_module
 from ones_wrapper.launch.blocks import Blocks
-from ones_wrapper.launch.job_directory import (
-    exit_code,
-    read_tries,
-    remove_exit_codes,
-    summarize_reports,
-    write_exit_code,
-    write_tries,
-)
 from ones_wrapper.launch.node import Forks
-from ones_wrapper.launch.rank_placement import LaunchError
-from ones_wrapper.launch.restart_policy import (
-    DONT_RESTART,
-    HUNG,
-    MOST_FORKS,
-    PEER_LOST,
-    STOP_CODE,
-    Action,
-    Limits,
-    Outcome,
-    Tries,
-    decide,
-    explaining_code,
-    fork_delay_s,
-)
+from ones_wrapper.launch.restart_policy import MOST_FORKS, Action, Limits, Outcome, Tries, decide, fork_delay_s
+from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.membership.coming import Coming
-from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
+from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.process.block import Block, own_block
+from ones_wrapper.process.exit_codes import DONT_RESTART, HUNG, PEER_LOST, STOP_CODE, explaining_code
+from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.waiting import until
 from tests.wrapper.runs import Run, write_order
@@ -394,7 +378,7 @@ def test_a_refusal_to_cancel_is_said(
 LISTENS = """
 import os, signal, sys, time
 from pathlib import Path
-from ones_wrapper.membership.files import HotFolder, Leader, own_block
+from ones_wrapper.membership.files import HotFolder, Leader\nfrom ones_wrapper.process.block import own_block
 from ones_wrapper.network.job_network import JobNetwork
 env, block = os.environ, own_block(os.environ)
 words = " ".join([env["RANK"], env["WORLD_SIZE"], env.get("ONES_FORK", "0"), str(block)])
@@ -539,7 +523,7 @@ def test_a_stop_ends_a_block_that_lost_the_others(tmp_path: Path) -> None:
 
 
 TRAINS = """
-from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.protocol import Checkpoint, encode_report
 kept = lead()
 if rank == 0 and kept:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch import claim
-from ones_wrapper.launch.claim import CLAIM, ClaimedError, Holder, take_claim
+from ones_wrapper.files import claim
+from ones_wrapper.files.claim import CLAIM, ClaimedError, Holder, take_claim
 from ones_wrapper.protocol import CHECKPOINTS, Hello, Throughput
 from tests.waiting import until
 from tests.wrapper.runs import TRAIN, Run
 
 ME = Holder(7, 1, "", claim.socket.gethostname(), os.getpid())
 HOLD = (
-    "import sys, time; from pathlib import Path; from ones_wrapper.launch import claim\n"
-    "from ones_wrapper.launch.claim import Holder, take_claim\n"
+    "import sys, time; from pathlib import Path; from ones_wrapper.files import claim\n"
+    "from ones_wrapper.files.claim import Holder, take_claim\n"
     "claim.BEAT_S = 0.1\n"
     "one = take_claim(Path(sys.argv[1]), Holder(int(sys.argv[2]), int(sys.argv[3]), '0', sys.argv[4], 1))\n"
     "print('held', flush=True); time.sleep(600)"

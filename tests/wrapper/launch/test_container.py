@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.launch import container, main, outside
-from ones_wrapper.launch.rank_placement import LaunchError
+from ones_wrapper.process.placement import LaunchError
 from tests.marks import nightly
 
 DEAF = """#!/bin/sh
@@ -33,7 +33,7 @@ RUNTIMES = {
 
 SCRIPT = """
 import os, pathlib, sys, time
-from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.process.hooks import FLAGS
 rank, here = os.environ["RANK"], pathlib.Path(f"rank-{os.environ['RANK']}-{os.environ['ONES_ATTEMPT']}")
 here.write_text(f"{os.environ['HELLO']} {sys.argv[1:]} {os.getcwd()} {os.environ['PYTHONPATH']}")
 FLAGS.armed = True

@@ -75,8 +75,8 @@ def test_a_drained_job_has_written_all_before_it_says_so(tmp_path: Path) -> None
 def leave(code: str, exit_code: str = "0", longest_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     """A process that runs `code` and leaves."""
     text = (
-        "from ones_wrapper.launch import ending\n"
-        "from ones_wrapper.launch.process_hooks import FLAGS\n"
+        "from ones_wrapper.process import ending\n"
+        "from ones_wrapper.process.hooks import FLAGS\n"
         "import sys, threading, time, atexit\n"
         f"ending.LONGEST_S = {longest_s}\n{code}\nending.leave({exit_code}, main=globals())"
     )
@@ -178,7 +178,7 @@ def test_a_rank_that_another_thread_ends(tmp_path: Path) -> None:
 def test_a_rank_that_another_thread_ends_has_not_come_to_its_end() -> None:
     """Protects the job: where hooks took it for the script's end, the other blocks of a job ended for that."""
     done = leave(
-        "from ones_wrapper.launch.process_hooks import on_exit\non_exit(lambda code, note: print('ended with', code))\n"
+        "from ones_wrapper.process.hooks import on_exit\non_exit(lambda code, note: print('ended with', code))\n"
         "threading.Thread(target=ending.leave, args=(103,)).start()\ntime.sleep(60)"
     )
     assert (done.returncode, done.stdout, done.stderr) == (103, "", "")

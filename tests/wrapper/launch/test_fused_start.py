@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.fusion.sweep import Sweep
-from ones_wrapper.launch.fused_start import FUSED, LEFT, RESULT, TAKEN, before_ranks
-from ones_wrapper.launch.job_directory import checkpoints, newest_checkpoint
+from ones_wrapper.files.job_directory import LEFT, RESULT, TAKEN, checkpoints, newest_checkpoint
+from ones_wrapper.launch.fused_start import FUSED, before_ranks
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     FUSION,
@@ -28,6 +27,7 @@ from ones_wrapper.protocol import (
     decode_report,
     encode,
 )
+from ones_wrapper.strategies.fusion.sweep import Sweep
 from tests.wrapper.runs import Run
 
 SWEPT = Path(__file__).parents[2] / "endtoend/swept.py"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.devices import patience
-from ones_wrapper.launch import hang_detector as watch
 from ones_wrapper.launch.rank import prefetch_checkpoint
-from ones_wrapper.launch.restart_policy import HUNG
-from ones_wrapper.standstill import Standstill
+from ones_wrapper.process import hang_detector as watch
+from ones_wrapper.process.exit_codes import HUNG
+from ones_wrapper.process.standstill import Standstill
 
 
 def test_who_hangs() -> None:
@@ -58,7 +58,7 @@ def test_limits() -> None:
 def test_rank_without_a_launcher_watches_itself() -> None:
     """Protects MPI ranks, which nobody of ours forked."""
     code = (
-        "import os, time\nfrom ones_wrapper.launch import hang_detector as watch\n"
+        "import os, time\nfrom ones_wrapper.process import hang_detector as watch\n"
         f"watch.watch_this_process(0.4, lambda: os._exit({HUNG}), 0.1)\n"
         "time.sleep(0.8)\nprint('begins', flush=True)\nwatch.beat()\ntime.sleep(60)\n"
     )
@@ -106,7 +106,8 @@ def test_a_rank_that_hangs_is_found_where_jobs_are_suspended_in_turn() -> None:
 def test_a_node_that_stood_still_ends_no_rank() -> None:
     """Protects both limits of the node launcher: a rank without a step, and the time that is left after a failure."""
     code = (
-        "import os, signal, sys, time\nfrom ones_wrapper.launch import hang_detector as watch, node\n"
+        "import os, signal, sys, time\nfrom ones_wrapper.launch import node\n"
+        "from ones_wrapper.process import hang_detector as watch\n"
         "ranks = node.Ranks(2, hang_s=5.0, grace_s=4.0)\n"
         "if (rank := ranks.fork()) is not None:\n"
         "    watch.beat()\n"
@@ -131,8 +132,9 @@ def test_ranks_that_wait_for_another_node_are_ended(failed: bool) -> None:
     """Protects the time until the next start: a rank in a kernel of NCCL's answers no signal. If nobody failed, it may
     be writing the checkpoint that a stop asks for."""
     code = (
-        "import os, signal, sys, time\nfrom ones_wrapper.launch import node, process_hooks\n"
-        f"process_hooks.FLAGS.armed = True\nnode.GRACE_S = 0.2\n"
+        "import os, signal, sys, time\nfrom ones_wrapper.launch import node\n"
+        "from ones_wrapper.process import hooks\n"
+        f"hooks.FLAGS.armed = True\nnode.GRACE_S = 0.2\n"
         f"ranks = node.Ranks(1, hang_s=0.0, others_failed=lambda: {failed})\n"
         "if ranks.fork() is not None:\n    time.sleep(1.5)\n    os._exit(0)\n"
         "ranks.handle(signal.SIGTERM, None)\nbegan = time.monotonic()\nranks.wait()\n"

@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch import LaunchOptions, find_job_directory, main
+from ones_wrapper.files.places import find_job_directory, make_job_directory
+from ones_wrapper.launch import LaunchOptions, main
 from ones_wrapper.launch import plan as plan_for
-from ones_wrapper.launch.places import make_job_directory
-from ones_wrapper.launch.rank_placement import (
-    STALE,
-    LaunchError,
-    allocation,
-    contract,
-)
 from ones_wrapper.launch.supervise import Launch
+from ones_wrapper.process.placement import STALE, LaunchError, allocation, contract
 
 RESIZED = {
     "PATH": "/bin",

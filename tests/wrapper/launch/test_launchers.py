@@ -14,8 +14,8 @@ import pytest
 
 from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import LAUNCHERS
-from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.supervise import Launch
+from ones_wrapper.process.placement import LaunchError
 from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
@@ -182,7 +182,7 @@ exit $code
 STOPS = """
 import os, time
 from pathlib import Path
-from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.process.hooks import FLAGS
 FLAGS.armed = True
 Path("up" + os.environ["RANK"]).touch()
 for _ in range(3000):

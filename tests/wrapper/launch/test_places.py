@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.files.places import find_job_directory, find_spool
+from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.launch import LaunchError
-from ones_wrapper.launch.places import find_job_directory, find_spool
-from ones_wrapper.launch.resume import prepare_job_directory
 from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, encode_pointer
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to somebody else takes root")

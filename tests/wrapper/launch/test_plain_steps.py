@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ones_wrapper.job_io import ReportWriter
+from ones_wrapper.files.job_io import ReportWriter
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.protocol import Hello, Report, Throughput, decode_report
 

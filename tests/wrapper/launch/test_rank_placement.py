@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ones_wrapper.launch.rank_placement import Placement, PlacementError, own_node, own_placement
+from ones_wrapper.process.placement import Placement, PlacementError, own_node, own_placement
 
 PLAN = {"ONES_NODES": "2", "ONES_GPUS_PER_NODE": "2"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}

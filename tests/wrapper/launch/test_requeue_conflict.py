@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch.process_hooks import FLAGS, requeue_conflict
+from ones_wrapper.process.hooks import FLAGS, requeue_conflict
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_handlers_that_hold_themselves() -> None:
 
 SUBMITIT = """
 from submitit.slurm.slurm import SlurmJobEnvironment
-from ones_wrapper.launch.process_hooks import requeue_conflict
+from ones_wrapper.process.hooks import requeue_conflict
 assert not requeue_conflict({})
 SlurmJobEnvironment()._handle_signals(None, None)
 print(requeue_conflict({}))

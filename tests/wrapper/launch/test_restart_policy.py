@@ -12,20 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.launch.job_directory import read_tries, summarize_reports, write_tries
-from ones_wrapper.launch.restart_policy import (
-    CRASHED,
-    DONT_RESTART,
-    HUNG,
-    OUT_OF_MEMORY,
-    STOP_CODE,
-    Action,
-    Limits,
-    Outcome,
-    Tries,
-    decide,
-    explaining_code,
-)
+from ones_wrapper.files.job_directory import summarize_reports
+from ones_wrapper.launch.restart_policy import Action, Limits, Outcome, Tries, decide
+from ones_wrapper.launch.tries import read_tries, write_tries
+from ones_wrapper.process.exit_codes import CRASHED, DONT_RESTART, HUNG, OUT_OF_MEMORY, STOP_CODE, explaining_code
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, encode_report
 from tests.wrapper.runs import Run, samples_used
 
@@ -218,7 +208,7 @@ def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
 
 def script(folder: Path, text: str) -> Path:
     path = folder / "script.py"
-    path.write_text("import os, signal, sys, time\nfrom ones_wrapper.launch import hang_detector as watch\n" + text)
+    path.write_text("import os, signal, sys, time\nfrom ones_wrapper.process import hang_detector as watch\n" + text)
     return path
 
 

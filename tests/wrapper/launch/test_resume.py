@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.checkpoint import Checkpoints, Progress
+from ones_wrapper.checkpoint import Checkpoints
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.job_lock import LOCK
+from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.group import Group
-from ones_wrapper.job_lock import LOCK
 from ones_wrapper.launch import LaunchError
-from ones_wrapper.launch.resume import prepare_job_directory
 from ones_wrapper.protocol import CHECKPOINTS, encode_pointer
 from tests.wrapper.checkpoint.test_checkpoints import group, state
 
@@ -119,7 +120,7 @@ def test_what_is_no_earlier_job(tmp_path: Path, earlier: Path, monkeypatch: pyte
 HOLD = """
 import sys, time
 from pathlib import Path
-from ones_wrapper.job_lock import lock_directory
+from ones_wrapper.files.job_lock import lock_directory
 handle = lock_directory(Path(sys.argv[1]), 7)
 print("held", flush=True)
 time.sleep(60)
@@ -128,7 +129,7 @@ time.sleep(60)
 
 def test_a_job_that_still_runs(tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is its training done twice, nor its directory shared."""
-    monkeypatch.setattr("ones_wrapper.launch.resume.WAIT_S", 0.1)
+    monkeypatch.setattr("ones_wrapper.files.resume.WAIT_S", 0.1)
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(earlier)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"

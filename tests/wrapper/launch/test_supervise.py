@@ -70,7 +70,7 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
     script = (
         "import os, time\n"
         "from pathlib import Path\n"
-        "from ones_wrapper.launch.process_hooks import FLAGS\n"
+        "from ones_wrapper.process.hooks import FLAGS\n"
         "FLAGS.armed = True\n"
         "Path('up' + os.environ['RANK']).touch()\n"
         "while not FLAGS.stop:\n"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 
 from ones_wrapper.group import Group
-from ones_wrapper.layouts import block
-from ones_wrapper.layouts.block import Dropout
-from ones_wrapper.layouts.circle import Circle
-from ones_wrapper.layouts.ring_attention import Arrangement, ring_attention
-from ones_wrapper.layouts.two_pass import two_pass_attention
+from ones_wrapper.strategies.ring import tile as block
+from ones_wrapper.strategies.ring.circle import Circle
+from ones_wrapper.strategies.ring.ring_attention import Arrangement, ring_attention
+from ones_wrapper.strategies.ring.tile import Dropout
+from ones_wrapper.strategies.ring.two_pass import two_pass_attention
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 32, 4
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"ring": ring_attention, "two passes": two_pass_attention}

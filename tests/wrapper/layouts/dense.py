@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from ones_wrapper.layouts.optimus import modules
-from ones_wrapper.layouts.optimus.costs import MeshTransformer
-from ones_wrapper.layouts.optimus.mesh import Mesh
+from ones_wrapper.strategies.optimus import modules
+from ones_wrapper.strategies.optimus.costs import MeshTransformer
+from ones_wrapper.strategies.optimus.mesh import Mesh
 
 HIDDEN, HEADS, VOCAB, LENGTH = 24, 6, 96, 12
 SMALL = MeshTransformer(HIDDEN, HEADS, VOCAB, layers=1, length=LENGTH)

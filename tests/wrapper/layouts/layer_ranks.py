@@ -6,12 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ones_wrapper.examples.lm_ring import Block
 from ones_wrapper.group import Group
-from ones_wrapper.layouts.attention_module import RingAttention
-from ones_wrapper.layouts.ring import Ring
-from ones_wrapper.layouts.transformer_sizes import Transformer
+from ones_wrapper.strategies.ring.attention_module import RingAttention
+from ones_wrapper.strategies.ring.strategy import Ring
+from ones_wrapper.strategies.ring.transformer_sizes import Transformer
 from tests.wrapper.traffic import saved_bytes
+from wrapper.examples.lm_ring import Block
 
 SAMPLES, LENGTH, WIDTH, HEADS = 8, 16, 12, 3
 

@@ -14,13 +14,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
-from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.checkpoint import Checkpoints, State
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.group import Group
-from ones_wrapper.layouts.optimus import loss as on_mesh
-from ones_wrapper.layouts.optimus import modules, summa
-from ones_wrapper.layouts.optimus.costs import MeshTransformer
-from ones_wrapper.layouts.optimus.exchange import MeshExchange
-from ones_wrapper.layouts.optimus.mesh import Mesh
+from ones_wrapper.strategies.optimus import loss as on_mesh
+from ones_wrapper.strategies.optimus import modules, summa
+from ones_wrapper.strategies.optimus.costs import MeshTransformer
+from ones_wrapper.strategies.optimus.exchange import MeshExchange
+from ones_wrapper.strategies.optimus.mesh import Mesh
 from tests.wrapper.layouts import dense as reference
 from tests.wrapper.layouts.dense import texts, twins
 from tests.wrapper.steps import Sizes, passes_of

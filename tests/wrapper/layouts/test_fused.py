@@ -9,8 +9,9 @@ from itertools import product
 import pytest
 import torch
 
-from ones_wrapper.layouts import block, fused
-from ones_wrapper.layouts.block import Place
+from ones_wrapper.strategies.ring import sdpa_kernel as fused
+from ones_wrapper.strategies.ring import tile as block
+from ones_wrapper.strategies.ring.tile import Place
 
 SCALE = 0.5
 

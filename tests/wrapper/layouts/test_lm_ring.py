@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ones_wrapper.examples import lm_ring
 from ones_wrapper.group import Group
-from ones_wrapper.layouts.ring import Ring
-from ones_wrapper.layouts.transformer_sizes import Transformer
+from ones_wrapper.strategies.ring.strategy import Ring
+from ones_wrapper.strategies.ring.transformer_sizes import Transformer
 from tests.wrapper.forked import Team
 from tests.wrapper.runs import Run
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.ring_script import Dense
 from tests.wrapper.traffic import saved_bytes
+from wrapper.examples import lm_ring
 
 pytestmark = pytest.mark.slow
 

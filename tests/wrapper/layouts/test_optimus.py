@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ones_wrapper.layouts.optimus import Optimus2D
-from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.protocol import Spec
+from ones_wrapper.strategies.optimus import Optimus2D
+from ones_wrapper.strategies.optimus.costs import MeshTransformer
 from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import mesh_ranks as ranks

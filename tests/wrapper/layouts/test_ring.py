@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from ones_wrapper.layouts.attention_module import RingAttention
-from ones_wrapper.layouts.ring import Ring
-from ones_wrapper.layouts.transformer_sizes import Transformer
 from ones_wrapper.protocol import Spec
+from ones_wrapper.strategies.ring.attention_module import RingAttention
+from ones_wrapper.strategies.ring.strategy import Ring
+from ones_wrapper.strategies.ring.transformer_sizes import Transformer
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import layer_ranks as ranks
 

@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 import torch
 
-from ones_wrapper.layouts.block import uniform
-from ones_wrapper.layouts.circle import Circle
-from ones_wrapper.layouts.ring_attention import Arrangement
+from ones_wrapper.strategies.ring.circle import Circle
+from ones_wrapper.strategies.ring.ring_attention import Arrangement
+from ones_wrapper.strategies.ring.tile import uniform
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import attention_ranks as ranks
 

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.examples.lm_ring import Block
-from ones_wrapper.layouts.ring import Ring
+from ones_wrapper.strategies.ring.strategy import Ring
 from tests.marks import nightly
 from tests.wrapper.strategies.ring_script import BATCH, LENGTH, SEED, data, model_of, optimizer_of
+from wrapper.examples.lm_ring import Block
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,11 @@ def main() -> None:
     parser.add_argument("--strategy")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    strategy = ones.Lsgd(period=4) if args.strategy == "lsgd" else ones.DecentLam("ring", momentum=MOMENTUM)
+    strategy = (
+        ones.strategies.Lsgd(period=4)
+        if args.strategy == "lsgd"
+        else ones.strategies.DecentLam("ring", momentum=MOMENTUM)
+    )
     job = ones.init(batch=BATCH, epochs=args.epochs, lr_rule="none", checkpoint_every_s=0.5, strategy=strategy)
     model = job.ddp(model_of())
     optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM))

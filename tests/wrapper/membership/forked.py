@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from ones_wrapper.launch import node, process_hooks, serve
-from ones_wrapper.launch.places import make_job_directory
-from ones_wrapper.launch.process_hooks import Flags
-from ones_wrapper.launch.rank_placement import free_port
+from ones_wrapper.files.places import make_job_directory
+from ones_wrapper.launch import node, serve
 from ones_wrapper.network.job_network import STORE
+from ones_wrapper.process import hooks as process_hooks
+from ones_wrapper.process.hooks import Flags
+from ones_wrapper.process.placement import free_port
 
 
 class ForkedBlock:

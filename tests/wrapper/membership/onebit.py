@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
-from ones_wrapper.examples.onebit import classifier, digits
-from ones_wrapper.optimizers import OneBitLamb
+from ones_wrapper.strategies.onebit_lamb import OneBitLamb
 from tests.wrapper.pace import pace
 from tests.wrapper.strategies.onebit_script import score
+from wrapper.examples.onebit import classifier, digits
 
 SAMPLES, BATCH = 97, 16
 

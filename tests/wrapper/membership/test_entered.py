@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper import entered
-from ones_wrapper.entered import Entered, enter_before_script
 from ones_wrapper.group import Group
 from ones_wrapper.launch import serve
+from ones_wrapper.membership import entered
+from ones_wrapper.membership.entered import Entered, enter_before_script
 from ones_wrapper.network.job_network import STORE
 from tests.wrapper.forked import Team
 

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.files import KEPT, Block, FolderError, HotFolder, Leader, living, own_block
+from ones_wrapper.membership.files import KEPT, FolderError, HotFolder, Leader, living
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.process.block import Block, own_block
 
 ARRAY = 7
 LEADER = Leader(0, "n1", 12345, "secret", 0, 0)

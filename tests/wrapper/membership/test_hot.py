@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ones_wrapper.job_io import POLL_S
-from ones_wrapper.launch.restart_policy import STOP_CODE
+from ones_wrapper.files.job_io import POLL_S
+from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Hello, Membership, decode_spec
 from tests.marks import nightly
 from tests.wrapper.membership.blocks import Job

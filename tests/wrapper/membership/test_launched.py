@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch.job_directory import read_tries
-from ones_wrapper.launch.restart_policy import STOP_CODE
+from ones_wrapper.launch.tries import read_tries
 from ones_wrapper.membership.files import HotFolder
+from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
 from tests.marks import nightly
 from tests.wrapper.launch.test_blocks import SRUN

@@ -13,22 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-from ones_wrapper import entered, hot_start
-from ones_wrapper.entered import Entered, enter_block
 from ones_wrapper.frameworks import steps
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.hot_run import HotRun
-from ones_wrapper.launch.restart_policy import PEER_LOST
-from ones_wrapper.membership import meeting
+from ones_wrapper.membership import entered, meeting
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.entered import Entered, enter_block
+from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.process.block import Block
+from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.protocol import Spec
-from ones_wrapper.run import Run
+from ones_wrapper.run import hot_start
+from ones_wrapper.run.hot_run import HotRun
+from ones_wrapper.run.run import Run
 
 
 @pytest.fixture(autouse=True)

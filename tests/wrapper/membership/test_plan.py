@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.membership.plan import (
-    PATIENCE_S,
-    Member,
-    Plan,
-    decode_member,
-    decode_plan,
-    encode,
-    next_plan,
-)
+from ones_wrapper.membership.plan import PATIENCE_S, Member, Plan, decode_member, decode_plan, encode, next_plan
 
 
 def member(task: int, start: int = 0, ranks: int = 1) -> Member:

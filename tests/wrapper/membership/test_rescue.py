@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from ones_wrapper import hot_run
 from ones_wrapper.checkpoint import Checkpoints
 from ones_wrapper.membership import rescue, watch
 from ones_wrapper.protocol import First, Hello
+from ones_wrapper.run import hot_run
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.job_io import OrderReader
+from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ones_wrapper.files.job_io import STOP, OwnerRequests
 from ones_wrapper.group import Group
-from ones_wrapper.job_io import STOP, OwnerRequests
-from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.membership.meeting import PeersLostError
+from ones_wrapper.membership.too_few import wait
+from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
+from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.protocol import First
-from ones_wrapper.too_few import wait
 from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import ARRAY, Job

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch import LaunchError, main, resume
-from ones_wrapper.launch.resume import new_secret
+from ones_wrapper import launch
+from ones_wrapper.launch import LaunchError, main, new_secret
 from ones_wrapper.network.secret import SECRET, SIZE, JobSecret, SecretError
 
 
@@ -75,7 +75,7 @@ def test_a_job_that_does_not_run_gets_another(
     after = JobSecret.read(hot).key("x")
     assert after != before and "new secret" in capsys.readouterr().err
     with monkeypatch.context() as running:
-        running.setattr(resume, "holder", lambda path: "job 7 (process 3 on n1)")
+        running.setattr(launch, "holder", lambda path: "job 7 (process 3 on n1)")
         with pytest.raises(LaunchError, match=r"job 7 .* still runs"):
             new_secret(str(tmp_path / "ones-7"), {}, tmp_path)
     assert JobSecret.read(hot).key("x") == after

@@ -36,7 +36,9 @@ def main() -> None:
         assert not model.training and not torch.is_grad_enabled()
         return features(model, batch)
 
-    coreset = ones.Coreset(SIZE / len(data), every=EVERY, features=in_evaluation, labels=labels(data), shard=SHARD)
+    coreset = ones.strategies.Coreset(
+        SIZE / len(data), every=EVERY, features=in_evaluation, labels=labels(data), shard=SHARD
+    )
     loader = job.loader(data, seed=SEED, coreset=coreset)
     for _ in job.epochs():
         for (inputs, target), weights in loader:

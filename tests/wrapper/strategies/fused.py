@@ -34,7 +34,7 @@ def expected(group: Group) -> list[float]:
 def measure(group: Group) -> dict[str, float]:
     """What a step keeps on a rank, and the gradients that it hands to the ring all-reduce."""
     models, optimizers, _ = fused_script.parts()
-    fused, optimizer = ones.fuse(models, optimizers, loss=mse_loss)
+    fused, optimizer = ones.strategies.fuse(models, optimizers, loss=mse_loss)
     exchanged: list[int] = []
 
     def hook(state: object, bucket):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
-from ones_wrapper.fusion import Fused
+from ones_wrapper.strategies.fusion import Fused
 from tests.wrapper.strategies.script import end, pace
 
 SAMPLES, BATCH, EPOCHS, INNER = 120, 8, 4, 6
@@ -54,7 +54,7 @@ def strategy() -> Fused:
 def main() -> None:
     job = ones.init(batch=BATCH, max_local_batch=BATCH, epochs=EPOCHS, strategy=strategy())
     models, optimizers, schedules = parts()
-    fused, members = ones.fuse(models, optimizers, loss=mse_loss)
+    fused, members = ones.strategies.fuse(models, optimizers, loss=mse_loss)
     model = job.ddp(fused)
     optimizer, schedules = job.register(model=model, optimizer=members, schedules=schedules)
     loader = job.loader(TensorDataset(*data()), seed=SEED)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import cross_entropy
 
-from ones_wrapper.examples.onebit import classifier, digits
-from ones_wrapper.gradients.onebit import OneBitMean
 from ones_wrapper.group import Group
-from ones_wrapper.optimizers import OneBitLamb
+from ones_wrapper.strategies.onebit_lamb import OneBitLamb
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.onebit_script import BATCH, EPOCHS, SAMPLES, SEED, WARMUP, data_of, optimizer_of, score
 from tests.wrapper.strategies.rows import HERE, Row
 from tests.wrapper.traffic import Traffic
+from wrapper.examples.onebit import classifier, digits
 
 
 def expected(group: Group) -> list[float]:

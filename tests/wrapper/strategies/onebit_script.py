@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
-from ones_wrapper.examples.onebit import classifier, digits
-from ones_wrapper.optimizers import OneBitLamb
+from ones_wrapper.strategies.onebit_lamb import OneBitLamb
 from tests.wrapper.strategies import script
+from wrapper.examples.onebit import classifier, digits
 
 SAMPLES, EPOCHS, BATCH, SEED, WARMUP = 700, 12, 50, 3, 8
 

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
-from ones_wrapper.layouts.optimus import Optimus2D
-from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.strategies.optimus import Optimus2D
 from tests.wrapper.layouts.dense import HEADS, HIDDEN, LENGTH, VOCAB, Meshed, in_double, texts
 from tests.wrapper.strategies import script
 

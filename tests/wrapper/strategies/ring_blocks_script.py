@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 import ones_wrapper as ones
-from ones_wrapper.examples.lm_ring import losses
 from tests.wrapper.pace import pace
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.ring_script import BATCH, SEED, data, model_of, optimizer_of, ring
+from wrapper.examples.lm_ring import losses
 
 
 def main() -> None:

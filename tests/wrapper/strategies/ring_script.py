@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
-from ones_wrapper.examples.lm_ring import LanguageModel, losses
-from ones_wrapper.layouts.ring import Ring
-from ones_wrapper.layouts.transformer_sizes import Transformer
+from ones_wrapper.strategies.ring.strategy import Ring
+from ones_wrapper.strategies.ring.transformer_sizes import Transformer
 from tests.wrapper.strategies import script
+from wrapper.examples.lm_ring import LanguageModel, losses
 
 SAMPLES, EPOCHS, BATCH, SEED, LENGTH = 48, 4, 8, 3, 16
 SIZES = Transformer(layers=2, width=16, heads=2, vocabulary=256, element_bytes=8, parameters=15_296)

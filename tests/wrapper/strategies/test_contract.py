@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.limits import MOST_GPUS
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, decode_spec, encode
+from ones_wrapper.protocol.limits import MOST_GPUS
 from tests.cluster.paths import REPOSITORY
 from tests.marks import nightly
 from tests.wrapper.forked import Team

@@ -14,13 +14,12 @@ world size, and into DDP or FSDP2 whichever wrote it; `Reader` opens it to that 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints
 from ones_wrapper.checkpoint.folder import checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Reader
-from ones_wrapper.checkpoint.state import Failed, Loaded, Progress, Saved, State, Stateful
+from ones_wrapper.checkpoint.state import Failed, Loaded, Saved, State, Stateful
 
 __all__ = [
     "Checkpoints",
     "Failed",
     "Loaded",
-    "Progress",
     "Reader",
     "Saved",
     "State",

@@ -25,10 +25,11 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
-from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Progress, Saved, State, collect, differences, restore
+from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, State, collect, differences, restore
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.checksums import Sum
 from ones_wrapper.group import Group, RankError, ThreadsError
-from ones_wrapper.job_io import log
-from ones_wrapper.sums import Sum
+from ones_wrapper.process.log import log
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ones_wrapper.sums import Sum
+from ones_wrapper.files.checksums import Sum
 
 BLOCK = 2 << 20
 """Bytes written, and hashed, at a time."""

@@ -16,10 +16,10 @@ from threading import Thread
 from typing import Any
 
 from ones_wrapper.checkpoint.files import write_json
-from ones_wrapper.checkpoint.state import Progress
-from ones_wrapper.job_lock import lock_directory
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.checksums import RESUMED_FROM, Sum, damage, sync
+from ones_wrapper.files.job_lock import lock_directory
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
-from ones_wrapper.sums import RESUMED_FROM, Sum, damage, sync
 
 FORMAT = 3
 REST = "rest.pt"

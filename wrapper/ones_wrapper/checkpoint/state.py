@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint.safetensors import refusal
+from ones_wrapper.data.progress import Progress
 
 
 class Stateful(Protocol):
@@ -35,43 +36,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
-
-
-@dataclass
-class Progress:
-    """How far training has come; all counts are since the job's first run unless said otherwise."""
-
-    epoch: int = 0
-    cursor: int = 0
-    """Samples of the epoch already used."""
-    step: int = 0
-    samples: int = 0
-    padding: int = 0
-    """Samples by which the last base batches of epochs were not full; with `samples` these are whole steps."""
-    batch: int = 0
-    """Global batch last ordered, before it is cut to what the GPUs hold; 0 for the script's own."""
-    dataset: int = 0
-    """Length of an epoch; 0 before the data is known."""
-    useful: float = 0.0
-    """Progress in samples of the base batch: each sample counts with its batch's statistical efficiency."""
-    noise: float = 0.0
-    """Gradient noise scale last measured, in samples; 0 for none."""
-    world: int = 0
-    """World size of the last run; 0 before the first."""
-    resizes: int = 0
-    """Runs that began at another world size than the one before."""
-    failures: int = 0
-    """Starts that ended without a bye, or with that of an error, and were followed by another."""
-    trained_s: float = 0.0
-    """Seconds that the job has trained."""
-    lr_factor: float = 0.0
-    """Learning rate in force over the script's own; 0 before the first step."""
-    lr_target: float = 0.0
-    """Where it goes, for the batch in force."""
-    lr_ramp: int = 0
-    """Steps that are left on the way there."""
-    run_id: str = ""
-    """The job's name for loggers; of the first job where others went on from its checkpoints."""
 
 
 class PlainValues:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, get_worker_info
 
-from ones_wrapper.launch.workers import leave_signals_to_rank
+from ones_wrapper.process.workers import leave_signals_to_rank
 
 _WORD = 2**64
 _STEP = 0x9E3779B97F4A7C15

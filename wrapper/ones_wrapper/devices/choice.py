@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ones_wrapper.devices.defaults import CARDS
-from ones_wrapper.devices.faults import ConfigurationError
-from ones_wrapper.job_io import log
+from ones_wrapper.process.faults import ConfigurationError
+from ones_wrapper.process.log import log
 
 OWN_CARD = "ONES_OWN_CARD"
 """Set in a rank that sees one card alone, which is its own (MIG)."""

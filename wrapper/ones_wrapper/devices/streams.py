@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ones_wrapper.job_io import log
+from ones_wrapper.process.log import log
 
 RESCUE_S = 10.0
 """How long a rank that lost its peers may take to end, its checkpoint included."""

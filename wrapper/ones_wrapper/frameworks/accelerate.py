@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
 from ones_wrapper.frameworks.steps import SAMPLER, join, options_of, shuffles
-from ones_wrapper.loop import Loader
+from ones_wrapper.run.loop import Loader
 
 TOGETHER = (
     "accelerator.prepare: an elastic job prepares its model, its optimizer and its training DataLoader in one call, "

@@ -34,9 +34,9 @@ from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
 from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, meet, options_of, shuffles
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
-from ones_wrapper.job_io import log
-from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.loop import Loader
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
+from ones_wrapper.run.loop import Loader
 
 MANY = 1 << 40
 """More steps than an epoch has. Where an epoch ends our data says; Lightning would end it at a length given before."""
@@ -48,7 +48,7 @@ REFUSED = {
 """Arguments of the Trainer that contradict an elastic job: what they must be, and why."""
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
-    "optimization, write the loop yourself, as ones_wrapper/examples/gan.py does"
+    "optimization, write the loop yourself, as the example gan.py does"
 )
 DATA = (
     "an elastic job trains on one torch DataLoader over a dataset with a length, whose batch_size is a number; "

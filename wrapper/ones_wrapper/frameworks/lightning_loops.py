@@ -9,9 +9,9 @@ from lightning.pytorch.callbacks import Callback
 
 from ones_wrapper.api import Job
 from ones_wrapper.frameworks.steps import Steps
-from ones_wrapper.launch import hang_detector
-from ones_wrapper.launch.process_hooks import FLAGS
-from ones_wrapper.loop import Loader
+from ones_wrapper.process import hang_detector
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.run.loop import Loader
 
 NEVER = 1 << 62
 """More steps than any job makes."""

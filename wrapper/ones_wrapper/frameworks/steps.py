@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from ones_wrapper.api import Job, enter, init
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.group import Group
-from ones_wrapper.job_io import log
-from ones_wrapper.launch.restart_policy import PEER_LOST
-from ones_wrapper.loop import Loader
+from ones_wrapper.process.exit_codes import PEER_LOST
+from ones_wrapper.process.log import log
+from ones_wrapper.run.loop import Loader
 
 Pass = tuple[AccumulationStep, Any]
 """An accumulation step, and the samples that this rank fetched for it."""

@@ -26,14 +26,14 @@ from transformers.trainer_callback import ExportableState
 from ones_wrapper.api import Job
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, options_of, shuffles
-from ones_wrapper.job_io import log
-from ones_wrapper.launch import hang_detector
-from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.process import hang_detector
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
 
 _REFUSED = {
     "auto_find_batch_size": "say how much a GPU holds: Trainer(elastic={'max_local_batch': N})",
     "deepspeed": "its optimizer cannot be loaded at another number of GPUs here",
-    "fsdp": "write the loop with job.fsdp, as ones_wrapper/examples/lm_fsdp.py does",
+    "fsdp": "write the loop with job.fsdp, as the example lm_fsdp.py does",
 }
 """Arguments that contradict an elastic job, and what to do."""
 RANKS = (

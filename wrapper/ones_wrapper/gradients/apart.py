@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.group import Group
+from ones_wrapper.group import Group, TorchGroup
 
 if TYPE_CHECKING:
     from ones_wrapper.data.feed import AccumulationStep
@@ -252,3 +252,14 @@ def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, s
         for key, value in state.items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def trained_bytes(model: torch.nn.Module) -> int:
+    """Of the parameters that are trained: what one message of all of them holds."""
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+
+
+def check_group(name: str, group: Group) -> None:
+    """Raises ValueError for ranks that these exchanges cannot reach."""
+    if not isinstance(group, TorchGroup):
+        raise ValueError(f"{name}: its messages go over torch.distributed; leave out backend='mpi'")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from ones_wrapper.data.feed import AccumulationStep
-    from ones_wrapper.uneven import Watch
+    from ones_wrapper.data.uneven import Watch
 
 
 class Exchange(ABC):

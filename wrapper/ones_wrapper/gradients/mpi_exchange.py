@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.mpi_group import MpiGroup
+from ones_wrapper.group.mpi_group import MpiGroup
 
 IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
 """Options of DistributedDataParallel that ask for what is always so here."""

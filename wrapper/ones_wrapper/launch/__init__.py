@@ -15,15 +15,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.job_io import log
+from ones_wrapper.files.claim import ClaimedError
+from ones_wrapper.files.job_lock import holder
+from ones_wrapper.files.places import find_job_directory, find_spool
+from ones_wrapper.files.resume import find_earlier, prepare_job_directory
 from ones_wrapper.launch import bytecode, container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
-from ones_wrapper.launch.claim import ClaimedError
 from ones_wrapper.launch.fused_start import before_ranks
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.main_module import MODULE
-from ones_wrapper.launch.places import find_job_directory, find_spool
-from ones_wrapper.launch.rank_placement import (
+from ones_wrapper.launch.restart_policy import Limits
+from ones_wrapper.launch.supervise import Launch, Supervisor
+from ones_wrapper.membership.files import FolderError, HotFolder
+from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
+from ones_wrapper.network.secret import JobSecret, SecretError
+from ones_wrapper.process.block import Block, own_block
+from ones_wrapper.process.exit_codes import USAGE_ERROR
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import (
     LaunchError,
     allocation,
     contract,
@@ -32,12 +41,7 @@ from ones_wrapper.launch.rank_placement import (
     require_torch,
     without_stale,
 )
-from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
-from ones_wrapper.launch.resume import new_secret, prepare_job_directory
-from ones_wrapper.launch.supervise import Launch, Supervisor
-from ones_wrapper.membership.files import Block, FolderError, HotFolder, own_block
-from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
-from ones_wrapper.network.secret import JobSecret, SecretError
+from ones_wrapper.protocol import HOT, directory_name
 
 __all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare_job_directory"]
 
@@ -212,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fuse",
         action="store_true",
         help="train other jobs of this sweep that wait within this one, or find that another has done so: for jobs "
-        "with fuse=NAME in their comment, and scripts that call ones.sweep",
+        "with fuse=NAME in their comment, and scripts that call ones.strategies.sweep",
     )
     parser.add_argument(
         "--resume-from",
@@ -355,3 +359,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
+    """Give a job that does not run, by its id or directory, another secret in place of one that others saw. Raises
+    `LaunchError`.
+    """
+    what = f"--new-secret {source}"
+    path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
+    if running := holder(path):
+        raise LaunchError(f"{what}: {running} still runs in {path} and has the old one; end it, or requeue and hold it")
+    try:
+        JobSecret.renew(path / HOT)
+    except OSError as error:
+        raise LaunchError(f"{what}: {path / HOT}: {error.strerror}") from None
+    log(f"{path / HOT} has a new secret, by which the job's next start goes", "ones-run")

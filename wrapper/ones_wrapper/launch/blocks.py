@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper.job_io import OrderReader, log
-from ones_wrapper.launch.job_directory import RunSummary, newest_run, summarize_reports
-from ones_wrapper.launch.rank_placement import LaunchError
-from ones_wrapper.launch.restart_policy import DONT_RESTART, script_failed
-from ones_wrapper.membership.files import OVER, Block, FolderError, HotFolder, Leader, living
+from ones_wrapper.files.job_directory import RunSummary, newest_run, summarize_reports
+from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.launch.restart_policy import script_failed
+from ones_wrapper.membership.files import OVER, FolderError, HotFolder, Leader, living
 from ones_wrapper.membership.plan import plan_of
 from ones_wrapper.network.secret import JobSecret, SecretError
+from ones_wrapper.process.block import Block
+from ones_wrapper.process.exit_codes import DONT_RESTART
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import HOT, MAX_INT
 
 FIRST_WAIT_S = 60.0

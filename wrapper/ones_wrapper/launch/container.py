@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ones_wrapper.job_io import log
-from ones_wrapper.launch.rank_placement import LaunchError
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import LaunchError
 
 PYTHON = "python3"
 """The image's, by its own PATH: ours outside need not be there."""

@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ones_wrapper.devices.faults import ConfigurationError, Fault, fault_in
-from ones_wrapper.job_io import log
-from ones_wrapper.launch.job_directory import error_file
-from ones_wrapper.launch.process_hooks import describe_error
-from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY, PEER_LOST
+from ones_wrapper.files.job_directory import error_file
+from ones_wrapper.process.exit_codes import OUT_OF_MEMORY, PEER_LOST
+from ones_wrapper.process.faults import ConfigurationError, Fault, fault_in
+from ones_wrapper.process.hooks import describe_error
+from ones_wrapper.process.log import log
 
 
 def is_consequence(error: BaseException) -> bool:

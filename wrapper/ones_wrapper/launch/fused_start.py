@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.job_io import OrderReader, ReportWriter, log
-from ones_wrapper.launch.job_directory import newest_checkpoint
+from ones_wrapper.files.job_directory import LEFT, RESULT, TAKEN, newest_checkpoint
+from ones_wrapper.files.job_io import OrderReader, ReportWriter
 from ones_wrapper.launch.main_module import MODULE
-from ones_wrapper.launch.rank_placement import number
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
-TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
 COLLECTED = "collected"
 """In the result, once its job has ended with it."""
 FUSED = "ONES_FUSED"

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ones_wrapper.launch.rank_placement import Allocation, LaunchError
 from ones_wrapper.plugins import load
+from ones_wrapper.process.placement import Allocation, LaunchError
 
 MPI_TYPES = ("none", "pmi2", "pmix")
 """How `srun` lets the processes of a step find each other."""

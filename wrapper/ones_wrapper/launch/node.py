@@ -17,12 +17,9 @@ from types import FrameType
 
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.devices.patience import limit_s
-from ones_wrapper.job_io import log
-from ones_wrapper.launch import container, hang_detector
-from ones_wrapper.launch.ending import leave
-from ones_wrapper.launch.job_directory import exit_code, newest_checkpoint, write_exit_code
+from ones_wrapper.files.job_directory import exit_code, newest_checkpoint, write_exit_code
+from ones_wrapper.launch import container
 from ones_wrapper.launch.main_module import first_on_path
-from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import (
     DUMP,
     end_with_parent,
@@ -32,13 +29,11 @@ from ones_wrapper.launch.rank import (
     take_card,
     take_signals,
 )
-from ones_wrapper.launch.rank_placement import (
-    LaunchError,
-    own_node,
-    placement_on,
-    require_torch,
-)
-from ones_wrapper.launch.restart_policy import (
+from ones_wrapper.launch.restart_policy import fork_delay_s, newer
+from ones_wrapper.process import hang_detector
+from ones_wrapper.process.block import own_block
+from ones_wrapper.process.ending import leave
+from ones_wrapper.process.exit_codes import (
     CRASHED,
     HUNG,
     NEXT_TERM,
@@ -47,11 +42,11 @@ from ones_wrapper.launch.restart_policy import (
     STOP_CODE,
     USAGE_ERROR,
     explaining_code,
-    fork_delay_s,
-    newer,
 )
-from ones_wrapper.membership.files import own_block
-from ones_wrapper.standstill import Standstill
+from ones_wrapper.process.hooks import CHECKPOINT, LOOK, STOP
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import LaunchError, own_node, placement_on, require_torch
+from ones_wrapper.process.standstill import Standstill
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to write their last reports."""

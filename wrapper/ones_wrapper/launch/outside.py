@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ones_wrapper.job_io import log
+from ones_wrapper.files.job_directory import has_exit_code, write_exit_code
 from ones_wrapper.launch.container import PYTHON
-from ones_wrapper.launch.job_directory import has_exit_code, write_exit_code
 from ones_wrapper.launch.rank import end_with_parent
-from ones_wrapper.launch.rank_placement import find_task
-from ones_wrapper.launch.restart_policy import USAGE_ERROR
-from ones_wrapper.membership.files import own_block
+from ones_wrapper.process.block import own_block
+from ones_wrapper.process.exit_codes import USAGE_ERROR
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import find_task
 
 _LAUNCHER = [b"-m", b"ones_wrapper.launch.node"]
 PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.job_io import ReportWriter
-from ones_wrapper.membership.files import own_block
+from ones_wrapper.files.job_io import ReportWriter
+from ones_wrapper.process.block import own_block
 from ones_wrapper.protocol import MAX_TEXT, Hello, Throughput
 
 _stop: Callable[[], None] | None = None

@@ -22,16 +22,17 @@ from types import ModuleType
 
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.devices.patience import limit_s
-from ones_wrapper.job_io import log
-from ones_wrapper.launch import hang_detector, plain_steps
-from ones_wrapper.launch.ending import flush_files, leave
+from ones_wrapper.files.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.errors import show
-from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.main_module import MODULE, first_on_path, module_code, script_code
-from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
-from ones_wrapper.launch.rank_placement import LaunchError, own_placement, require_torch
-from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
-from ones_wrapper.launch.workers import shield_workers
+from ones_wrapper.process import hang_detector
+from ones_wrapper.process.ending import flush_files, leave
+from ones_wrapper.process.exit_codes import HUNG, USAGE_ERROR
+from ones_wrapper.process.hooks import FLAGS, exit_code_of, run_exit_hooks
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import LaunchError, own_placement, require_torch
+from ones_wrapper.process.workers import shield_workers
 
 DUMP = signal.SIGQUIT
 """Has a rank print where each of its threads is, and go on."""

@@ -1,4 +1,4 @@
-"""Exit codes, and what follows them: the job ends, its ranks start again, or it is requeued. Pure decisions.
+"""What follows an exit code: the job ends, its ranks start again, or it is requeued. Pure decisions.
 
 Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
 fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress: each
@@ -8,69 +8,18 @@ too, and its failures count for it alone.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-USAGE_ERROR = 2
-"""Nothing was started, because something asked for was missing or contradictory."""
-
-STOP_CODE = 128 + signal.SIGTERM
-"""A stop that a signal asked for: training is not finished, and Slurm should see that."""
-
-DONT_RESTART = 100
-"""The script or its owner asks that the job ends here: it is neither started again nor requeued."""
-
-OUT_OF_MEMORY = 101
-"""A batch did not fit although it had been made smaller: start the ranks again, with what was learned."""
-
-HUNG = 102
-"""No rank reached a step boundary for `ONES_HANG_S`: start the ranks again from the last checkpoint."""
-
-PEER_LOST = 103
-"""A block that it trained with was lost; to be started again at once."""
-
-NEXT_TERM = 104
-"""The ranks of a block wrote a checkpoint, from which they train on with other blocks; to be started again at once."""
-
-DEVICE_FAILED = 105
-"""A GPU, its driver or its links failed: start the ranks again here, and if it fails again, on other nodes."""
-
-CRASHED = tuple(
-    128 + s
-    for s in (
-        signal.SIGKILL,
-        signal.SIGSEGV,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
+from ones_wrapper.process.exit_codes import (
+    CRASHED,
+    DEVICE_FAILED,
+    DONT_RESTART,
+    HUNG,
+    OUT_OF_MEMORY,
+    PEER_LOST,
+    STOP_CODE,
 )
-"""Exit codes that are not the script's own: killed for memory, a dead GPU, a library's abort. The last two are
-asked for by Slurm or the owner, and kill a process only in the moment before it listens to them."""
-
-
-def explaining_code(codes: Sequence[int]) -> int:
-    """Of the codes of one run, in the order in which they came, the one that explains the others; 0 for none.
-
-    When a rank is killed or hangs, the others fail with errors of their own that are mere consequences.
-    """
-    failed = [code for code in codes if code]
-    for group in ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED):
-        for code in failed:
-            if code in group:
-                return code
-    again = (PEER_LOST, NEXT_TERM)
-    for consequences in ((STOP_CODE, *again), again):
-        for code in failed:
-            if code not in consequences:
-                return code
-    return failed[0] if failed else 0
-
 
 MOST_FORKS = 20
 """Starts of a block's ranks in a row, after it lost the others, without a newer checkpoint."""

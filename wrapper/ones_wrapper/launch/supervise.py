@@ -12,28 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ones_wrapper.job_io import log
-from ones_wrapper.launch.blocks import Blocks
-from ones_wrapper.launch.job_directory import (
+from ones_wrapper.files.job_directory import (
     RunSummary,
     exit_code,
     newest_checkpoint,
-    read_tries,
     remove_exit_codes,
     summarize_reports,
-    write_tries,
 )
-from ones_wrapper.launch.restart_policy import (
-    CRASHED,
-    GOOD_S,
-    STOP_CODE,
-    Action,
-    Decision,
-    Limits,
-    Outcome,
-    Tries,
-    decide,
-)
+from ones_wrapper.launch.blocks import Blocks
+from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, Limits, Outcome, Tries, decide
+from ones_wrapper.launch.tries import read_tries, write_tries
+from ones_wrapper.process.exit_codes import CRASHED, STOP_CODE
+from ones_wrapper.process.log import log
 
 WARNED_S = 90.0
 """After the warning that the job's time is nearly over the ranks may take so long to end; then the job is requeued

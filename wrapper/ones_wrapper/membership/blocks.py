@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.ahead import Ahead
 from ones_wrapper.membership.board import Board, in_time
@@ -29,6 +29,7 @@ from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.watch import Watch
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.transfer import Receiver, send, senders, state_for
+from ones_wrapper.process.log import log
 
 VERDICT_S = 30.0
 """How long a new rank waits for the verdict on a change."""

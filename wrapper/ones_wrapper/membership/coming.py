@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode, is_time, plan_of
+from ones_wrapper.process.block import Block
 
 LEAST_S, MOST_S = 10.0, 60.0
 """How long blocks wait for each other, whose ranks end and are forked anew. Who comes later joins later."""

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import FORM_S, forget_groups
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.standstill import Standstill
+from ones_wrapper.process.log import log
+from ones_wrapper.process.standstill import Standstill
 
 TURN_S = 0.1
 """Time between two looks at everything."""

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.job_io import log
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import answer, find_coming, gather, read_coming
-from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.meeting import NotWantedError, find_or_found, own_address
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.watch import Watch
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.process.block import Block
+from ones_wrapper.process.log import log
 
 MODE, HOT, ANEW = "mode", "hot", "anew"
 """On the board: how those who train take blocks in, from memory to memory or by a new term from a checkpoint."""

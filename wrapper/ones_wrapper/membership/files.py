@@ -24,10 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.job_io import log, not_ours
+from ones_wrapper.files.job_io import not_ours
 from ones_wrapper.network.client import StoreClient, StoreLostError
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
+from ones_wrapper.process.log import log
 from ones_wrapper.protocol import HOT
 
 OVER = "over"
@@ -45,29 +46,6 @@ _PLACE = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
 
 class FolderError(Exception):
     """The folder can't be used; the message says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """One start of one task of a job of blocks."""
-
-    array: int
-    """Job id of the array, which names the job."""
-    task: int
-    restart: int
-    """How often Slurm requeued the task."""
-
-
-def own_block(env: Mapping[str, str]) -> Block | None:
-    """The block that this process belongs to; None for a plain job, and for a task of an array that is a job of its
-    own (a sweep's)."""
-    if env.get("ONES_BLOCKS") != "1":
-        return None
-    values = [env.get(name) or "" for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
-    values.append(env.get("SLURM_RESTART_COUNT") or "0")
-    if not all(value.isascii() and value.isdigit() for value in values):
-        return None
-    return Block(*map(int, values))
 
 
 @dataclass(frozen=True)

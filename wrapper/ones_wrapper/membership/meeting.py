@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 
 import torch.distributed as dist
 
-from ones_wrapper.devices.faults import Fault, fault_of
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
-from ones_wrapper.membership.files import Block, HotFolder, Leader, living
+from ones_wrapper.membership.files import HotFolder, Leader, living
 from ones_wrapper.network.client import ANSWER_S, StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.process.block import Block
+from ones_wrapper.process.faults import Fault, fault_of
 
 DYING_S = 15.0
 """How long a leader that said that its membership is lost may take to end."""

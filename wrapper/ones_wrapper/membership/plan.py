@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ones_wrapper.checks import MAX_INT
+from ones_wrapper.protocol.fields import MAX_INT
 
 PATIENCE_S = 3.0
 """How long blocks that are ready wait for others that the same order wants."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ones_wrapper.membership.board import Board
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.standstill import Standstill
+from ones_wrapper.process.standstill import Standstill
 
 SIGN_S = 1.0
 """Time between two signs."""

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ones_wrapper.job_io import log
 from ones_wrapper.network.frames import FrameError, Frames, frame
 from ones_wrapper.network.proof import MOST_UNPROVEN, PROOF_S, Challenge, ProofError
 from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.process.log import log
 
 UNPROVEN = 256
 """Connections that have not proved anything, at most; of more the oldest goes, of whoever has the most."""

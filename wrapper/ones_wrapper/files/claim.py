@@ -1,0 +1,222 @@
+"""Who trains in a job's directory: one `ones-run`, or one script that it did not start, at a time.
+
+Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So each claims the
+directory first, by a line in a file, and the second one ends before it has touched anything. A claim ends with its
+process. A POSIX lock shows that, which network file systems know, too; where the file system has none, or one that
+only its own host sees, the file's time does, which the holder renews. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Protocol
+
+from ones_wrapper.process.exit_codes import USAGE_ERROR
+from ones_wrapper.process.log import log
+
+CLAIM = ".claim"
+BEAT_S = 2.0
+"""A holder renews its file's time so often."""
+WATCH_S = 3 * BEAT_S
+"""A holder of whom nothing is seen for so long is gone, where no lock says so."""
+WAIT_S = 5.0
+"""How long one that is just ending may still hold the directory."""
+_SETTLE_S = 0.5
+
+
+class ClaimedError(Exception):
+    """Another training holds the directory; the message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that trains in a directory, or has its ranks do so."""
+
+    job_id: int
+    restart: int
+    step: str
+    """Slurm's step that it runs in; empty in the batch script, and outside Slurm."""
+    host: str
+    pid: int
+
+    @classmethod
+    def here(cls, env: Mapping[str, str]) -> Holder:
+        """This process."""
+        job_id, restart = (int(env.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+        step = env.get("SLURM_STEP_ID", "")
+        return cls(job_id, restart, step if step.isdigit() else "", socket.gethostname(), os.getpid())
+
+    def earlier_than(self, other: Holder) -> bool:
+        """Whether this is an earlier run of the same job, which Slurm has ended."""
+        return bool(self.job_id) and self.job_id == other.job_id and self.restart < other.restart
+
+    def line(self) -> str:
+        return f"{self.job_id} {self.restart} {self.step or '-'} {self.host} {self.pid}\n"
+
+    @classmethod
+    def of(cls, line: str) -> Holder | None:
+        """The holder that a file names, None where it names none."""
+        words = line.split()
+        if len(words) != 5 or not all(word.isdigit() for word in (words[0], words[1], words[4])):
+            return None
+        return cls(int(words[0]), int(words[1]), words[2].strip("-"), words[3], int(words[4]))
+
+
+class Claim:
+    """A directory that this process holds. `release` it in the end; it ends with the process, too."""
+
+    def __init__(self, handle: int | None, holder: Holder) -> None:
+        self._handle, self._holder = handle, holder
+        self._over = Event()
+        if handle is not None:
+            Thread(target=self._beat, name="ones-claim", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with suppress(OSError):
+                if self._handle is not None:
+                    os.utime(self._handle)
+
+    def release(self) -> None:
+        """Let others have the directory at once."""
+        handle, self._handle = self._handle, None
+        self._over.set()
+        if handle is not None:
+            with suppress(OSError):
+                if _holder_in(handle) == self._holder:
+                    os.ftruncate(handle, 0)
+            os.close(handle)
+
+
+def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float | None = None) -> Claim:
+    """Claim the directory; one who holds it gets `wait_s` (`WAIT_S`) to end. Raises `ClaimedError`.
+
+    An earlier run of the same job does not count: Slurm has ended it, though its node may not know that yet. Where the
+    file cannot be written nothing is claimed, and training goes on.
+    """
+    path, until = directory / name, time.monotonic() + (WAIT_S if wait_s is None else wait_s)
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return Claim(None, holder)
+        locked, other = _lock(handle), _holder_in(handle)
+        free = other is None or other.earlier_than(holder)
+        if locked and (free or (other is not None and other.host == holder.host)):
+            break
+        late = time.monotonic() >= until
+        if locked is False and (not late or not free or other is None):
+            os.close(handle)
+            if late:
+                raise ClaimedError(_refusal(directory / name, other, holder))
+            time.sleep(0.1)
+            continue
+        if other is not None and not free:
+            # Locks may end at the host's own door, or not be there at all. None may be held here for a look: it would
+            # go with the first close.
+            os.close(handle)
+            if _beats(path, WATCH_S):
+                raise ClaimedError(_refusal(path, other, holder))
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if _lock(handle) is False:
+                os.close(handle)
+                continue
+        break
+    with suppress(OSError):  # a full disk: the lock is what counts then
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, holder.line().encode(), 0)
+    if locked is None:
+        time.sleep(_SETTLE_S)  # another may have found it free in the same moment
+        other = _holder_in(handle)
+        if other is not None and other != holder:
+            os.close(handle)
+            raise ClaimedError(_refusal(path, other, holder))
+    return Claim(handle, holder)
+
+
+class Ranks(Protocol):
+    """What the ranks of one training agree by."""
+
+    def maximum(self, values: Sequence[int]) -> list[int]: ...
+
+
+def claim_for_ranks(ranks: Ranks, take: Callable[[], Claim | None]) -> Claim | None:
+    """What `take` claims on a rank, if anything. Collective: ends all ranks where another training holds it."""
+    claim, refused = None, 0
+    try:
+        claim = take()
+    except ClaimedError as error:
+        refused = 1
+        log(str(error))
+    if ranks.maximum([refused])[0]:
+        raise SystemExit(USAGE_ERROR)
+    return claim
+
+
+def _holder_in(handle: int) -> Holder | None:
+    try:
+        return Holder.of(os.pread(handle, 400, 0).decode(errors="replace"))
+    except OSError:
+        return None
+
+
+def _lock(handle: int) -> bool | None:
+    """Whether the lock is ours now; None where the file system has none."""
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except (BlockingIOError, PermissionError):  # POSIX allows either
+        return False
+    except OSError:
+        return None
+
+
+def _beats(path: Path, seconds: float) -> bool:
+    """Whether somebody renews the file's time. Opened at each look: on NFS only an open asks the server.
+
+    Looks are counted, not seconds: on a machine that stands still the holder needs some time of its own after it.
+    """
+    first = _time(path)
+    for _ in range(20):
+        time.sleep(seconds / 20)
+        if _time(path) != first:
+            return True
+    return False
+
+
+def _time(path: Path) -> int:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return os.fstat(handle).st_mtime_ns
+    finally:
+        os.close(handle)
+
+
+def _refusal(path: Path, other: Holder | None, mine: Holder) -> str:
+    directory = path.parent
+    if other is None:
+        return f"another training holds {directory} ({path.name}): set ONES_JOB_DIR to another directory"
+    where = f"process {other.pid} on {other.host}"
+    where += f", step {other.step}" if other.step else ""
+    if other.job_id and other.job_id == mine.job_id:
+        return (
+            f"job {other.job_id} trains in {directory} already ({where}), and a second training would overwrite its "
+            "checkpoints: start the script once, with ones-run in the batch script and no srun before it; for two "
+            "trainings in one job set ONES_JOB_DIR to another directory for each"
+        )
+    who = f"job {other.job_id} is running" if other.job_id else "a training runs"
+    return (
+        f"{who} in {directory} ({where}), and two cannot share it: end that one, or set ONES_JOB_DIR to another "
+        "directory"
+    )

@@ -1,0 +1,141 @@
+"""The job's directory, as the side that starts the ranks sees it: checkpoints, reports, and a few small files in it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.process.block import own_block
+from ones_wrapper.process.exit_codes import explaining_code
+from ones_wrapper.process.placement import number
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    MANIFEST,
+    Bye,
+    Checkpoint,
+    Hello,
+    Membership,
+    ProtocolError,
+    decode_report,
+    reports_name,
+)
+
+TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
+MEMORY = ".memory.json"
+"""What the GPUs turned out to hold; see `ones_wrapper.run.memory`."""
+STEP_NAME = re.compile(r"step-\d{9,}")
+_REPORTS = re.compile(r"reports-(\d{1,9})\.jsonl", re.ASCII)
+
+
+def checkpoints(job_dir: Path) -> list[Path]:
+    """The complete checkpoints, newest first."""
+    try:
+        names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if STEP_NAME.fullmatch(e.name)]
+    except OSError:
+        return []
+    paths = (job_dir / CHECKPOINTS / name for name in sorted(names, key=lambda name: int(name[5:]), reverse=True))
+    return [path for path in paths if (path / MANIFEST).is_file()]
+
+
+def newest_checkpoint(job_dir: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    return next(iter(checkpoints(job_dir)), None)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run's reports say so far."""
+
+    checkpoints: frozenset[str]
+    """Those that the run loaded or made."""
+    drained: bool
+    """Whether it left because the companion had ordered a drain: the companion requeues it."""
+    tasks: tuple[int, ...] = ()
+    """Of a job of blocks: the tasks that train together, as far as it says."""
+    ended: bool = False
+    """Whether the script came to its end, or left by itself."""
+
+
+def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
+    """Read a run's reports; lines that are none are passed over."""
+    names, drained, ended = set(), False, False
+    tasks: tuple[int, ...] = ()
+    try:
+        lines = (job_dir / reports_name(restart)).read_bytes().splitlines()
+    except OSError:
+        return RunSummary(frozenset(), False)
+    for line in lines:
+        with suppress(ProtocolError):
+            report = decode_report(line)[2]
+            if isinstance(report, (Hello, Checkpoint)):
+                names.add(report.checkpoint if isinstance(report, Hello) else report.name)
+                drained = ended = False
+            elif isinstance(report, Bye):
+                drained, ended = report.reason == "drained", report.reason in ("finished", "stopped")
+            elif isinstance(report, Membership):
+                tasks = report.blocks
+    return RunSummary(frozenset(names - {""}), drained, tasks, ended)
+
+
+def newest_run(job_dir: Path, most: int) -> int:
+    """The newest run, of those up to `most`, that left reports; `most` where there is none."""
+    try:
+        names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
+    except OSError:
+        return most
+    return max((number for name in names if (number := int(name[1])) <= most), default=most)
+
+
+def _start(restart: int, task: int | None) -> str:
+    """What names a start: the blocks of a job share its directory."""
+    return str(restart) if task is None else f"block{task}-{restart}"
+
+
+def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
+    """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
+
+    `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
+    other launchers have rules of their own: so the script's own code would be lost. `task` is the block's, where it is
+    one. False where it could not be written: the launcher's own code then has to do.
+    """
+    start = _start(restart, task)
+    try:
+        new = job_dir / f".new-exit-{start}-{who}"
+        new.write_text(f"{time.time():.6f} {code}")
+        new.rename(job_dir / f".exit-{start}-{who}")
+    except OSError:
+        return False
+    return True
+
+
+def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
+    """Whether `write_exit_code` was called so."""
+    return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
+
+
+def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
+    """The code that explains how the ranks ended, of those that were left, or else `code`, the launcher's."""
+    left = []
+    for path in job_dir.glob(f".exit-{_start(restart, task)}-*"):
+        with suppress(OSError, ValueError):
+            when, written = path.read_text().split()
+            left.append((float(when), int(written)))
+    return explaining_code([written for _, written in sorted(left)]) or code
+
+
+def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
+    """Before a start: what earlier ones left is not about this one. What other blocks left is theirs."""
+    own = "*" if task is None else f"block{task}-*"
+    for path in [*job_dir.glob(f".exit-{own}"), *job_dir.glob(f".new-exit-{own}")]:
+        path.unlink(missing_ok=True)
+
+
+def error_file(job_dir: Path, env: Mapping[str, str]) -> Path:
+    """What the rank whose script failed first in this start leaves, so that the others need not show it again."""
+    block = own_block(env)
+    start = _start(number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
+    return job_dir / f".exit-{start}-error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

@@ -1,0 +1,287 @@
+"""The job's side of the files that `protocol` describes: reports out, orders and the owner's requests in.
+
+None of them ever stops training. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import (
+    MAX_LINE,
+    MAX_SPEC,
+    ORDERS,
+    SPEC,
+    Bye,
+    Membership,
+    Order,
+    ProtocolError,
+    Report,
+    Spec,
+    decode_order,
+    decode_report,
+    decode_spec,
+    encode,
+    encode_report,
+    reports_name,
+    spool_order_name,
+)
+
+POLL_S = 0.5
+"""Shortest time between two looks for an order."""
+
+
+def not_ours(path: Path) -> str:
+    """Why a directory can't be used as this user's own, and what to do; empty where it can."""
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode):
+        return "is a link; set ONES_JOB_DIR to the directory itself"
+    if not stat.S_ISDIR(state.st_mode):
+        return "is not a directory; move it away"
+    if state.st_uid != os.geteuid():
+        return f"belongs to user {state.st_uid}, not to you; choose another"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "is not writable; chmod u+rwx it"
+    return ""
+
+
+class ReportWriter:
+    """Rank 0's reports of one run. A line is one `write`, so readers see whole lines; a full disk costs
+    lines.
+    """
+
+    def __init__(self, job_dir: Path, restart: int) -> None:
+        self._path = job_dir / reports_name(restart)
+        self._file: int | None = None
+        self._number = 0
+        self._torn = False
+        self._logged = False
+        try:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o644)
+            self._continue()
+        except OSError as error:
+            self._log_error(error)
+
+    def _continue(self) -> None:
+        """Go on after the lines of an earlier `ones-run` in the same run."""
+        text = self._path.read_bytes()
+        self._number = text.count(b"\n")
+        self._torn = bool(text) and not text.endswith(b"\n")
+
+    def _log_error(self, error: OSError) -> None:
+        if not self._logged:
+            log(f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them")
+        self._logged = True
+
+    def send(self, report: Report) -> None:
+        """Append one report; a failure is logged once and otherwise ignored."""
+        if self._file is None:
+            return
+        self._number += 1
+        line = encode_report(self._number, time.time(), report)
+        if self._torn:
+            line = b"\n" + line
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            self._log_error(error)
+            return
+        self._torn = written < len(line)
+        self._logged = False
+
+
+def write_spec(job_dir: Path, spec: Spec) -> None:
+    """Replace `spec.json` atomically; a failure is logged."""
+    new = job_dir / f".{SPEC}"
+    try:
+        new.write_bytes(encode(spec))
+        new.replace(job_dir / SPEC)
+    except OSError as error:
+        log(f"{job_dir / SPEC} cannot be written ({error.strerror}); the companion will not resize this job")
+
+
+def read_spec(job_dir: Path) -> Spec | None:
+    """What the job's last run wrote; None where there is none that can be read."""
+    try:
+        with (job_dir / SPEC).open("rb") as file:
+            return decode_spec(file.read(MAX_SPEC + 1))
+    except (OSError, ProtocolError):
+        return None
+
+
+def read_order(path: Path, owners: frozenset[int]) -> Order | None:
+    """The order in a file, None where there is no file.
+
+    Raises ValueError (`ProtocolError` among them) or OSError where the file is a link, not regular, too
+    large, written by nobody we listen to, or not an order.
+    """
+    try:
+        # Opened at each look rather than judged by its time: on NFS only an open asks the server.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise ProtocolError("is not a regular file")
+        if state.st_uid not in owners:
+            raise ProtocolError(f"belongs to user {state.st_uid}, whose orders this job does not take")
+        if state.st_size > MAX_LINE:
+            raise ProtocolError(f"is larger than {MAX_LINE} bytes")
+        return decode_order(os.read(file, MAX_LINE + 1))
+    finally:
+        os.close(file)
+
+
+class OrderReader:
+    """The order in force, from the job's directory and the site's spool."""
+
+    def __init__(
+        self,
+        job_dir: Path,
+        restart: int,
+        spool: Path | None = None,
+        job_id: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths = [job_dir / ORDERS]
+        owners = {os.geteuid(), 0}
+        if spool is not None:
+            self._paths.append(spool / spool_order_name(job_id))
+            try:
+                owners.add(spool.stat().st_uid)
+            except OSError as error:
+                log(f"spool {spool} cannot be read ({error.strerror}); orders come from {job_dir} alone")
+        self._owners = frozenset(owners)
+        self._restart = restart
+        self._clock = clock
+        self._next = -1.0
+        self._logged: set[str] = set()
+        self.order: Order | None = None
+        """The order in force: the valid one with the highest number so far."""
+
+    def skip_wait(self) -> None:
+        """A signal announced an order: the next poll reads at once."""
+        self._next = -1.0
+
+    def poll(self) -> Order | None:
+        """Look for a newer order, at most each `POLL_S`; returns the one in force."""
+        now = self._clock()
+        if now < self._next:
+            return self.order
+        self._next = now + POLL_S
+        for path in self._paths:
+            try:
+                order = read_order(path, self._owners)
+            except (ValueError, OSError) as error:
+                self._log_error(path, str(error))
+                continue
+            if order is None or order.restart > self._restart:
+                continue
+            if self.order is None or order.number > self.order.number:
+                self.order = order
+        return self.order
+
+    def _log_error(self, path: Path, why: str) -> None:
+        text = f"order {path} is ignored: {why}"
+        if text not in self._logged and len(self._logged) < 100:
+            self._logged.add(text)
+            log(text)
+
+
+SAVE = "ones.save"
+"""Take a checkpoint at the next step boundary, and train on."""
+STOP = "ones.stop"
+"""Take a checkpoint at the next step boundary, and end the job for good."""
+
+
+class OwnerRequests:
+    """Rank 0's look at the two files. An answered request is removed, so that the next run does not obey it again."""
+
+    def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job_dir = job_dir
+        self._clock = clock
+        self._next = -1.0
+
+    def due(self) -> bool:
+        """Whether it is time for another look: not at each step, for the file system's sake."""
+        now = self._clock()
+        if now < self._next:
+            return False
+        self._next = now + POLL_S
+        return True
+
+    def requested(self, name: str) -> bool:
+        """Whether the file is there, and is the owner's or root's."""
+        try:
+            return (self._job_dir / name).lstat().st_uid in (os.geteuid(), 0)
+        except OSError:
+            return False
+
+    def remove(self, name: str) -> None:
+        """Remove the file."""
+        try:
+            (self._job_dir / name).unlink(missing_ok=True)
+        except OSError as error:
+            log(f"{name} cannot be removed ({error.strerror}); remove it yourself, or the next run obeys it again")
+
+
+@dataclass(frozen=True)
+class Previous:
+    """The last start's last report."""
+
+    time: float
+    """Unix time."""
+    failed: bool
+    """It left no bye, or that of an error: a rank died, a node, or the network."""
+
+
+def previous(job_dir: Path, restart: int) -> Previous | None:
+    """The start before this one, of this run or of the one before; None where there was none that left a report."""
+    for number in (restart, restart - 1):
+        found = _last(job_dir / reports_name(number))
+        if found is not None:
+            return found
+    return None
+
+
+def last_generation(job_dir: Path, term: int) -> int:
+    """The highest generation that the two terms before reported; -1 for none."""
+    found = -1
+    for number in (term - 1, term - 2):
+        try:
+            lines = (job_dir / reports_name(number)).read_bytes().splitlines() if number >= 0 else []
+        except OSError:
+            continue
+        for line in lines:
+            with suppress(ProtocolError):
+                report = decode_report(line)[2]
+                if isinstance(report, Membership):
+                    found = max(found, report.generation)
+    return found
+
+
+def _last(path: Path) -> Previous | None:
+    """Of the last whole line of a report file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * MAX_LINE))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            if line.endswith(b"\n"):
+                _, time, report = decode_report(line)
+                return Previous(time, not isinstance(report, Bye) or report.reason == "error")
+        except ProtocolError:
+            continue
+    return None

@@ -1,0 +1,101 @@
+"""Text files that a script writes on rank 0, cut back at a resume to what they held at the checkpoint.
+
+What a run writes after its last checkpoint is written again by the next one, so it must not stay.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ones_wrapper.process.log import log
+
+
+class KeptFiles:
+    """Those of one job. What a checkpoint holds of them is their sizes."""
+
+    def __init__(self, writes: Callable[[], bool]) -> None:
+        """`writes` says whether this process writes them now: rank 0 does."""
+        self._writes = writes
+        self._sizes: dict[str, int] = {}
+        self._fresh = True
+        """Whether training begins from scratch."""
+        self._open: dict[str, KeptFile] = {}
+
+    def open(self, path: str | os.PathLike[str]) -> KeptFile:
+        """The file, at its end. Raises OSError where rank 0 cannot write it, ValueError where it is open already."""
+        name = os.fspath(path)
+        before = self._open.get(name)
+        if before is not None and not before.closed:
+            raise ValueError(f"open: {name} is open already")
+        if before is None and self._writes():
+            self._cut(name)
+        self._open[name] = file = KeptFile(name, self._writes)
+        if self._writes():
+            file.write("")  # an error now, rather than after the first hours
+        return file
+
+    def _cut(self, name: str) -> None:
+        wanted, path = 0 if self._fresh else self._sizes.get(name), Path(name)
+        if wanted is None or not path.exists():
+            return
+        size = path.stat().st_size
+        if size < wanted:
+            log(f"{name} holds {size} bytes and held {wanted} at the checkpoint: lines are missing")
+        elif size > wanted:
+            os.truncate(path, wanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sizes; all that was written so far is on the disk."""
+        sizes = dict(self._sizes)
+        for name, file in self._open.items():
+            file.sync()
+            with suppress(OSError):  # on other nodes it may not be there
+                sizes[name] = Path(name).stat().st_size
+        return sizes
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the sizes at a checkpoint."""
+        self._sizes, self._fresh = dict(state), False
+
+
+class KeptFile(io.TextIOBase):
+    """A text file to write to: `print(..., file=f)`, `csv.writer(f)`, `f.write(...)`. Each line is in the file at once;
+    what other ranks write goes nowhere."""
+
+    def __init__(self, name: str, writes: Callable[[], bool]) -> None:
+        self.name = name
+        self._writes = writes
+        self._file: io.TextIOWrapper | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
+        if self._writes():
+            if self._file is None:
+                self._file = Path(self.name).open("a", buffering=1, newline="")  # noqa: SIM115  # closed by `close`
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Have what was written on the disk."""
+        if self._file is not None and self._writes():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        super().close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

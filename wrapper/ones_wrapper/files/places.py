@@ -1,0 +1,134 @@
+"""Where a job's files are: its directory, the pointer to it, and the site's spool.
+
+The companion looks in the directory that the job was submitted from. So a job whose directory is elsewhere leaves a
+pointer there (`protocol.pointer_name`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ones_wrapper.files.job_io import not_ours
+from ones_wrapper.process.block import own_block
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import LaunchError, number
+from ones_wrapper.protocol import MAX_POINTER, SPOOL_FILE, ProtocolError, directory_name, encode_pointer, pointer_name
+
+
+def own_job(env: Mapping[str, str]) -> int:
+    """The id that names this job: of a job of blocks its array's; 0 outside Slurm."""
+    block = own_block(env)
+    return block.array if block else number(env, "SLURM_JOB_ID") or 0
+
+
+def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
+    """Where the job's directory is, absolute: ONES_JOB_DIR, or `ones-<job id>` in ONES_JOB_ROOT or else in the working
+    directory, of a job of blocks by the id of its array.
+    """
+    path = cwd / (env.get("ONES_JOB_DIR") or Path(env.get("ONES_JOB_ROOT") or "", directory_name(own_job(env))))
+    return path.resolve() if ".." in path.parts else path
+
+
+def make_root(env: Mapping[str, str], cwd: Path) -> None:
+    """Make ONES_JOB_ROOT, where it is what counts. Raises `LaunchError`."""
+    root = env.get("ONES_JOB_ROOT")
+    if not root or env.get("ONES_JOB_DIR"):
+        return
+    try:
+        (cwd / root).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"ONES_JOB_ROOT={root}: cannot be made ({error.strerror}); name another") from None
+
+
+def make_job_directory(path: Path) -> None:
+    """Make the job's directory (mode 0755), or check the one that is there.
+
+    Raises `LaunchError` where it is a link, not a directory, another user's, not writable, or its parent is
+    missing.
+    """
+    try:
+        path.mkdir()
+        path.chmod(0o755)  # the companion may be another user, whatever our umask
+        return
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise LaunchError(f"job directory {path}: its parent does not exist; make it first") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise LaunchError(
+            f"job directory {path}: cannot be made ({why}); set ONES_JOB_DIR to a place you can write to"
+        ) from None
+    if why := not_ours(path):
+        raise LaunchError(f"job directory {path}: {why}")
+
+
+def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
+    """Have the companion find the job's directory `path` from where the job was submitted; a failure is logged.
+
+    That place is SLURM_SUBMIT_DIR, or with --chdir the working directory that the batch script begins in.
+    """
+    job_id, given = own_job(env), env.get("SLURM_SUBMIT_DIR")
+    if not job_id or not given:
+        return
+    submitted = Path(given)
+    for place in dict.fromkeys((submitted, cwd)):
+        pointer = place / pointer_name(job_id)
+        try:
+            if place / directory_name(job_id) == path:
+                pointer.unlink(missing_ok=True)  # of an earlier job with this id
+            else:
+                _replace(pointer, encode_pointer(str(path)))
+        except (ProtocolError, OSError) as error:
+            if place == submitted:
+                log(
+                    f"{pointer} cannot be written ({error}): slurm-ones will not find this job's directory {path}, "
+                    "and not resize it, unless it was submitted with --chdir; submit from a directory that the job "
+                    "can write to"
+                )
+
+
+def _replace(path: Path, text: bytes) -> None:
+    with suppress(OSError):
+        if path.lstat().st_size <= MAX_POINTER and not path.is_symlink() and path.read_bytes() == text:
+            return
+    new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    try:
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(file, "wb") as out:
+            out.write(text)
+            os.fchmod(file, 0o644)
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
+def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
+    """The spool that this job reads orders from: ONES_SPOOL, else what the site published; None where there is none.
+
+    What is published is believed as `protocol.SPOOL_FILE` says.
+    """
+    if given := env.get("ONES_SPOOL"):
+        return Path(given)
+    if "ONES_LAUNCHED" in env:  # ones-run has looked, and complained once
+        return None
+    try:
+        for path in (published.parent, published):
+            state = path.lstat()
+            if state.st_uid != 0 or state.st_mode & 0o022 or stat.S_ISLNK(state.st_mode):
+                raise ValueError("it, or its folder, is not root's alone to write")
+        text = published.read_text().strip()
+        if not text.startswith("/") or not text.isprintable():
+            raise ValueError("it is not one absolute path")
+        return Path(text)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log(f"{published} is not believed ({error}): tell your administrator; ONES_SPOOL names the spool meanwhile")
+        return None

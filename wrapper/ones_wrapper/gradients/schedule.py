@@ -1,0 +1,173 @@
+"""Learning rate schedules that follow progress, whatever batches a job goes through.
+
+A script's schedule is written in steps of its base batch: a cosine over `epochs * len(loader)` of them, say. A step of
+twice the batch uses the samples of two of those, so the schedule must advance by two, or it never ends. So
+`Job.register` returns each scheduler in a wrapper, whose `step()` inside the loop over batches advances the script's
+own by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a fixed
+base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
+
+What a step leaves of a base batch is carried in the scheduler's state; all else follows from `Progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ones_wrapper.data.progress import Progress
+
+METRICS = (
+    "scheduler.step(...): {name} is given a metric inside the loop over batches, where the number of steps depends on "
+    "the batch. Step it once an epoch, after that loop: `scheduler.step(loss)`"
+)
+EPOCH = (
+    "scheduler.step({given}): inside the loop over batches a schedule follows progress, which no number of the "
+    "script's can. Write `scheduler.step()`, and give {name} its lengths in steps rather than epochs: "
+    "`epochs * len(loader)`"
+)
+UNWRAPPED = (
+    "{name}.step: this is the scheduler that was given to job.register. It counts steps, which become fewer as the "
+    "batch grows; use the one that was returned, which follows progress: `optimizer, scheduler = "
+    "job.register(model=model, optimizer=optimizer, scheduler=scheduler)`"
+)
+REST = "ones:samples"
+"""Key in a scheduler's state: samples that no whole base batch was made of yet."""
+
+
+def base_steps(samples: int, base_batch: int) -> int:
+    """Steps of the base batch that so many samples take; the last one may be smaller."""
+    return -(-samples // base_batch)
+
+
+def counted(progress: Progress, total: int, batch: int, base_batch: int) -> int:
+    """Samples that a schedule counts for a step of `total`, taken at global batch `batch` with this progress before it.
+
+    Those of an epoch's last step count as if they filled its last base batch: each epoch has whole steps.
+    """
+    end = progress.cursor + total
+    if end == progress.dataset or total < batch:
+        return base_steps(end, base_batch) * base_batch - progress.cursor
+    return total
+
+
+def is_scheduler(thing: Any) -> bool:
+    """Whether it changes learning rates by steps: torch's, or another that works like these."""
+    if isinstance(thing, LRScheduler):
+        return True
+    methods = all(callable(getattr(thing, name, None)) for name in ("step", "state_dict", "load_state_dict"))
+    return methods and hasattr(thing, "last_epoch") and not isinstance(thing, Optimizer)
+
+
+class Schedules:
+    """The schedulers of a job, and which step the script is in. The wrapped schedulers share it."""
+
+    def __init__(self, base_batch: int, due: Callable[[], bool] = lambda: True) -> None:
+        """`due` says whether the step ends with this accumulation step."""
+        self.base_batch = base_batch
+        self.due = due
+        self.samples = 0
+        """What the present step counts."""
+        self.within = False
+        """Whether the script is in the loop over batches."""
+        self._wrapped: list[ProgressScheduler] = []
+
+    def wrap(self, thing: Any, known: bool = False) -> Any:
+        """The scheduler to use instead; what is none stays as it is. `known`: whatever has `step` is one."""
+        if not (is_scheduler(thing) or (known and callable(getattr(thing, "step", None)))):
+            return thing
+        self._wrapped.append(ProgressScheduler(thing, self))
+        return self._wrapped[-1]
+
+    def enter(self, samples: int) -> None:
+        """A step begins that counts so many samples."""
+        self.samples, self.within = samples, True
+        for wrapped in self._wrapped:
+            wrapped.mark()
+
+    def check(self) -> None:
+        """The step was made. Raises RuntimeError where the script stepped a scheduler past its wrapper in it."""
+        for wrapped in self._wrapped:
+            wrapped.check()
+
+    def leave(self) -> None:
+        """The script left the loop over batches."""
+        self.within = False
+
+
+class ProgressScheduler:
+    """A learning rate scheduler that is as far as the training's progress, in steps of the base batch.
+
+    All else is the script's own, `scheduler`.
+    """
+
+    def __init__(self, scheduler: Any, schedules: Schedules) -> None:
+        self.scheduler = scheduler
+        self._schedules = schedules
+        self._samples = 0
+        """Less than a base batch, after each step."""
+        self._marks: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Inside the loop over batches: go to where progress is once this step is made. Outside: the script's own step.
+
+        Raises RuntimeError inside the loop for a metric or a number, which progress has none of.
+        """
+        schedules = self._schedules
+        if not schedules.within:
+            self.scheduler.step(*args, **kwargs)
+            return
+        self._refuse([value for value in (*args, *kwargs.values()) if value is not None])
+        if not schedules.due():
+            return
+        self._samples += schedules.samples
+        while self._samples >= schedules.base_batch:
+            self._samples -= schedules.base_batch
+            if not self._over():
+                self.scheduler.step()
+        self.mark()
+
+    def _refuse(self, given: list[Any]) -> None:
+        name = type(self.scheduler).__name__
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise RuntimeError(METRICS.format(name=name))
+        if given:
+            raise RuntimeError(EPOCH.format(name=name, given="..."))
+
+    def _over(self) -> bool:
+        """Whether the schedule is at its end, where some (OneCycleLR) raise an error."""
+        last, total = (getattr(self.scheduler, name, None) for name in ("last_epoch", "total_steps"))
+        return isinstance(last, int) and isinstance(total, int) and last >= total
+
+    def mark(self) -> None:
+        """Remember where the script's own scheduler is."""
+        self._marks = _marks(self.scheduler)
+
+    def check(self) -> None:
+        """Raises RuntimeError where somebody else stepped it since."""
+        if _marks(self.scheduler) != self._marks:
+            raise RuntimeError(UNWRAPPED.format(name=type(self.scheduler).__name__))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The script's own scheduler's, and what is left of a base batch."""
+        return {**self.scheduler.state_dict(), REST: self._samples}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, or the script's own scheduler did."""
+        state = dict(state_dict)
+        self._samples = state.pop(REST, 0)
+        self.scheduler.load_state_dict(state)
+        self.mark()
+
+
+def _marks(scheduler: Any) -> list[Any]:
+    """What changes with each step of it, or of those it is made of."""
+    own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
+    return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]

@@ -1,0 +1,43 @@
+"""The file of what was tried before for a job: counted before it is tried."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from ones_wrapper.files.job_directory import STEP_NAME
+from ones_wrapper.launch.restart_policy import Tries
+
+TRIES = "tries.json"
+
+
+def _tries_name(task: int | None) -> str:
+    return TRIES if task is None else f"tries-{task}.json"
+
+
+def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
+    """What was tried before for this job; another job's tries in the same directory do not count."""
+    try:
+        data = json.loads((job_dir / _tries_name(task)).read_text())
+        tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return Tries(job_id)
+    counts = (tries.requeues, tries.restarts, tries.failures, tries.halvings)
+    sound = all(type(count) is int and 0 <= count < 2**31 for count in counts) and all(
+        isinstance(name, str) and (not name or STEP_NAME.fullmatch(name))
+        for name in (tries.requeued_at, tries.failed_at)
+    )
+    return tries if sound and tries.job_id == job_id else Tries(job_id)
+
+
+def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
+    """Replace the file; False where it could not be written, so that nothing is tried without being counted."""
+    path = job_dir / _tries_name(task)
+    new = path.with_name(f".{path.name}")
+    try:
+        new.write_text(json.dumps(asdict(tries), indent=1) + "\n")
+        new.replace(path)
+    except OSError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Layouts: how one replica of a model is spread over several ranks."""

@@ -1,5 +1,0 @@
-"""Optimus-2D tensor parallelism (Xu et al. 2021, arXiv 2104.05343). Importing it imports no torch."""
-
-from ones_wrapper.layouts.optimus.strategy import Optimus2D
-
-__all__ = ["Optimus2D"]

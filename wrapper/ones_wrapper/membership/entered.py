@@ -1,0 +1,201 @@
+"""How a process becomes one of its run's ranks: with those of its start, and in a job of blocks with those of others.
+
+Where a change begins a term, blocks meet before the script's first line: so who builds a Trainer, which copies the
+number of ranks, finds the right one. Else `init` does it, while others train on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from ones_wrapper.files.job_io import OrderReader, read_spec
+from ones_wrapper.files.places import find_job_directory, find_spool
+from ones_wrapper.files.resume import prepare_job_directory
+from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.membership import connections, rescue
+from ones_wrapper.membership.blocks import Blocks
+from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
+from ones_wrapper.membership.files import Leader
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.proof import ProofError
+from ones_wrapper.network.rendezvous import meet, place
+from ones_wrapper.network.store import GroupStore
+from ones_wrapper.process.block import Block, own_block
+from ones_wrapper.process.ending import leave
+from ones_wrapper.process.exit_codes import NEXT_TERM, PEER_LOST
+from ones_wrapper.process.hooks import FLAGS, on_error
+from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import Placement
+from ones_wrapper.protocol import HOT
+
+_MEET_S = 300.0
+"""How long the ranks of a block may take to find each other: as long as torch's own."""
+_ELSEWHERE = (
+    "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with; "
+    "all blocks of a job run the same script"
+)
+
+
+class Entered:
+    """The ranks of a run, before there is one."""
+
+    def __init__(self, group: Group, blocks: Blocks | None = None, leads: bool = True) -> None:
+        self.group = group
+        self.blocks = blocks
+        """None in a plain job."""
+        self.leads = leads
+        """Whether these ranks begin a term."""
+        self.early = False
+        """Whether torch.distributed is not set up yet."""
+        self.begun = False
+        """Whether a run has been made of them."""
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Ends the process where others are lost before a run is made of these ranks."""
+        assert self.blocks is not None
+        with _looking_again(self.blocks.block, self.blocks.local_rank, self):
+            yield
+
+    def keep_ranks(self) -> None:
+        """For a framework that copies who the ranks are: each change of them begins a term. Ends a block that cannot
+        take part.
+        """
+        if self.blocks is None:
+            return
+        self.blocks.hot = False
+        if not self.leads:
+            with _looking_again(self.blocks.block, self.blocks.local_rank, self):
+                raise NotWantedError(_ELSEWHERE)
+
+    def set_up(self, group: Group) -> None:
+        """The ranks that met before the script have set up torch.distributed: `group` is theirs."""
+        mine = self.group
+        assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
+        connections.keep(mine.control)
+        mine.become(mine.rank, mine.world, mine.nodes, mine.gpus_per_node, group.control, None)
+        mine.device, self.early = group.device, False
+
+    def failed(self, error: BaseException) -> tuple[int, str] | None:
+        """What an error of the script means before there is a run. Not collective."""
+        blocks = self.blocks
+        if blocks is None or self.begun or blocks.alone or not is_peer_lost(error):
+            return None
+        why = str(error).splitlines()[0][:300]
+        blocks.give_up(why)
+        return PEER_LOST, f"others are lost ({why}); it looks again"
+
+
+def enter_before_script() -> Entered | None:
+    """Of a block whose job changes by terms, as far as its last run said: its ranks meet now; None of others. What the
+    launcher told the script of them is then true of all. Nothing is set up that the script might want otherwise: that
+    is CUDA, and torch.distributed.
+    """
+    env = os.environ
+    again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
+    if (block := own_block(env)) is None:
+        return None
+    spec = read_spec(find_job_directory(env, Path.cwd()))
+    by_terms = bool(again) or (spec is not None and not spec.hot)
+    rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    store = _open_store(env) if world > 1 else None
+    if store is not None:  # the first rank's word: a shared file system may show a spec to some nodes alone
+        if rank == 0:
+            store.set("by-terms", str(int(by_terms)))
+        by_terms = store.get("by-terms") == b"1"
+    if not by_terms:
+        return None
+    try:
+        control = connections.raw_group(store, rank, world, _MEET_S) if store is not None else None
+    except ProofError as error:
+        log(f"block {block.task}: {error}; it begins again")
+        raise SystemExit(PEER_LOST) from None
+    group = TorchGroup(rank, world, local, world // each, each, torch.device("cpu"), control)
+    entered = enter_block(group, block)
+    entered.early = True
+    if entered.blocks is not None and spec is not None and spec.limits is not None:
+        limits = spec.limits
+        entered.blocks.fits = lambda world: limits.at(world) is not None
+    return entered
+
+
+def _open_store(env: Mapping[str, str]) -> GroupStore:
+    """By which the ranks of a block meet before the script. Raises `StoreLostError`."""
+    network = JobNetwork.found(env, find_job_directory(env, Path.cwd()) / HOT)
+    return GroupStore(meet(env, network), "block", _MEET_S)
+
+
+def enter_block(group: TorchGroup, block: Block) -> Entered:
+    """Find those who train, or lead. Collective over the block, whose ranks `group` has; it then has those with which
+    this block begins. Leaves the process where the job is over, and where ranks have to start again.
+    """
+    env = os.environ
+    directory = find_job_directory(env, Path.cwd())
+    local, armed = group.rank, FLAGS.armed
+    entered = Entered(group)
+
+    def ready(term: int) -> None:
+        rescue.wait(directory / HOT, term)
+
+    def orders(term: int) -> OrderReader:
+        return OrderReader(directory, term, find_spool(env), block.array)
+
+    def abandon(why: str) -> None:
+        log(f"block {block.task}: {why}; it looks again")
+        leave(PEER_LOST)
+
+    with _looking_again(block, local, entered):
+        if local == 0:
+            prepare_job_directory(directory, env, Path.cwd())
+        found, leads = come_in(group, directory, block, env, ready)
+        if not leads:
+            FLAGS.armed = True
+            wait_for_term(group, found, lambda: FLAGS.stop, abandon)
+            FLAGS.armed = armed
+        if found.present is not None:
+            _tell_script(group, block, found.leader, found.present.nodes_before(found.me.uid))
+        entered.blocks, entered.leads = Blocks(group, found), leads
+        entered.blocks.listen(orders, lambda: FLAGS.stop, abandon)
+    on_error(entered.failed)
+    return entered
+
+
+def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
+    """The variables that a launcher sets, of the ranks that there are now. Who calls init_process_group finds the
+    others by the leader's board, which is a store that torch's agents would keep. Some releases of torch read it by the
+    count of starts, so all ranks need the same: the term's.
+    """
+    env = os.environ
+    local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
+    env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())
+    env.update(TORCHELASTIC_RUN_ID=str(block.array), TORCHELASTIC_RESTART_COUNT=str(leader.term))
+    env.update(MASTER_ADDR=leader.host, MASTER_PORT=str(leader.port), TORCHELASTIC_USE_AGENT_STORE="True")
+    env.update(place(leader.host, leader.port, leader.place))
+
+
+@contextmanager
+def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]:
+    """Ends the process where the job is over, and where ranks have to start again."""
+    try:
+        yield
+    except NextTermError:
+        raise SystemExit(NEXT_TERM) from None
+    except NotWantedError as why:
+        if local == 0:
+            log(f"block {block.task} ends: {why}")
+        raise SystemExit(0) from None
+    except (StoreLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
+        log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
+        raise SystemExit(PEER_LOST) from None
+    except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
+        if not is_peer_lost(error) or (entered.blocks is not None and entered.blocks.alone):
+            raise
+        log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
+        raise SystemExit(PEER_LOST) from None

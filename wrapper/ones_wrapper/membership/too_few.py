@@ -1,0 +1,75 @@
+"""Blocks that are left of a membership, and are none that the job's strategy can train with: they wait for others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ones_wrapper.files.job_io import STOP, OwnerRequests, last_generation
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.membership.blocks import Blocks
+from ones_wrapper.membership.entrance import NextTermError
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
+from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
+
+WAIT_S = 1800.0
+"""How long they wait; then the strategy says what is wrong, which ends them."""
+_LOOK_S = 0.1
+
+
+def wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path) -> None:
+    """Train nothing, until blocks that joined make a membership which the strategy can use: with them the next term
+    begins, from the checkpoint that there is. Collective. Returns where nobody came.
+
+    Leaves the process where it was told to end, or the job. Raises `NextTermError`, `NotWantedError` where this block
+    is none of that membership, and `PeersLostError`.
+    """
+    FLAGS.armed = True
+    generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
+    blocks.lead_first(generation, hot=False)
+    if group.rank == 0:
+        log(f"{group.world} ranks are none that the strategy can use; waiting for other blocks of the job")
+    code = wait(group, blocks, OwnerRequests(directory))
+    blocks.close()
+    if code:
+        raise SystemExit(code)
+
+
+def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
+    """The exit code with which this rank ends, 0 where nobody came. Collective. Raises as `wait_for_others` does.
+
+    A block that is told to end does so at once, since nobody trains; the others look again who is there.
+    """
+    until = time.monotonic() + WAIT_S
+    while True:
+        first = group.rank == 0
+        owner = first and requests.due() and requests.requested(STOP)
+        over = first and time.monotonic() > until
+        asked = [*blocks.proposal(), int(owner), int(FLAGS.stop), int(over)]
+        newest, change, stop, leaving, late = group.maximum(asked)
+        if stop:
+            group.on_first(lambda: _end(blocks, requests))
+            return DONT_RESTART
+        if leaving:
+            if FLAGS.stop:
+                return STOP_CODE
+            raise PeersLostError("another block ends")
+        if late:
+            return 0
+        if blocks.obey(newest, change):
+            why = group.on_first(lambda: blocks.announce(time.time()))
+            if not why and blocks.leaves:
+                raise NotWantedError("the others train on without it")
+            if not why:
+                raise NextTermError
+            blocks.stay(why)
+        time.sleep(_LOOK_S)
+
+
+def _end(blocks: Blocks, requests: OwnerRequests) -> None:
+    """The job ends for good, with the checkpoint that there is."""
+    requests.remove(STOP)
+    blocks.folder.end()
+    log(f"{STOP}: stopped for good")

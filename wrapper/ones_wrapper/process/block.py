@@ -1,0 +1,29 @@
+"""The block that a process belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Block:
+    """One start of one task of a job of blocks."""
+
+    array: int
+    """Job id of the array, which names the job."""
+    task: int
+    restart: int
+    """How often Slurm requeued the task."""
+
+
+def own_block(env: Mapping[str, str]) -> Block | None:
+    """The block that this process belongs to; None for a plain job, and for a task of an array that is a job of its
+    own (a sweep's)."""
+    if env.get("ONES_BLOCKS") != "1":
+        return None
+    values = [env.get(name) or "" for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    values.append(env.get("SLURM_RESTART_COUNT") or "0")
+    if not all(value.isascii() and value.isdigit() for value in values):
+        return None
+    return Block(*map(int, values))

@@ -1,0 +1,145 @@
+"""The end of a rank's process: what the script wrote is there, its `atexit` handlers ran, its exit code stays.
+
+The interpreter does not take itself apart here. While it does, a thread of gloo that still holds a Python callback
+aborts the process now and then (torch 2.13), and a finished job would count as failed. So what the interpreter would do
+for the script is done by hand, in its order: threads, `atexit`, the names of the main module, open files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import io
+import logging
+import logging.handlers
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from ones_wrapper.process.hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_hooks
+from ones_wrapper.process.log import log
+
+LONGEST_S = 10.0
+"""How long each rank may take for its end where others wait for it: a resize, a stop, an error. Slurm kills 30 s after
+its signal (KillWait). A script that has come to its end may take as long as it likes."""
+
+
+_FILE: type = io.IOBase.__mro__[1]
+"""What all files are, in C or Python: asking for it costs a tenth of asking for the abstract class."""
+
+
+def flush_files() -> None:
+    """Write what is buffered in regular files that are open, in log handlers that hold lines back, in stdout and
+    stderr, and in C's streams. Files stay open, and the script may go on.
+
+    Costs a walk over the objects that the script made: some milliseconds.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the script may have put anything there
+            stream.flush()
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # as logging.shutdown finds them
+        handler = reference()
+        if isinstance(handler, logging.handlers.MemoryHandler):
+            with suppress(Exception):
+                handler.flush()
+    for file in _open_files():
+        _try(file, file.flush)
+    ctypes.CDLL(None).fflush(None)
+
+
+def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
+    """End this rank's process with an exit code, as the interpreter would, but for taking itself apart.
+
+    `main` holds the names of the script's main module, which are dropped, so that what they alone held is finalised
+    (archives, HDF5 files). From another thread than the main one the script's threads and names are left alone, and its
+    exit hooks do not run: it did not come to its end.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main:
+        for number in (*STOP, *CHECKPOINT, *LOOK, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # the end is under way, and its code is known
+    else:
+        drop_exit_hooks()
+    steps: deque[Callable[[], None]] = deque()
+    if in_main:
+        steps.append(threading._shutdown)  # type: ignore[attr-defined]  # joins threads, ends idle pools
+    steps.append(atexit._run_exitfuncs)
+    if in_main and main is not None:
+        steps.append(lambda: _drop(main))
+    steps.append(_close_files)
+    ending = threading.Lock()
+    if code or FLAGS.stop or FLAGS.leaving:
+        threading.Thread(target=_end_late, args=(steps, ending, code), daemon=True).start()
+    _take(steps)
+    ending.acquire()
+    os._exit(code)
+
+
+def _take(steps: deque[Callable[[], None]]) -> None:
+    """Take the steps that are left; each is taken once, whoever takes it."""
+    while steps:
+        step = steps.popleft()
+        try:
+            step()
+        except SystemExit:
+            pass
+        except BaseException:
+            traceback.print_exc()
+
+
+def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: int) -> None:
+    """End the process where one of its steps takes too long; those that follow are still taken."""
+    time.sleep(LONGEST_S)
+    with ending:
+        log(f"a thread or an exit handler of the script took more than {LONGEST_S:g} s; the rank ends without it")
+        _take(steps)
+        os._exit(code)
+
+
+def _drop(names: dict[str, Any]) -> None:
+    """Let go of a module's names, as the interpreter does: those with an underscore first."""
+    threading.excepthook = lambda _: None  # daemon threads find their names gone, and nobody needs to know
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and private == (name.startswith("_") and not name.startswith("__")):
+                names[name] = None
+    gc.collect()
+
+
+def _close_files() -> None:
+    for file in _open_files():
+        _try(file, file.close)
+    flush_files()
+
+
+def _open_files() -> list[io.IOBase]:
+    """The script's regular files that are open for writing, those that write through others first."""
+    # By the type: a proxy's class may be anything, and asking for it may import something.
+    files = [one for one in gc.get_objects() if issubclass(type(one), _FILE) and _writes(one)]
+    return sorted(files, key=lambda file: (type(file).__module__ == "_io", not isinstance(file, io.TextIOBase)))
+
+
+def _writes(file: io.IOBase) -> bool:
+    try:
+        if file.closed or not file.writable():
+            return False
+        number = file.fileno()
+        return number > 2 and stat.S_ISREG(os.fstat(number).st_mode)  # a pipe may have nobody who reads it
+    except Exception:  # it has no file below, or is half made
+        return False
+
+
+def _try(file: io.IOBase, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:
+        log(f"what the script wrote to {getattr(file, 'name', 'a file')} is not all there: {error}")

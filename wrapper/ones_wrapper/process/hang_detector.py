@@ -1,0 +1,107 @@
+"""A watch on ranks that hang: each writes the time of its last step boundary into memory that its node's ranks
+and their launcher share.
+
+A dead peer, a lost network or a deadlock leaves ranks waiting for ever, and the job's time with them. What hangs
+is found, its ranks are ended, and training goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from ones_wrapper.process.standstill import Standstill
+
+_ENTRY = struct.Struct("d")
+
+
+class Heartbeats:
+    """The time of each local rank's last beat, on the machine's monotonic clock; 0 where it is not watched.
+
+    Made before the fork. Each rank writes its own entry alone, in one store.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
+        self._excused = [(0.0, 0.0)] * ranks
+        """Of each rank: a beat, and the seconds after it that do not count."""
+
+    def beat(self, local_rank: int, now: float) -> None:
+        """This rank was at a step boundary; with 0 it is watched no longer."""
+        _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
+
+    def stood_still(self, now: float, seconds: float) -> None:
+        """All ranks stood still for so long until now, with the caller. It adds up: a scheduler that suspends jobs in
+        turn does so more often than a limit ends.
+        """
+        for rank, beat in enumerate(self._beats()):
+            self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
+
+    def hung(self, now: float, limit_s: float) -> list[int]:
+        """Local ranks that trained and were at no step boundary for so long, standstills aside. None where `limit_s` is
+        0.
+        """
+        if limit_s <= 0:
+            return []
+        silent = [beat and now - beat - self._excuse(rank, beat) for rank, beat in enumerate(self._beats())]
+        return [rank for rank, seconds in enumerate(silent) if seconds > limit_s]
+
+    def _beats(self) -> list[float]:
+        return [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
+
+    def _excuse(self, rank: int, beat: float) -> float:
+        before, seconds = self._excused[rank]
+        return seconds if before == beat else 0.0
+
+
+_own: tuple[Heartbeats, int] | None = None
+
+
+def watch_rank(board: Heartbeats, local_rank: int) -> None:
+    """From now on this process is that rank."""
+    global _own
+    _own = (board, local_rank)
+
+
+def beat() -> None:
+    """This rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a
+    microsecond; does nothing where nobody watches.
+    """
+    if _own is not None:
+        _own[0].beat(_own[1], time.monotonic())
+
+
+def pause() -> None:
+    """Training is over, or nobody knows how long the next thing takes: no watch until the next beat."""
+    if _own is not None:
+        _own[0].beat(_own[1], 0.0)
+
+
+def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
+    """Where no node launcher watches (MPI): a thread calls `end` when this process hangs.
+
+    It runs while the main thread waits in a library, which is how ranks hang.
+    """
+    if limit_s <= 0:
+        return
+    board = Heartbeats(1)
+    watch_rank(board, 0)
+
+    def look() -> None:
+        still = Standstill()
+        while os.getpid() == mine:
+            time.sleep(min(poll_s, limit_s / 4))
+            now = time.monotonic()
+            if stood_s := still.look():
+                board.stood_still(now, stood_s)
+            if board.hung(now, limit_s):
+                end()
+                return
+
+    mine = os.getpid()
+    threading.Thread(target=look, name="ones-watch", daemon=True).start()

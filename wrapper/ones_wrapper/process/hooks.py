@@ -1,0 +1,186 @@
+"""What a rank's process reacts to: signals, the end of the script, and libraries that requeue the job too.
+
+Signals set a flag; the ranks act on it together at the next step boundary. SIGTERM and SIGUSR2 ask to stop after a
+checkpoint (`srun` passes on the second but not the first), SIGUSR1 asks for a checkpoint alone. Slurm may send a signal
+to launcher and ranks alike, so each may come twice.
+
+Exit hooks run when the script ends, with its exit code. `atexit` alone does not know the code of `sys.exit(3)`, so the
+process that runs the script calls them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from ones_wrapper.process.exit_codes import DEVICE_FAILED, STOP_CODE, USAGE_ERROR
+from ones_wrapper.process.faults import Fault, fault_of
+from ones_wrapper.protocol import LOOK_SIGNAL
+
+STOP = (signal.SIGTERM, signal.SIGUSR2)
+CHECKPOINT = (signal.SIGUSR1,)
+LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
+"""There is an order: look for it now."""
+
+QUIET_S = 2.0
+"""A request that comes this soon after a checkpoint is the second copy of the one it answered."""
+
+
+class Flags:
+    """What has been asked for by signals since it was last acted on."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.checkpoint = self.look = False
+        self.armed = False
+        """Whether a step boundary will come that looks at the flags; where none will, a stop ends the
+        script.
+        """
+        self.leaving = False
+        """Whether others wait for the end of this process although it ends with 0."""
+        self._quiet_until = 0.0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The handler: little but flags, since it may run between any two lines of the script."""
+        if number in CHECKPOINT:
+            self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
+            return
+        if number in LOOK:
+            self.look = True
+            return
+        self.stop = True
+        if not self.armed:
+            raise SystemExit(STOP_CODE)
+
+    def checkpoint_taken(self) -> None:
+        """The request is answered."""
+        self.checkpoint = False
+        self._quiet_until = time.monotonic() + QUIET_S
+
+    def install(self) -> None:
+        """Take over the signals of this process (main thread only)."""
+        for number in STOP + CHECKPOINT + LOOK:
+            signal.signal(number, self.handle)
+
+
+FLAGS = Flags()
+"""The process's own: signal handlers belong to a process."""
+
+
+ExitHook = Callable[[int, str], None]
+"""Takes the exit code and, after an uncaught error, its text."""
+
+ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
+"""Takes an uncaught error: the exit code and text that it shall end with, None where it says nothing special."""
+
+_callbacks: list[ExitHook] = []
+_classifiers: list[ErrorClassifier] = []
+
+
+def on_exit(callback: ExitHook) -> None:
+    """Have `callback` called once when the script ends; also without the node launcher, under plain
+    `python`.
+    """
+    if not _callbacks:
+        previous = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            previous(kind, error, trace)
+            run_exit_hooks(*exit_code_of(error))
+
+        sys.excepthook = hook
+        atexit.register(run_exit_hooks, 0, "")
+    _callbacks.append(callback)
+
+
+def on_error(classifier: ErrorClassifier) -> None:
+    """Have `classifier` asked what an uncaught error of the script means."""
+    _classifiers.append(classifier)
+
+
+def exit_code_of(error: BaseException) -> tuple[int, str]:
+    """The exit code and one line for an uncaught error."""
+    for classifier in _classifiers:
+        if verdict := classifier(error):
+            return verdict
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT, describe_error(error)
+    return _CODES.get(fault_of(error), 1), describe_error(error)
+
+
+_CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
+
+
+def run_exit_hooks(code: int, note: str) -> None:
+    """The script ended; later calls have no effect."""
+    callbacks = _callbacks[:]
+    _callbacks.clear()
+    _classifiers.clear()
+    for callback in reversed(callbacks):
+        callback(code, note)
+
+
+def drop_exit_hooks() -> None:
+    """The process ends, and the script did not: no hook is to take that for its end."""
+    _callbacks.clear()
+    _classifiers.clear()
+
+
+def describe_error(error: BaseException) -> str:
+    """One line on an error, short enough for a report."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+_SUBMITIT = (
+    "submitit requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Submit a batch "
+    "script that calls ones-run with sbatch; where this job was merely submitted from one of submitit's, unset "
+    "SUBMITIT_EXECUTOR in its script"
+)
+_LIGHTNING = (
+    "Lightning requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Switch "
+    "Lightning's off: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
+)
+_HANDLERS = {
+    ("submitit", "checkpoint_and_try_requeue"): _SUBMITIT,
+    # Without automatic requeues Lightning installs neither.
+    ("pytorch_lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
+    ("pytorch_lightning", "_sigterm_handler_fn"): _LIGHTNING,
+    ("lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
+    ("lightning", "_sigterm_handler_fn"): _LIGHTNING,
+}
+"""By the package and the name of a signal's handler."""
+_DEEP = 4
+"""Handlers that hold other handlers are followed so far."""
+
+
+def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
+    """What is wrong and what to do, for people; empty where nobody else was noticed.
+
+    A batch script that calls `scontrol requeue` by itself is not seen.
+    """
+    if env.get("SUBMITIT_EXECUTOR") == "slurm":
+        return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
+    for number in sorted(signal.valid_signals()):
+        for handler in _handlers(signal.getsignal(number), _DEEP):
+            package = str(getattr(handler, "__module__", "")).partition(".")[0]
+            name = str(getattr(handler, "__name__", ""))
+            if text := _HANDLERS.get((package, name)):
+                return text.format(sign=f"{name} handles {getattr(number, 'name', number)}")
+    return ""
+
+
+def _handlers(handler: Any, deep: int) -> Iterator[Any]:
+    """A signal's handler, and those that it passes the signal on to."""
+    if handler is None or isinstance(handler, int):
+        return
+    yield handler
+    held = getattr(handler, "signal_handlers", None)
+    if deep and isinstance(held, (list, tuple)):
+        for other in held:
+            yield from _handlers(other, deep - 1)

@@ -1,0 +1,291 @@
+"""Which nodes and ranks the job has this time, and which rank each process is.
+
+Slurm sets the shape anew at each start. The environment that `sbatch` froze still holds the counts of the job's first
+shape, and launchers would obey them, so those variables are removed. Each process then checks the rank that its
+launcher gave it against the plan of `ones-run`: a wrong placement fails at the start, not as ranks that train side
+by side without each other.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from ones_wrapper.process.log import TORCH_MISSING
+from ones_wrapper.protocol.hostlist import expand
+
+STALE = (
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_CORE",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_NTASKS_PER_TRES",
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_GPU_BIND",
+    "SLURM_GRES",
+    "SLURM_STEP_GRES",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_CPU_BIND",
+    "SLURM_CPU_BIND_LIST",
+    "SLURM_CPU_BIND_TYPE",
+    "SLURM_CPU_BIND_VERBOSE",
+    "SLURM_DISTRIBUTION",
+    "SLURM_EXPORT_ENV",
+    "SLURM_MPI_TYPE",
+    "SLURM_NNODES",
+    "SLURM_NODELIST",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_FD",
+    "PMI_PORT",
+    "PMI_ID",
+    "PMI_JOBID",
+    "PMI_UNIVERSE_SIZE",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+)
+"""Variables of an older shape, or of another step's layout, which `srun` and MPI would obey."""
+
+STALE_PREFIXES = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMIX_SERVER_")
+
+
+class LaunchError(Exception):
+    """Nothing was started; the message says what was wrong and what to do."""
+
+
+def require_torch() -> None:
+    """Raises `LaunchError` where torch is not installed: every rank would fail at its imports."""
+    if find_spec("torch") is None:
+        raise LaunchError(TORCH_MISSING)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of one run, and how many ranks each takes."""
+
+    nodes: int
+    ranks_per_node: int
+    address: str
+    """Host of rank 0."""
+    hosts: str = ""
+    """Slurm's list of the nodes; empty outside Slurm."""
+    gpus_known: bool = False
+    """Whether Slurm counts GPUs, and hands them out to steps that ask."""
+    job_id: int = 0
+    restart: int = 0
+
+    @property
+    def slurm(self) -> bool:
+        """Whether this is a Slurm job."""
+        return bool(self.hosts)
+
+
+def number(env: Mapping[str, str], name: str) -> int | None:
+    """An environment variable that is a count; None where it is not set. Raises `LaunchError`."""
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdigit():
+        raise LaunchError(f"{name}={text!r} is not a number")
+    return int(text)
+
+
+def free_port() -> int:
+    """A port of this machine that the system picks. Nobody is kept from it: nothing of ours depends on it."""
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
+    """The allocation that `env` describes. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
+    its own count wins, since a resize changes it. Raises `LaunchError`.
+    """
+    restart = number(env, "SLURM_RESTART_COUNT") or 0
+    if not env.get("SLURM_JOB_ID"):
+        return Allocation(1, asked or 1, "127.0.0.1", restart=restart)
+    known = number(env, "SLURM_GPUS_ON_NODE")
+    ranks = known or asked
+    if not ranks:
+        raise LaunchError(
+            "Slurm gave this job no GPUs that it knows of (SLURM_GPUS_ON_NODE is not set). Submit with --gres=gpu:N, "
+            "or at a site that hands out whole nodes say how many ranks a node takes: ones-run --gpus-per-node N, "
+            "or ONES_GPUS_PER_NODE=N"
+        )
+    try:
+        listed = env["SLURM_JOB_NODELIST"]
+        hosts = expand(listed)
+    except KeyError:
+        raise LaunchError("SLURM_JOB_NODELIST is not set; start ones-run in the batch script") from None
+    except ValueError as error:
+        raise LaunchError(f"SLURM_JOB_NODELIST: {error}") from None
+    nodes = number(env, "SLURM_JOB_NUM_NODES") or len(hosts)
+    return Allocation(nodes, ranks, hosts[0], listed, bool(known), number(env, "SLURM_JOB_ID") or 0, restart)
+
+
+def idle_gpus(env: Mapping[str, str], world: int) -> str:
+    """What is wrong where another launcher than `ones-run` started another number of ranks than the job has GPUs, and
+    what to do; empty where nothing is, or Slurm does not count GPUs."""
+    each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
+    if "ONES_LAUNCHED" in env or not each or each * nodes == world:
+        return ""
+    gpus = each * nodes
+    found = f"uses {world} of its job's {gpus} GPUs" if world < gpus else f"has {world} ranks for {gpus} GPUs"
+    return (
+        f"this run {found}, and is not resized: start the script with ones-run, which starts one rank on each GPU of "
+        "each node (with torchrun: --nproc_per_node=gpu, on all nodes)"
+    )
+
+
+def without_stale(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is stale in it."""
+    return {k: v for k, v in env.items() if k not in STALE and not k.startswith(STALE_PREFIXES)}
+
+
+_HELP = {
+    "srun": "Submit without task counts (--ntasks…), and start ones-run in the batch script",
+    "ibrun": "Look at what `ibrun` makes of IBRUN_TASKS_PER_NODE and TACC_TASKS_PER_NODE, or use --launcher srun",
+    "mpirun": "Use the mpirun of the MPI that mpi4py was built for, from the job's own environment",
+}
+
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMIX_RANK", "", "", ""),
+)
+"""(rank, size, local rank, local size) as process managers name them; an empty name where there is none."""
+
+
+class PlacementError(LaunchError):
+    """The processes were not started as planned; the message says how, and what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process as its starter numbers it; None where it does not say."""
+
+    rank: int
+    size: int | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which rank a process is."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    node: int
+    nodes: int
+
+    def env(self) -> dict[str, str]:
+        """The variables that torchrun gives each rank (torch.distributed.run, "Environment Variables"): all ranks have
+        one role. Those that are the same for all ranks are `contract`'s.
+        """
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_WORLD_SIZE": str(self.local_world),
+            "GROUP_RANK": str(self.node),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world),
+        }
+
+
+def contract(has: Allocation, attempt: int, retries: int) -> dict[str, str]:
+    """What torchrun tells all ranks of a run alike, beside `MASTER_ADDR` and `MASTER_PORT`.
+
+    `attempt` is how often the ranks were started before in this allocation, and `retries` how often they may be. So
+    scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the job. No
+    agent holds a store at `MASTER_PORT`: `env://` leads to the job's own (`network.rendezvous`).
+    """
+    return {
+        "TORCHELASTIC_RUN_ID": str(has.job_id),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(max(attempt, retries)),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "") if name else ""
+    return int(text) if text.isdigit() else None
+
+
+def find_task(env: Mapping[str, str], launcher: str) -> Task:
+    """What the starter says of this process. Raises `PlacementError` where it says nothing.
+
+    Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
+    """
+    if launcher == "local":
+        return Task(0, 1, 0, 1, "local")
+    for names in (_SLURM, *_MPI) if launcher == "srun" else (*_MPI, _SLURM):
+        rank, size, local_rank, local_size = (_count(env, name) for name in names)
+        if rank is not None:
+            return Task(rank, size, local_rank, local_size, names[0])
+    raise PlacementError(
+        f"{launcher} gave this process no rank (none of SLURM_PROCID, PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK is "
+        f"set). {_HELP.get(launcher, '')}"
+    )
+
+
+def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
+    """Compare with the plan. Raises `PlacementError` with the reason and what to do."""
+    wrong = ""
+    if task.size == 1 < tasks:
+        wrong = f"each process believes that it is alone, and there should be {tasks}"
+    elif task.size is not None and task.size != tasks:
+        wrong = f"there are {task.size} processes, not {tasks}"
+    elif task.rank >= tasks:
+        wrong = f"this is process {task.rank} (from 0), and there should be {tasks}"
+    elif task.local_size is not None and task.local_size != tasks_per_node:
+        wrong = f"this node has {task.local_size} processes, not {tasks_per_node}"
+    elif task.local_rank is not None and task.local_rank != task.rank % tasks_per_node:
+        wrong = f"process {task.rank} is number {task.local_rank} of its node, so that they are not placed node by node"
+    if wrong:
+        raise PlacementError(f"{launcher} started the processes otherwise than planned: {wrong} ({task.source}). "
+                         f"{_HELP.get(launcher, '')}")  # fmt: skip
+
+
+def own_node(env: Mapping[str, str]) -> int:
+    """Number of this node, for a node launcher. Raises `PlacementError`."""
+    launcher, nodes = env.get("ONES_LAUNCHER", "local"), int(env["ONES_NODES"])
+    task = find_task(env, launcher)
+    check(task, nodes, 1, launcher)
+    return task.rank
+
+
+def placement_on(node: int, nodes: int, ranks_per_node: int, local_rank: int) -> Placement:
+    """The place of a rank that a node launcher forks."""
+    rank = node * ranks_per_node + local_rank
+    return Placement(rank, nodes * ranks_per_node, local_rank, ranks_per_node, node, nodes)
+
+
+def own_placement(env: Mapping[str, str]) -> Placement:
+    """The place of a rank that the launcher itself started. Raises `PlacementError`."""
+    launcher, nodes, each = env["ONES_LAUNCHER"], int(env["ONES_NODES"]), int(env["ONES_GPUS_PER_NODE"])
+    task = find_task(env, launcher)
+    check(task, nodes * each, each, launcher)
+    return placement_on(task.rank // each, nodes, each, task.rank % each)

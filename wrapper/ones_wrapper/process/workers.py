@@ -1,0 +1,53 @@
+"""A DataLoader's workers do not act on the signals of their rank.
+
+Slurm sends its signals to every process of a step. A worker that died of one would end its rank with an error, at the
+very moment in which the rank writes its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from ones_wrapper.process.hooks import CHECKPOINT, LOOK, STOP
+
+_DATA_LOADER = "torch.utils.data.dataloader"
+
+
+def shield_workers() -> None:
+    """Have workers that this process forks from now on leave signals to it, those of the script's own DataLoaders
+    too."""
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _in_child() -> None:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _DATA_LOADER:
+            leave_signals_to_rank()
+            return
+        frame = frame.f_back
+
+
+def leave_signals_to_rank() -> None:
+    """In a worker: react to no signal but its rank's SIGTERM, by which multiprocessing ends it."""
+    if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}):
+        return  # done before
+    # A handler rather than SIG_IGN, which programs that the worker starts would inherit.
+    for number in {*STOP, *CHECKPOINT, *LOOK, signal.SIGINT} - {signal.SIGTERM}:
+        signal.signal(number, _nothing)
+    # A handler is not told who sent a signal, and torch puts its own there, which ends the worker whoever it was.
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _end_with(rank: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
+        pass
+    os._exit(0)

@@ -1,0 +1,435 @@
+"""What job and companion say to each other: files in the job's directory.
+
+The directory lies on the shared file system and belongs to the job's user::
+
+    spec.json                what the job can do (`Spec`), replaced atomically by the job
+    reports-<restart>.jsonl  one file a run, one numbered report a line, appended by the job
+    orders.json              the order in force (`Order`), replaced atomically by the companion
+    checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
+    hot/                     of a job of blocks: who leads it (`ones_wrapper.membership`); the job's own business
+
+It is `ones-<job id>` in the directory that the job was submitted from. Where it is elsewhere, a file
+`ones-<job id>.where` there says where.
+
+A job of blocks is a job array. A block is one start of one of its tasks; the blocks that train together are a
+membership, numbered by generations. The block with rank 0 leads, for a term. A term is what a restart is of another
+job: one run in reports and orders.
+
+This module, with `limits`, is all that both sides share. It needs the standard library alone, opens no file, and checks
+every value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar, get_args
+
+from ones_wrapper.protocol.fields import MAX_BLOCKS as MAX_BLOCKS
+from ones_wrapper.protocol.fields import MAX_INT as MAX_INT
+from ones_wrapper.protocol.fields import MAX_TEXT as MAX_TEXT
+from ones_wrapper.protocol.fields import ProtocolError as ProtocolError
+from ones_wrapper.protocol.fields import build, types_of, value_of
+from ones_wrapper.protocol.limits import Limits
+
+SPEC = "spec.json"
+ORDERS = "orders.json"
+FUSION = "fusion.json"
+"""What a job says that may train others of its sweep within itself (`Fusion`)."""
+CHECKPOINTS = "checkpoints"
+MANIFEST = "manifest.json"
+"""Written last into a checkpoint: a directory without it is not complete."""
+
+MAX_LINE = 16_384
+"""Longest report line in bytes; a longer one is ignored. Also of an order."""
+MAX_SPEC = 131_072
+"""Most bytes of a spec, which a strategy's limits make long."""
+
+LOOK_SIGNAL = "URG"
+"""Sent to a job's steps after an order to drain was written, so that they look at once. Its loss costs half a
+second, and programs that do not know it are not disturbed by it."""
+
+DRAIN_WAIT_S = 60.0
+"""How long a drained job waits for its requeue before it carries on training."""
+
+
+def directory_name(job_id: int) -> str:
+    """Name of the job's directory inside the job's working directory."""
+    return f"ones-{job_id}"
+
+
+def pointer_name(job_id: int) -> str:
+    """Name of a file beside which the job's directory is not: it says where that is."""
+    return f"ones-{job_id}.where"
+
+
+MAX_POINTER = 4_096
+"""Most bytes of such a file: one absolute path, and a newline."""
+
+
+def encode_pointer(path: str) -> bytes:
+    """The text of a pointer to the directory `path`. Raises `ProtocolError`."""
+    text = path.encode("utf-8", "surrogateescape") + b"\n"
+    decode_pointer(text)
+    return text
+
+
+def decode_pointer(text: bytes) -> str:
+    """The directory that a pointer names; raises `ProtocolError`. Whose directory it is shows only there."""
+    if len(text) > MAX_POINTER:
+        raise ProtocolError(f"longer than {MAX_POINTER} bytes")
+    path = text.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+    if not path.startswith("/") or not path.isprintable() or ".." in path.split("/"):
+        raise ProtocolError(f"{path!r:.100} is not an absolute path without control characters and ..")
+    return path
+
+
+def reports_name(restart: int) -> str:
+    """Name of the report file of one run."""
+    return f"reports-{restart}.jsonl"
+
+
+HOT = "hot"
+"""Folder, in the directory of a job of blocks, in which its blocks find each other."""
+
+
+def spool_order_name(job_id: int) -> str:
+    """Name of an order in the site's spool, for a companion that may not write into the job's directory."""
+    return f"orders-{job_id}.json"
+
+
+SPOOL_MARK = "companion"
+"""File in a spool that says that its companion acts: renewed at each of its ticks, gone once it leaves."""
+SPOOL_FILE = "/etc/slurm-ones/spool"
+"""One line, by which an administrator says on compute nodes where the site's spool is. Believed where the file and its
+folder are root's, and nobody else may write there."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a job can do, as its script and its wrapper know it."""
+
+    base_batch: int
+    """Global batch that the script's learning rate was chosen for, in samples."""
+    max_batch: int
+    """Largest global batch the job takes."""
+    max_local_batch: int
+    """Most samples per GPU per forward pass; the job lowers it where its GPUs turned out to hold less."""
+    dataset: int
+    """Samples in an epoch; 0 where that is not known."""
+    epochs: int
+    """Epochs that the script means to train; 0 when it does not say."""
+    max_passes: int = 1
+    """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
+    `max_local_batch` × world size."""
+    term: int = 0
+    """Of a job of blocks: the term of its present leader. Its reports are those of this restart."""
+    hot: bool = False
+    """Of a job of blocks: whether state moves from memory to memory as blocks join and leave. Else each change begins a
+    term, from a checkpoint."""
+    multiple_of: int = 1
+    """Global batches are multiples of this, where the GPUs take so many samples."""
+    limits: Limits | None = None
+    """Those of the strategy that it trains by; None: plain data parallel, at any number of GPUs."""
+    gradient_bytes: int = 0
+    """Of plain data parallel: bytes of the gradients of which an optimizer step takes the mean over all ranks; 0 where
+    that is not known."""
+
+
+@dataclass(frozen=True)
+class FusedMember:
+    """A job of a sweep that is trained within another."""
+
+    job_id: int
+    arguments: tuple[str, ...] = ()
+    """Of its batch script, as Slurm has them."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What a job says that was started by `ones-run --fuse`."""
+
+    restart: int
+    asks: bool
+    """It waits for an order that names members."""
+    members: tuple[int, ...] = ()
+    """The other jobs that it trains."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Companion to job. The order with the highest number is in force."""
+
+    number: int
+    """Rises with each order of the same job, also after the companion restarts (milliseconds of its clock)."""
+    restart: int
+    """The run the order was written to; a drain concerns that run alone."""
+    batch: int | None = None
+    """Global batch in samples, from now on and in later runs; None leaves the job's own."""
+    drain: bool = False
+    """Checkpoint at the next step boundary, report it, and wait for the requeue."""
+    blocks: tuple[int, ...] | None = None
+    """Of a job of blocks: the tasks that shall train together, those that rather lead first; None leaves that to the
+    job. `batch` then holds from the moment at which they do."""
+    gain: float | None = None
+    """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
+    members: tuple[FusedMember, ...] | None = None
+    """Of a job that asked for others of its sweep: itself first, then those; empty: it trains alone."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First report of a run: what it is, and where it goes on."""
+
+    kind: ClassVar[str] = "hello"
+    nodes: int
+    gpus_per_node: int
+    world: int
+    batch: int
+    """Global batch in samples; 0, as all that such a script does not say, where it never calls `ones.init`."""
+    lr_factor: float
+    """Learning rate over the one that the script set for `Spec.base_batch`."""
+    base_batch: int
+    max_batch: int
+    dataset: int
+    epochs: int
+    epoch: int
+    """Epoch in which the run goes on, from 0."""
+    cursor: int
+    """Samples of that epoch already used."""
+    step: int
+    checkpoint: str
+    """Name of the checkpoint loaded, or empty."""
+    note: str = ""
+    """Something people should know, such as a damaged checkpoint that was passed over."""
+    queue_s: float = 0.0
+    """From the last report of the run before to the batch script's `ones-run`; 0 in a first run."""
+    launch_s: float = 0.0
+    """From the batch script's `ones-run` to the ranks' first line, imports included."""
+    import_s: float = 0.0
+    """What imports took of `launch_s`."""
+    group_s: float = 0.0
+    """To build the process group."""
+    load_s: float = 0.0
+    """To load the checkpoint."""
+    noise: float | None = None
+    """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018): a sample at batch M is worth
+    (noise + M0)/(noise + M) samples at the base batch M0."""
+    progress: float | None = None
+    """Progress since the job's first run in samples of the base batch: each sample counted with its worth. Readers
+    believe no progress above the samples used."""
+    resizes: int = 0
+    """Runs of this job so far that began at another world size than the run before ended with."""
+    attempt: int = 0
+    """How often the ranks were started within this run before, after one of them died or hung."""
+    directory: str = ""
+    """The job's directory; empty where the wrapper is too old to say."""
+    spool: str = ""
+    """The spool that it reads orders from beside its directory; empty where there is none, or `directory` is empty."""
+
+
+@dataclass(frozen=True)
+class First:
+    """The first step of a run ended."""
+
+    kind: ClassVar[str] = "first"
+    step: int
+    seconds: float
+    """From the hello to the end of the step."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples used over an interval of steps at one size and batch."""
+
+    kind: ClassVar[str] = "throughput"
+    epoch: int
+    step: int
+    """Optimizer steps since the job's first run."""
+    cursor: int
+    samples: int
+    """Samples used in the interval, over all ranks; 0, as `batch`, where the script never calls `ones.init`."""
+    seconds: float
+    """Length of the interval."""
+    batch: int
+    lr_factor: float
+    loss: float | None = None
+    noise: float | None = None
+    """As in `Hello`, newly measured."""
+    progress: float | None = None
+    """As in `Hello`, at the end of the interval."""
+    nonfinite: int = 0
+    """Steps of the interval with a loss that is not a finite number; they are not in `loss`."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch ended."""
+
+    kind: ClassVar[str] = "epoch"
+    epoch: int
+    """The epoch that ended, from 0."""
+    step: int
+    samples: int
+    """Samples used in it: the dataset's length, unless something is wrong."""
+    loss: float | None = None
+    accuracy: float | None = None
+    nonfinite: int = 0
+    """As in `Throughput`, over the epoch."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint is durable: written, fsynced and renamed."""
+
+    kind: ClassVar[str] = "checkpoint"
+    name: str
+    epoch: int
+    cursor: int
+    step: int
+    bytes: int
+    seconds: float
+    """From its beginning until it was durable."""
+    stall_s: float | None = None
+    """How long training stood still for it; less than `seconds` where it was written behind the training."""
+    order: int | None = None
+    """Number of the order that asked for it; with a drain, the job now waits for its requeue."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch, and with it the learning rate, changed at a step boundary."""
+
+    kind: ClassVar[str] = "batch"
+    step: int
+    batch: int
+    lr_factor: float
+    """Where the learning rate goes; `Throughput` has what is in force on the way there."""
+    order: int | None = None
+    passes: int = 1
+    """Accumulation steps (forward passes) per optimizer step from now on."""
+    ramp: int = 0
+    """Steps over which the learning rate goes there."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The blocks that train together changed, at a step boundary."""
+
+    kind: ClassVar[str] = "membership"
+    generation: int
+    """Rises with each change, over all terms of the job."""
+    blocks: tuple[int, ...]
+    """Tasks of the blocks, in rank order; the first leads."""
+    restarts: tuple[int, ...]
+    """Slurm's restart count of each of them."""
+    nodes: int
+    gpus_per_node: int
+    """0 where nodes give unequally many."""
+    world: int
+    step: int
+    batch: int
+    """Global batch from now on, in samples."""
+    pause_s: float
+    """How long no rank trained."""
+    bytes: int = 0
+    """State that was sent to new blocks."""
+    transfer_s: float = 0.0
+    """What sending it took of `pause_s`."""
+    ready_s: float = 0.0
+    """From the order until the last new block was ready to join, training going on; 0 where none joined."""
+    order: int | None = None
+    """Number of the order that asked for it; None where the job changed by itself, since a block was lost say."""
+    why: str = ""
+    """order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
+
+
+@dataclass(frozen=True)
+class Bye:
+    """Last report of a run that could still write one."""
+
+    kind: ClassVar[str] = "bye"
+    reason: str
+    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself), error, or
+    moved (the leader left; training goes on in the next term)."""
+    step: int
+    exit_code: int = 0
+    note: str = ""
+
+
+Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Membership | Bye
+REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
+
+T = TypeVar("T", Spec, Order, Fusion, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
+
+# Looked up once: reading reports is what a busy companion does most.
+_READ: tuple[Any, ...] = (Spec, Order, Fusion, *REPORTS.values())
+_TYPES = {cls: types_of(cls) for cls in _READ}
+
+
+def _build(cls: type[T], data: Mapping[str, Any]) -> T:
+    return build(cls, _TYPES[cls], data)
+
+
+def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
+    if len(text) > most:
+        raise ProtocolError(f"longer than {most} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ProtocolError("not a JSON object")
+    return data
+
+
+def encode_report(number: int, time: float, report: Report) -> bytes:
+    """One line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
+
+    What is None, and numbers that no reader takes (an infinite loss, or one of 1e30), are left out: they would cost the
+    whole line.
+    """
+    given = {name: value for name, value in asdict(report).items() if value is not None}
+    body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}
+    line = {"n": number, "t": round(time, 3), "kind": report.kind, **body}
+    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_report(line: bytes) -> tuple[int, float, Report]:
+    """The number, time and report of a line.
+
+    Raises `ProtocolError`, which costs the reader this line alone.
+    """
+    data = _object(line)
+    number = value_of("n", int, data.get("n"))
+    time = value_of("t", float, data.get("t"))
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in REPORTS:
+        raise ProtocolError(f"kind: {kind!r:.40} is none of {', '.join(REPORTS)}")
+    return number, time, _build(REPORTS[kind], data)  # type: ignore[type-var]
+
+
+def encode(value: Spec | Order | Fusion) -> bytes:
+    """The whole text of `spec.json`, `orders.json` or `fusion.json`."""
+    return json.dumps(asdict(value), allow_nan=False, indent=1).encode() + b"\n"
+
+
+def decode_spec(text: bytes) -> Spec:
+    """The spec that a job wrote; raises `ProtocolError`."""
+    return _build(Spec, _object(text, MAX_SPEC))
+
+
+def decode_fusion(text: bytes) -> Fusion:
+    """What a job said of a fusion; raises `ProtocolError`."""
+    return _build(Fusion, _object(text, MAX_SPEC))
+
+
+def decode_order(text: bytes) -> Order:
+    """The order that a companion wrote; raises `ProtocolError`."""
+    order = _build(Order, _object(text))
+    if order.batch is not None and order.batch < 1:
+        raise ProtocolError(f"batch: {order.batch} is not a batch")
+    if order.blocks is not None and len({*order.blocks}) != max(len(order.blocks), 1):
+        raise ProtocolError("blocks: not task numbers, each once")
+    return order

@@ -1,0 +1,151 @@
+"""What a training strategy can do and what it costs, by the number of GPUs: plain data that the companion reads.
+
+A strategy (`ones_wrapper.strategy`) makes them, `spec.json` holds them, and no schedule breaks them. Both sides check
+them: the objects refuse what cannot be. The standard library alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from ones_wrapper.protocol.fields import MAX_INT, MAX_ROWS, ProtocolError
+
+MEMORY_SHARE = 0.92
+"""Of a GPU's memory, what a formula may plan with; the rest is the allocator's."""
+MOST_GPUS = 256
+"""Up to so many GPUs a strategy says what it can do, and up to the job's own number."""
+MAX_NOTES = 16
+MAX_NOTE = 100
+"""Most texts of `carries` and `resets`, and most characters of each, and of a strategy's name."""
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """What holds at one number of GPUs. Raises `ProtocolError` for numbers that contradict each other."""
+
+    gpus: int
+    """World size."""
+    replicas: int
+    """Parts into which the samples of a step are split: the data-parallel degree. Each is of consecutive ranks."""
+    quantum: int = 1
+    """Global batches are multiples of this, but an epoch's last."""
+    together: int = 1
+    """So many consecutive ranks share a node where one holds them, and else as many as divide both; 1: any. Of which
+    nodes there are the companion judges: a job may be moved to others than it runs on."""
+    fixed_bytes: int = 0
+    """Memory of a GPU that no sample takes: weights, gradients, optimizer, workspace. 0, as below: not known."""
+    sample_bytes: int = 0
+    """Memory of a GPU for each sample of a replica's local batch."""
+    replica_bytes: int = 0
+    """Sent by a rank in an optimizer step within its replica, for each sample of the replica's local batch."""
+    data_bytes: int = 0
+    """Sent by a rank in an optimizer step between replicas."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name.endswith("bytes") else 1
+            if not least <= value <= MAX_INT:
+                raise ProtocolError(f"{field.name}: {value!r:.40} is not from {least} to {MAX_INT}")
+        if self.gpus % self.replicas:
+            raise ProtocolError(f"replicas: {self.gpus} GPUs are not {self.replicas} parts of equal size")
+        if self.gpus % self.together:
+            raise ProtocolError(f"together: {self.gpus} GPUs are not groups of {self.together}")
+
+    def most_local(self, memory_bytes: int) -> int | None:
+        """Most samples of a replica's pass that fit into so much memory of each GPU; 0: not even one. None where the
+        memory or its use is not known.
+        """
+        if not memory_bytes or not self.sample_bytes:
+            return None
+        return self._usable(memory_bytes) // self.sample_bytes
+
+    def _usable(self, memory_bytes: int) -> int:
+        """Memory for samples."""
+        return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
+
+    def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
+        """Memory for each sample by a measurement: `samples` fit into so much memory, and no more."""
+        return max(1, self._usable(memory_bytes) // samples)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a strategy can do at all numbers of GPUs. Raises `ProtocolError` for what contradicts itself."""
+
+    strategy: str
+    """Its name, as reasons give it."""
+    sizes: tuple[SizeLimits, ...] = ()
+    """A row for each valid number of GPUs, ascending; empty: any number, each GPU a replica."""
+    memory_bytes: int = 0
+    """Of a GPU; 0 where it is not known."""
+    exact: bool = True
+    """Whether a change of the number of GPUs at a fixed global batch keeps the mathematics."""
+    batch_fixed: bool = False
+    """Whether the global batch must not change now."""
+    carries: tuple[str, ...] = ()
+    """What a resize carries over beside model and optimizer, in words."""
+    resets: tuple[str, ...] = ()
+    """What a resize starts anew."""
+    reshards: bool = False
+    """Whether a checkpoint is cut anew for another number of GPUs, so that a resize reads and writes all of it."""
+    min_steps: int = 0
+    """Least optimizer steps between two resizes."""
+
+    def __post_init__(self) -> None:
+        if not self.strategy or len(self.strategy) > MAX_NOTE:
+            raise ProtocolError(f"strategy: {self.strategy!r:.40} is no name of at most {MAX_NOTE} characters")
+        for name in ("carries", "resets"):
+            notes = getattr(self, name)
+            if len(notes) > MAX_NOTES or any(len(note) > MAX_NOTE for note in notes):
+                raise ProtocolError(f"{name}: more than {MAX_NOTES} texts of at most {MAX_NOTE} characters")
+        if len(self.sizes) > MAX_ROWS:
+            raise ProtocolError(f"sizes: more than {MAX_ROWS} rows")
+        gpus = [row.gpus for row in self.sizes]
+        if gpus != sorted(set(gpus)):
+            raise ProtocolError("sizes: not in ascending order of gpus")
+
+    def at(self, gpus: int) -> SizeLimits | None:
+        """What holds at so many GPUs; None where the strategy cannot use that number."""
+        if not self.sizes:
+            return SizeLimits(gpus, gpus)
+        place = bisect_left(self.sizes, gpus, key=lambda row: row.gpus)
+        found = self.sizes[place] if place < len(self.sizes) else None
+        return found if found is not None and found.gpus == gpus else None
+
+    def corrected(self, gpus: int, samples: int) -> Limits:
+        """The same where `samples` turned out to be the largest pass at `gpus`: memory for each sample is changed by
+        the same factor at all sizes. As they are where the formula or the memory is not known.
+        """
+        row = self.at(gpus)
+        if row is None or not row.most_local(self.memory_bytes):
+            return self
+        factor = row.measured_sample_bytes(self.memory_bytes, samples) / row.sample_bytes
+        rows = (replace(one, sample_bytes=min(MAX_INT, max(1, int(one.sample_bytes * factor)))) for one in self.sizes)
+        return replace(self, sizes=tuple(rows))
+
+    def refusal(self, gpus: int) -> str:
+        """Why the strategy cannot use so many GPUs, and what would fit; empty where it can."""
+        if self.at(gpus) is not None:
+            return ""
+        return refusal(self.strategy, gpus, [row.gpus for row in self.sizes])
+
+
+def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
+    """As many rows as `Limits.sizes` takes: those of the largest numbers of GPUs, the job's own among them. Where the
+    strategy can use any number, none of more than it takes, since a number without a row would be refused.
+    """
+    found = tuple(rows)
+    if len(found) <= MAX_ROWS:
+        return found
+    return () if any_number else found[-MAX_ROWS:]
+
+
+def refusal(strategy: str, gpus: int, fitting: list[int]) -> str:
+    """The sentence on a number of GPUs that a strategy cannot use; `fitting` are those that it can, ascending."""
+    below = [size for size in fitting if size < gpus]
+    nearest = [str(size) for size in (*below[-2:], *fitting[len(below) : len(below) + 2])]
+    would = f"{', '.join(nearest)} would fit" if nearest else "no number would fit"
+    return f"{strategy}: {gpus} GPUs cannot be used; {would}"

@@ -1,0 +1,280 @@
+"""Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
+
+The agreement is begun at one boundary and obeyed at the next. It is one maximum over a single integer, which says
+whether any rank asks for anything. Where one does, a second one over ten integers says what (and two for each rank,
+where shares are uneven). When steps are so short that this would cost more than `SHARE` of them, or several make up
+`EVERY_S`, the ranks agree at every n-th boundary only; rank 0 says n, as part of the agreement.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ones_wrapper.files.job_io import SAVE, STOP, OrderReader, OwnerRequests
+from ones_wrapper.group import Group
+from ones_wrapper.process.hooks import FLAGS, Flags
+from ones_wrapper.protocol import DRAIN_WAIT_S, Order
+
+SHARE = 0.01
+"""Most of a step's time that agreeing may take."""
+LONGEST_S = 1.0
+"""Longest time between two agreements, where steps are shorter than that."""
+EVERY_S = 0.1
+"""Time between two agreements that is short enough, whatever they cost: who asks waits as long."""
+MOST_LEFT_OUT = 3
+"""Most boundaries in a row at which the ranks do not agree for the sake of `EVERY_S`."""
+_ASKS = 2**32
+"""In the single integer: a rank asks for something. Below that stands rank 0's n."""
+
+BY_SIGNAL, BY_OWNER = 1, 2
+"""Who asks for a stop; where both do, the owner's is the one that lasts."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks do now."""
+
+    stop: int
+    """0, `BY_SIGNAL` or `BY_OWNER`."""
+    checkpoint: bool
+    number: int
+    """Number of the order in force, 0 where there is none."""
+    wanted: int
+    """Global batch that it asks for, 0 for none."""
+    drain: bool
+    measure: bool
+    """Sum up the measured gradient noise."""
+    behind: bool
+    """The checkpoint may be written behind the training: nobody waits for it."""
+    plan: int = 0
+    """Of a job of blocks: the generation of the newest plan, 0 for none."""
+    change: int = 0
+    """The generation to change to now, 0 for none."""
+    measured: tuple[int, ...] = ()
+    """What ranks of uneven shares told of their speed."""
+
+
+QUIET = Agreement(0, False, 0, 0, False, False, True)
+"""Nobody asks for anything, and there is no order."""
+
+
+class Members(Protocol):
+    """What a job of blocks adds to the agreement. Not collective."""
+
+    def proposal(self) -> tuple[int, int]:
+        """What this rank proposes as `Agreement.plan` and `Agreement.change`."""
+
+    def look(self) -> None:
+        """There is an order: look for it now."""
+
+    def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
+        """Whether the blocks that an order names are those that train; its batch waits until then."""
+
+    def stops(self) -> bool:
+        """Whether a signal to end that this process got ends the job, rather than its block."""
+
+    def stop_all(self) -> bool:
+        """Whether all blocks were told to end."""
+
+
+class Boundary:
+    """The step boundaries of one run."""
+
+    def __init__(
+        self, group: Group, orders: OrderReader | None, requests: OwnerRequests | None, restart: int, flags: Flags
+    ) -> None:
+        """Orders and requests are rank 0's."""
+        self._group = group
+        self._orders = orders
+        self._requests = requests
+        self._restart = restart
+        self._flags = flags
+        self._skip = 0
+        self._later: Callable[[], list[int]] | None = None
+        """The agreement that is being found."""
+        self._proposed: list[int] = []
+        """What this rank asks for in it."""
+        self._told = (0, 0)
+        """Number and batch of the order that this rank told the others last."""
+        self._quiet = QUIET
+        """What is agreed where no rank asks for anything."""
+        self._began_s = self._cost_s = 0.0
+        self._answered = 0
+        self.applied = 0
+        """Number of the order whose batch is in force."""
+        self.members: Members | None = None
+        self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
+        """What this rank tells of its speed: `Uneven.proposal`."""
+
+    @property
+    def order(self) -> Order | None:
+        """The order in force; None but on rank 0."""
+        return self._orders.order if self._orders is not None else None
+
+    @property
+    def answered(self) -> int:
+        """Number of the last order to drain that was obeyed."""
+        return self._answered
+
+    def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
+        """This rank reads orders and requests from now on, or no longer, of another run. Not collective."""
+        self._orders, self._requests, self._restart = orders, requests, restart
+        self._told = (0, 0)
+
+    def ranks_changed(self, applied: int, answered: int) -> None:
+        """All ranks go on from the same: the orders whose batch is in force, and whose drain was obeyed. Nothing may be
+        left to be agreed by the ranks before. Not collective.
+        """
+        assert self._later is None
+        self.applied, self._answered = applied, answered
+        self._skip, self._cost_s = 0, 0.0
+        self._told, self._quiet = (0, 0), QUIET
+
+    def _order(self) -> Order | None:
+        if self._orders is None:
+            return None
+        if self._flags.look:
+            self._flags.look = False
+            self._orders.skip_wait()
+            if self.members is not None:
+                self.members.look()
+        return self._orders.poll()
+
+    def first_agreement(self) -> Agreement:
+        """The order that was there before the first step: its batch counts, a drain waits for the first
+        boundaries.
+        """
+        self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, False)
+        return self._agreed(self._group.maximum(self._proposed))
+
+    def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
+        """Called by all ranks at every step boundary, once they have done what was agreed before: propose what is
+        asked for now. They agree while the next step goes on, so that none waits for another; at some boundaries, where
+        steps are short, they do not.
+
+        `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint, and
+        `measure` whether it is time to sum up the measured gradient noise (rank 0 decides both).
+        """
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        first, owner = self._group.rank == 0, False
+        asked, self._flags.checkpoint = self._flags.checkpoint, False
+        if self._requests is not None and self._requests.due():
+            owner = self._requests.requested(STOP)
+            if self._requests.requested(SAVE):
+                self._requests.remove(SAVE)
+                asked = True
+        interval = self._interval(step_s)
+        proposal = self._proposal(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)
+        word = interval if first else 0
+        self._proposed = proposal
+        started = time.perf_counter()
+        self._later = self._group.maximum_later([_ASKS + word if self._asks(proposal) else word])
+        self._began_s = time.perf_counter() - started
+
+    def finish_agreement(self) -> Agreement | None:
+        """Called by all ranks at every step boundary: what was agreed during the step that has just ended; None where
+        nothing was.
+        """
+        if self._later is None:
+            return None
+        later, self._later = self._later, None
+        started = time.perf_counter()
+        word = later()[0]
+        cost = self._began_s + time.perf_counter() - started
+        # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
+        self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
+        if word < _ASKS:
+            self._skip = word - 1
+            return self._quiet
+        agreed = self._agreed(self._group.maximum(self._proposed))
+        if agreed.drain:
+            self._answered = agreed.number
+        return agreed
+
+    def _interval(self, step_s: float) -> int:
+        if step_s <= 0 or self._group.world == 1:
+            return 1
+        enough = min(round(EVERY_S / step_s), MOST_LEFT_OUT + 1)
+        return max(1, min(max(round(self._cost_s / (SHARE * step_s)), enough), int(LONGEST_S / step_s)))
+
+    def _asks(self, proposal: list[int]) -> bool:
+        """Whether the others must see what this rank proposes. What they were told of an order, they know."""
+        stop, asked, number, wanted, drain, _, look, due, plan, change, *measured = proposal
+        new = any(measured[: len(measured) // 2])  # times; what ranks hold is of no use without these
+        return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
+
+    def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
+        """What this rank asks for."""
+        order, members = self._order(), self.members
+        number = order.number if order else 0
+        stops = self._flags.stop and (members is None or members.stops())
+        stops = stops or (members is not None and members.stop_all())
+        wanted = 0
+        if order and (members is None or members.trains_as(order.blocks)):
+            wanted = order.batch or 0
+        drains = order is not None and order.drain and order.restart == self._restart
+        return [
+            max(owner, BY_SIGNAL if stops else 0),
+            checkpoint,
+            number,
+            wanted,
+            int(drains and number > self._answered),
+            interval if self._group.rank == 0 else 0,
+            int(measure),
+            int(due),
+            *(members.proposal() if members is not None else (0, 0)),
+            *self.measured(self._group.rank, self._group.world),
+        ]
+
+    def _agreed(self, proposal: list[int]) -> Agreement:
+        """What all ranks make of it."""
+        stop, asked, number, wanted, drain, interval, look, due, plan, change, *measured = proposal
+        # Where a change of ranks is under way nobody waits longer than needed.
+        self._skip = 0 if plan else interval - 1
+        self._told = (self._proposed[2], self._proposed[3])
+        self._quiet = Agreement(0, False, number, wanted, False, False, True)
+        also = (plan, change, tuple(measured))
+        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
+
+    def wait(self, number: int, over: bool) -> tuple[bool, bool]:
+        """(stop, carry on): called again and again while drained by order `number`.
+
+        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0
+        says that no requeue will come.
+        """
+        order = self._order()
+        newer = order is not None and order.number > number
+        carry_on = newer or (over and self._group.rank == 0)
+        stop, go = self._group.maximum([int(self._flags.stop), int(carry_on)])
+        return bool(stop), bool(go)
+
+
+DRAIN_POLL_S = 0.1
+"""Time between two looks for a signal, a newer order or the end of the wait, while drained."""
+
+
+def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
+    """Wait after order `number`: "" when a signal asks to stop, else why to carry on. Collective.
+
+    At a requeue `srun` leaves the ranks hardly a moment, so each calls `goodbye` as soon as the signal comes.
+    """
+    wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
+    started = time.monotonic()
+    while True:
+        over = time.monotonic() - started > wait_s
+        stop, carry_on = boundary.wait(number, over)
+        if stop:
+            return ""
+        if carry_on:
+            return "no requeue came" if over else "a newer order came"
+        until = time.monotonic() + DRAIN_POLL_S
+        while time.monotonic() < until and not FLAGS.stop:
+            time.sleep(0.005)
+        if FLAGS.stop:
+            goodbye()

@@ -1,0 +1,51 @@
+"""Evaluation data: each rank's share of a dataset, nothing twice and nothing left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ones_wrapper.data.feed import AccumulationStep, Feed
+from ones_wrapper.process import hang_detector
+from ones_wrapper.run.run import Run
+
+
+class Evaluation:
+    """The share of one rank's replica, as often as it is walked through; made by `Job.evaluate`. It moves no cursor of
+    the training and draws none of its random numbers, and its time is no step's.
+
+    Shares differ by one sample at most, and ranks take equally many batches, but where there are fewer samples than
+    ranks, or one sample a batch.
+    """
+
+    def __init__(self, run: Run, feed: Feed, batch: int) -> None:
+        self._run, self._feed, self._batch = run, feed, batch
+
+    def __len__(self) -> int:
+        """Batches of this rank."""
+        return len(self._parts())
+
+    def _parts(self) -> list[AccumulationStep]:
+        division = self._run.division
+        most = max(division.unit, self._batch - self._batch % division.unit)
+        return self._feed.share(division.replicas, division.replica, most, division.unit)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches. All ranks begin together. Raises ValueError where a sharded model's ranks would make
+        unequally many forward passes."""
+        run, began = self._run, time.perf_counter()
+        exchanges, replicas = run.loop.exchanges, run.division.replicas
+        if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):
+            raise ValueError(
+                f"evaluate: a sharded model needs all ranks in each forward pass, and {self._feed.samples} samples in "
+                f"batches of {self._batch} are not as many batches for each of {replicas} ranks; take batch=2 or more, "
+                "and a dataset with a sample for each rank"
+            )
+        try:
+            with exchanges.evaluating():
+                for local in self._feed.fetch(self._parts()):
+                    yield local
+                    hang_detector.beat()
+        finally:
+            run.meter.leave_out(time.perf_counter() - began)

@@ -1,0 +1,151 @@
+"""A job's largest local batch: what it declared, what a strategy's formula leaves, and what trying it showed.
+
+A formula says what activations should take; an allocator, workspaces and fragments take more. What runs out of memory
+in training is halved (`memory.py`). A script may also ask for a probe: doubling, then bisecting, as HFTA (2102.02344)
+finds its largest number of models. Each size is tried several times: a first pass may fit where a later one does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ones_wrapper.checkpoint import State
+from ones_wrapper.data.randomness import keep_generators
+from ones_wrapper.group import Group
+from ones_wrapper.process import hang_detector
+from ones_wrapper.protocol import Spec
+from ones_wrapper.run import memory
+from ones_wrapper.run.memory import Found
+from ones_wrapper.run.replicas import as_found
+
+TRIES = 3
+"""Passes of each size."""
+BUCKETS, MOMENTS = 1, 2
+"""Times the trained parameters that the first steps make: the buckets of gradients, and an optimizer's two moments."""
+
+
+class LocalBatch:
+    """That of one run. Methods are collective unless they say otherwise."""
+
+    def __init__(self, directory: Path, spec: Spec, group: Group) -> None:
+        """`spec` is as the script declared it."""
+        self._directory, self._declared, self._group = directory, spec.max_local_batch, group
+        strategy = f", {spec.limits.strategy}" if spec.limits else ""
+        self._device = memory.device_name(group.device) + strategy
+        found = memory.look_up(directory, self._declared, self._device)
+        self.own = found.samples if found is not None else self._declared
+        """What this rank's own device was found to hold, or what was declared."""
+        self.found: Found | None = None
+        """The smallest of what the ranks found."""
+        self.trying = 0
+        """Samples of the passes that a probe is trying; 0 for none."""
+        self._by_size = spec.limits is not None
+        """Whether another world size holds another one."""
+
+    @property
+    def _gpus(self) -> int:
+        return self._group.world if self._by_size else 0
+
+    def applied(self, spec: Spec) -> Spec:
+        """The spec with what earlier runs found on such devices; of unlike ones the smallest counts."""
+        found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
+        self.found = min((Found(*one) for one in found if one), default=None)
+        return as_found(spec, self._group.world, self.found)
+
+    def classify_error(self, error: BaseException, samples: int) -> tuple[int, str] | None:
+        """What an error in a pass of so many samples means, as `memory.classify_error`. Not collective."""
+        return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
+
+    def probe(self, one_pass: Callable[[int], object], state: State, unit: int, together: bool) -> Found:
+        """The most samples of a pass, found by trying where no earlier run has at this size.
+
+        `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises that, for
+        `classify_error` with `trying`: the others may never come out of theirs, so the ranks must start again.
+        Raises MemoryError where not one unit fits.
+        """
+        group, device = self._group, self._device
+        found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
+        if found is not None and (its := Found(*found)).gpus == self._gpus:
+            return its
+
+        def fits(size: int) -> bool:
+            self.trying = size
+            held = _holds(one_pass, size, state, group, together)
+            self.trying = 0
+            return held
+
+        samples = largest(fits, self._declared, unit)
+        if not samples:
+            raise MemoryError(f"probe: {unit} samples a pass do not fit into the memory of this device ({device})")
+        self.found = kept = Found(samples, self._gpus)
+        group.on_first(lambda: memory.write(self._directory, self._declared, kept, device))
+        return kept
+
+
+def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
+    """The largest multiple of `unit` up to `most` that fits; 0 where not even the unit does."""
+    most -= most % unit
+    held, size = 0, min(unit, most)
+    while held < size and fits(size):
+        held, size = size, min(2 * size, most)
+    failed = size if size > held else most + unit
+    while failed - held > unit:
+        middle = held + (failed - held) // (2 * unit) * unit
+        if fits(middle):
+            held = middle
+        else:
+            failed = middle
+    return held
+
+
+@contextmanager
+def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Hold as much memory as the first steps will make: moments of those parameters alone of which an optimizer has no
+    state yet, as it has after a checkpoint was loaded."""
+    coming = [
+        torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+        for _ in range(BUCKETS + (0 if optimizer.state.get(parameter) else MOMENTS))
+    ]
+    try:
+        yield
+    finally:
+        coming.clear()
+
+
+def _holds(one_pass: Callable[[int], object], samples: int, state: State, group: Group, together: bool) -> bool:
+    """Whether passes of so many samples fit on all ranks. Gradients are dropped afterwards; buffers and random numbers
+    are as before. Collective. What `one_pass` raises for another reason is raised; and where
+    ranks wait for each other in a pass (`together`), want of memory, too.
+    """
+    model, optimizers = state.model, list(state.optimizers.values())
+    buffers = [buffer.detach().clone() for buffer in model.buffers()]
+    failed = False
+    hang_detector.beat()
+    with keep_generators():
+        for _ in range(TRIES):
+            try:
+                with keep_for_first_step(optimizers):
+                    one_pass(samples)
+            except Exception as error:
+                if together or not memory.is_out_of_memory(error):
+                    raise
+                failed = True
+            for parameter in model.parameters():
+                parameter.grad = None
+            if failed:
+                break
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    return not group.maximum([int(failed)])[0]

@@ -1,0 +1,35 @@
+"""What a script's loop works with, from step to step."""
+
+from __future__ import annotations
+
+from ones_wrapper.data.coreset_feed import Selection
+from ones_wrapper.data.feed import AccumulationStep, Feed, Share
+from ones_wrapper.data.streams import StreamFeed
+from ones_wrapper.gradients.accumulation import Accumulation
+from ones_wrapper.gradients.exchanges import Exchanges
+from ones_wrapper.gradients.learning_rate import Rate
+from ones_wrapper.gradients.schedule import Schedules
+
+
+class Loop:
+    """What the script's loop works with on this rank: data, exchange, optimizer. Not collective."""
+
+    def __init__(self) -> None:
+        self.feed: Feed | StreamFeed | None = None
+        self.seed = 0
+        self.selection = Selection()
+        self.exchanges = Exchanges()
+        self.accumulation: Accumulation | None = None
+        self.rate: Rate | None = None
+        self.schedules = Schedules(1)
+        self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
+        """The pass that the script is in, or was in last."""
+        self.within = False
+        """Whether an error of the script may be one of a pass: not after an epoch's last."""
+        self.used: list[int] = []
+        """Dataset indices that this rank used in the step, where there is a trace."""
+
+    @property
+    def mid_step(self) -> bool:
+        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
+        return self.within and self.rate is not None and self.rate.stepped

@@ -1,0 +1,162 @@
+"""The largest local batch that a GPU turned out to hold, found by trying.
+
+A pass that runs out of memory ends the run: after such an error the ranks are not at the same point any more, and a
+GPU's memory is in pieces. The half of what failed is remembered in the job's directory, and the ranks that start
+again from the last checkpoint take no more than that per pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ones_wrapper.files.job_directory import MEMORY
+from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
+from ones_wrapper.process.log import log
+
+MOST_BYTES = 4096
+
+_OUT_OF_MEMORY = re.compile(
+    r"(?<!shared )\bout of memory\b|DefaultCPUAllocator: (can't allocate|not enough) memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Failed to CUDA (calloc|malloc)",
+    re.IGNORECASE,
+)
+
+
+class DoesNotFitError(RuntimeError):
+    """One sample per pass is already too much; the message says for what, and what may help."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller local batch might have saved this error: torch's own out-of-memory error, or what CUDA, its
+    libraries or the allocator of the CPU say as a RuntimeError.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def device_name(device: torch.device) -> str:
+    """Distinguishes devices that hold different batches: the model and its memory (which a MIG slice has less
+    of).
+    """
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.total_memory >> 20} MiB"
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device; 0 where it is not known. `ONES_MEMORY_BYTES` emulates another one, for tests."""
+    if emulated := os.environ.get("ONES_MEMORY_BYTES"):
+        return int(emulated)
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+class Found(NamedTuple):
+    """A largest local batch, found by trying."""
+
+    samples: int
+    gpus: int = 0
+    """World size at which it was found; 0 where that makes no difference."""
+
+
+def find(directory: Path, declared: int, device: str) -> int:
+    """The largest local batch for ranks on `device`, in samples: `declared`, or less where that turned out not to fit.
+
+    What was found counts only while the script declares the same and the device is the same. Not collective: with
+    unlike devices the ranks find unlike values, and must agree on the smallest.
+    """
+    found = look_up(directory, declared, device)
+    return declared if found is None else found.samples
+
+
+def look_up(directory: Path, declared: int, device: str) -> Found | None:
+    """As `find`, with the world size at which it was found; None where nothing was."""
+    return _read(directory / MEMORY, declared, device)
+
+
+def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
+    """A pass of `failed_at` samples did not fit: remember the half of it, and return what the next run takes.
+
+    Any rank may call it, also several at once: what is written follows from `failed_at` alone, is replaced
+    atomically, and never raises what another wrote before. (Two that write at the same moment may leave the larger
+    value; that costs another try.) Raises `DoesNotFitError` at one sample, and OSError where it cannot be written.
+    """
+    if failed_at <= 1:
+        raise DoesNotFitError(
+            f"one sample per pass does not fit into the memory of this device ({device}), so no smaller batch helps; "
+            "try activation checkpointing, a smaller or sharded model (FSDP2), or another GPU"
+        )
+    found = look_up(directory, declared, device)
+    half = failed_at // 2 if found is None or found.gpus != gpus else min(failed_at // 2, found.samples)
+    write(directory, declared, Found(half, gpus), device)
+    return half
+
+
+def write(directory: Path, declared: int, found: Found, device: str) -> None:
+    """Keep what was found. Raises OSError."""
+    temporary = directory / f"{MEMORY}-{os.uname().nodename}-{os.getpid()}"
+    try:
+        temporary.write_text(
+            json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
+        )
+        temporary.replace(directory / MEMORY)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def classify_error(
+    error: BaseException, directory: Path, declared: int, samples: int, device: str, gpus: int = 0
+) -> tuple[int, str] | None:
+    """(exit code, what to say) where `error`, raised in a pass of `samples` samples, is for want of memory; else None.
+
+    The code is OUT_OF_MEMORY, by which `ones-run` starts the ranks again, after the smaller size was remembered; and
+    1 where no smaller size is left, or it could not be written.
+    """
+    if not is_out_of_memory(error):
+        return None
+    try:
+        half = remember(directory, declared, samples, device, gpus)
+    except (DoesNotFitError, OSError) as why:
+        return 1, f"out of memory: {why}"
+    return OUT_OF_MEMORY, f"a pass of {samples} samples is too large for this device ({device}); the next takes {half}"
+
+
+def _read(path: Path, declared: int, device: str) -> Found | None:
+    """What the file says for this script and device; None where there is none, or none that is valid."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log(f"{path} is ignored: {error.strerror}")
+        return None
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_size > MOST_BYTES:
+            raise ValueError("not a small regular file of this user")
+        stored = json.loads(os.read(file, MOST_BYTES + 1))
+        found = stored["found"]
+        if type(found) is not int or found < 1:
+            raise ValueError(f"found={found!r:.40} is not a batch")
+        if (stored["declared"], stored["device"]) != (declared, device):
+            return None
+        gpus = stored.get("gpus", 0)
+        if type(gpus) is not int or gpus < 0:
+            raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
+        return Found(min(found, declared), gpus)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log(f"{path} is ignored: {error}")
+        return None
+    finally:
+        os.close(file)

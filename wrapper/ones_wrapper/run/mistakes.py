@@ -1,0 +1,50 @@
+"""What is said to a script's owner once training begins, since it is probably not what they mean.
+
+Nothing here is an error: training goes on. What would go wrong for sure raises one, where it is called.
+"""
+
+from __future__ import annotations
+
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import Spec
+
+NO_STEPS = 20
+"""Steps in a row without one of the optimizer, after which that is said. A gradient scaler may leave out the first."""
+
+
+def look_at(spec: Spec) -> None:
+    """Say what the numbers of a spec leave to be said."""
+    if 0 < spec.dataset < spec.base_batch:
+        log(
+            f"init's batch={spec.base_batch} is larger than the dataset ({spec.dataset} samples), so that each epoch "
+            "is one step: choose a smaller batch, or look whether the dataset is complete"
+        )
+    if not spec.epochs:
+        log("init has no epochs=…, so job.epochs() has no end and nobody knows how far the job is: say epochs=N")
+
+
+def finished(epoch: int, epochs: int) -> str:
+    """There is nothing left to train."""
+    done = f"{epoch} of {epochs} epochs"
+    return f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew"
+
+
+def no_steps(step: int) -> str:
+    """The optimizer has not stepped for a while."""
+    return (
+        f"the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that was "
+        "given to job.register, in each turn of the loop"
+    )
+
+
+def no_cuda(error: BaseException, device: str) -> str:
+    """What to do about an error of torch that asks for CUDA on a rank that has none; empty for any other."""
+    if device != "cpu" or not isinstance(error, (AssertionError, RuntimeError)):
+        return ""
+    text = str(error)
+    if not any(words in text for words in ("not compiled with CUDA", "No CUDA GPUs", "Found no NVIDIA")):
+        return ""
+    return (
+        "the script asks for CUDA, and this rank has none: write job.device in place of 'cuda' and .cuda(), and look "
+        "whether the job asked for GPUs (--gres=gpu:N) and this torch is built for CUDA"
+    )

@@ -1,0 +1,149 @@
+"""How a step's samples are divided among the ranks that there are now: by replicas of a strategy, or by ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+
+from ones_wrapper.data.feed import Cut, accumulation_count, clamp_batch
+from ones_wrapper.data.shares import Shares
+from ones_wrapper.group import Group
+from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import MEMORY_SHARE, MOST_GPUS, Limits, SizeLimits
+from ones_wrapper.run.memory import Found, device_bytes
+from ones_wrapper.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Division:
+    """What the limits of a strategy mean at one world size, for one rank."""
+
+    replicas: int
+    replica: int
+    """The number of this rank's."""
+    first: bool
+    """Whether this rank is the first of its replica, and so counts for it."""
+    max_local: int
+    """Most samples of a replica's pass, a multiple of `unit`."""
+    quantum: int
+    """Global batches are multiples of this, but an epoch's last."""
+    unit: int
+    """Shares and passes are multiples of this, but in an epoch's last step."""
+
+    def cut(self, batch: int, uneven: Shares | None = None) -> Cut:
+        """By what a feed cuts samples at this global batch."""
+        return Cut(batch, self.replicas, self.replica, self.max_local, self.unit, uneven)
+
+    def passes(self, batch: int) -> int:
+        """Accumulation steps of a step of so many samples."""
+        return accumulation_count(batch, self.replicas, self.max_local, self.unit)
+
+
+def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
+    """The limits that a strategy has in this job, with the memory of its smallest GPU. Collective.
+
+    Raises TypeError for what is no strategy, and ValueError where it cannot use the ranks that there are.
+    """
+    if strategy is None:
+        return None
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"init: strategy={strategy!r:.60} is no ones_wrapper.strategy.Strategy")
+    limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
+    row = limits.at(group.world)
+    replicas = strategy.replicas(group.world)  # first: its own sentence is the better one
+    if row is None:
+        raise ValueError(limits.refusal(group.world))
+    if row.replicas != replicas:
+        raise ValueError(f"{strategy.name}: {group.world} GPUs are {replicas} replicas, its limits say {row.replicas}")
+    memory = -group.maximum([-device_bytes(group.device)])[0]
+    return replace(limits, memory_bytes=limits.memory_bytes or memory)
+
+
+def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
+    """The spec after a largest local batch was found by trying, perhaps at another size: a strategy's formula is
+    corrected by it; where there is none, no pass takes more.
+    """
+    if found is None:
+        return spec
+    if spec.limits is not None:
+        row = spec.limits.at(found.gpus)
+        said = row.most_local(spec.limits.memory_bytes) if row else None
+        if said is not None and said >= found.samples >= spec.max_local_batch:
+            return spec  # all that was declared fits, and how much more is not known
+        corrected = spec.limits.corrected(found.gpus, found.samples)
+        if corrected is not spec.limits:
+            return replace(spec, limits=corrected)
+        if found.gpus != world and not _each_a_replica(spec.limits):  # else a GPU holds the same at any size
+            return spec
+    return replace(spec, max_local_batch=min(spec.max_local_batch, found.samples))
+
+
+def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
+    """The limits now that the strategy knows the models. Not collective."""
+    if strategy is None or spec.limits is None:
+        return spec.limits
+    limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
+    return replace(limits, memory_bytes=limits.memory_bytes or spec.limits.memory_bytes)
+
+
+def row_of(spec: Spec, world: int) -> SizeLimits:
+    """What holds at a world size. Raises ValueError for one that the strategy cannot use."""
+    if spec.limits is None:
+        return SizeLimits(world, world)
+    row = spec.limits.at(world)
+    if row is None:
+        raise ValueError(spec.limits.refusal(world))
+    return row
+
+
+def divide(spec: Spec, world: int, rank: int) -> Division:
+    """The division at a world size. Raises ValueError for one that the strategy cannot use."""
+    row = row_of(spec, world)
+    each = world // row.replicas
+    unit = row.quantum // gcd(row.quantum, row.replicas)
+    fits = row.most_local(spec.limits.memory_bytes if spec.limits else 0)
+    most = spec.max_local_batch if fits is None else min(spec.max_local_batch, fits)
+    return Division(row.replicas, rank // each, rank % each == 0, max(unit, most - most % unit), row.quantum, unit)
+
+
+def in_force(spec: Spec, wanted: int, division: Division) -> int:
+    """The global batch in force where `wanted` samples are wanted: of the job's multiples where one fits, and of the
+    strategy's in any case. Raises ValueError where none fits.
+    """
+    most = spec.max_batch, division.max_local, spec.max_passes
+    batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
+    if batch % division.quantum:
+        batch = clamp_batch(wanted, division.replicas, *most, division.quantum)
+    if batch % division.quantum:
+        assert spec.limits is not None
+        raise ValueError(
+            f"{spec.limits.strategy}: global batches are multiples of {division.quantum} with {division.replicas} "
+            f"replicas, and init's max_batch={spec.max_batch}, max_local_batch={spec.max_local_batch} and "
+            f"max_accumulation_steps={spec.max_passes} leave at most {batch}; raise them to {division.quantum}"
+        )
+    return batch
+
+
+def _each_a_replica(limits: Limits) -> bool:
+    """Whether each rank is a replica, at any number of GPUs."""
+    return all(row.replicas == row.gpus for row in limits.sizes)
+
+
+def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
+    """Whether each rank is a replica, at any number of GPUs, and the strategy shows their gradients."""
+    if strategy is None or spec.limits is None:
+        return True
+    return strategy.measures_noise and _each_a_replica(spec.limits)
+
+
+def look_at(spec: Spec, world: int) -> str:
+    """What is to be said where a strategy's formula leaves no room for a sample; empty for nothing."""
+    limits, row = spec.limits, row_of(spec, world)
+    if limits is None or row.most_local(limits.memory_bytes) != 0:
+        return ""
+    fit = [str(one.gpus) for one in limits.sizes if one.most_local(limits.memory_bytes)][:3]
+    return (
+        f"{limits.strategy}: with {world} GPUs one sample needs {row.fixed_bytes + row.sample_bytes} bytes of a GPU "
+        f"by its formula, which is more than {MEMORY_SHARE:.0%} of {limits.memory_bytes}; "
+        + (f"{', '.join(fit)} GPUs would hold it" if fit else "no number of GPUs would hold it")
+    )

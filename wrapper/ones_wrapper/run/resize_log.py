@@ -1,0 +1,170 @@
+"""What a job's log says of its resizes: a line at each, and one on what it brought."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.gradients.noise import efficiency
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import (
+    MAX_LINE,
+    Batch,
+    Epoch,
+    First,
+    Hello,
+    Membership,
+    ProtocolError,
+    Report,
+    Throughput,
+    decode_report,
+    reports_name,
+)
+
+MEASURE_S = 30.0
+"""How long the job trains before its log says what a resize brought."""
+_SHOWN = 16
+"""Most ranks whose shares a line names."""
+_WARM_UP = 2
+"""Steps after a resize that are not measured."""
+
+
+def shape_name(nodes: int, gpus_per_node: int, world: int) -> str:
+    """A shape as people read it: nodes × GPUs per node, or the GPUs where nodes give unequally many."""
+    return f"{nodes}x{gpus_per_node}" if gpus_per_node else f"{world} GPUs"
+
+
+@dataclass(frozen=True)
+class Before:
+    """How the start before this one trained."""
+
+    shape: str
+    batch: int
+    ended: float
+    """Unix time at which its last step ended, as far as it was reported."""
+    useful_per_s: float
+    """Useful samples per second of late; 0 where it reported none."""
+
+
+def before(job_dir: Path, restart: int) -> Before | None:
+    """Of the start before this one, of this run or of the one before; None where there was none that trained."""
+    for number in (restart, restart - 1):
+        found = _before(job_dir / reports_name(number))
+        if found is not None:
+            return found
+    return None
+
+
+def _before(path: Path) -> Before | None:
+    shape, base, batch, ended = "", 0, 0, 0.0
+    speeds: list[Throughput] = []
+    for when, report in _reports(path):
+        if isinstance(report, (Hello, Membership)):
+            shape, batch = shape_name(report.nodes, report.gpus_per_node, report.world), report.batch
+            speeds.clear()
+            base = report.base_batch if isinstance(report, Hello) else base
+        elif isinstance(report, (First, Epoch, Throughput)):
+            ended = when
+        if isinstance(report, Throughput):
+            speeds.append(report)
+        if isinstance(report, Batch):
+            batch = report.batch
+            speeds.clear()
+    if not shape or not ended:
+        return None
+    useful = seconds = 0.0
+    for one in reversed(speeds):
+        useful += one.samples * efficiency(one.batch, base or one.batch, one.noise)
+        seconds += one.seconds
+        if seconds > MEASURE_S:
+            break
+    return Before(shape, batch, ended, useful / seconds if seconds else 0.0)
+
+
+def _reports(path: Path) -> Iterator[tuple[float, Report]]:
+    """A run's first reports and its last: its files grow for weeks."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4 * MAX_LINE).splitlines(keepends=True)
+            file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - 8 * MAX_LINE))
+            lines = [*head, *file.read().splitlines(keepends=True)]
+    except OSError:
+        return
+    for line in lines:
+        with suppress(ProtocolError):
+            _, when, report = decode_report(line)
+            yield when, report
+
+
+def log_batch(old: int, new: int, step: int, lr_factor: float, ramp: int) -> None:
+    """Say that the global batch changed."""
+    over = f" over {ramp} steps" if ramp else ""
+    log(f"batch {old} → {new} at step {step}; learning rate {lr_factor:.3g} times the script's{over}")
+
+
+def shares_changed(shares: Sequence[int], step: int) -> str:
+    """What the log says where ranks get other shares."""
+    parts = ", ".join(str(each) for each in shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
+    return f"step {step}: ranks get {parts} of {sum(shares)} samples a step, by the speed that they measured"
+
+
+class ResizeLog:
+    """The resizes that one rank sees; rank 0 speaks of them. Not collective."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._useful = self._seconds = 0.0
+        """Of late: their quotient is how fast the job trains."""
+        self._warm_up = _WARM_UP
+        self._starts: tuple[Before, str, float | None] | None = None
+        self._waits: tuple[str, str, float] | None = None
+        """(from, to, useful samples/s before) of a resize whose gain is being measured."""
+
+    def started(self, earlier: Before | None, shape: str, gain: float | None) -> None:
+        """A run begins; `gain` is what was expected of its resize. It is spoken of after the first step."""
+        if earlier is not None and earlier.shape != shape:
+            self._starts = (earlier, shape, gain)
+
+    def switched(
+        self, old: str, new: str, step: int, pause_s: float, gain: float | None, *, speaks: bool = True
+    ) -> None:
+        """The ranks changed while the job trains; `speaks` on rank 0."""
+        before_it = self._useful / self._seconds if self._seconds else 0.0
+        self._useful = self._seconds = 0.0
+        self._warm_up = _WARM_UP
+        self._waits = None
+        if speaks:
+            self._speak(old, new, step, pause_s, gain, before_it)
+
+    def batch_changed(self) -> None:
+        """What was measured so far is of another batch."""
+        if self._waits is None:
+            self._useful = self._seconds = 0.0
+
+    def stepped(self, step: int, useful: float, seconds: float) -> None:
+        """Step number `step` of so many useful samples ended; it took so long."""
+        if self._starts is not None:
+            (earlier, shape, gain), self._starts = self._starts, None
+            pause_s = max(0.0, self._clock() - seconds - earlier.ended)
+            self._speak(earlier.shape, shape, step - 1, pause_s, gain, earlier.useful_per_s)
+        if self._warm_up:
+            self._warm_up -= 1
+            return
+        self._useful += useful
+        self._seconds += seconds
+        if self._seconds < MEASURE_S:
+            return
+        if self._waits is not None:
+            (old, new, was), self._waits = self._waits, None
+            log(f"{new} trains {self._useful / self._seconds / was:.2g} times as fast as {old} did")
+        if self._seconds > 2 * MEASURE_S:  # what is long ago counts less
+            self._useful, self._seconds = self._useful / 2, self._seconds / 2
+
+    def _speak(self, old: str, new: str, step: int, pause_s: float, gain: float | None, was: float) -> None:
+        expected = "" if gain is None else f"; expected {gain:.2g} times as fast"
+        log(f"{old} → {new} at step {step}: paused {pause_s:.2g} s{expected}")
+        self._waits = (old, new, was) if was > 0 else None

@@ -1,0 +1,69 @@
+"""What a run is told when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ones_wrapper.gradients.learning_rate import LrRule
+from ones_wrapper.protocol import Spec
+from ones_wrapper.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the script asked `init` for, beside the spec."""
+
+    rule: LrRule
+    lr_ramp: int
+    checkpoint_every_s: float | None
+    write_behind: bool
+    strategy: Strategy | None = None
+    uneven: bool = False
+
+
+def checked_spec(
+    batch: int,
+    max_batch: int | None,
+    max_local_batch: int | None,
+    epochs: int,
+    max_accumulation_steps: int,
+    multiple_of: int,
+) -> Spec:
+    """What a script says that its job can do. Raises ValueError for numbers that contradict each other."""
+    max_batch = batch if max_batch is None else max_batch
+    max_local_batch = max_batch if max_local_batch is None else max_local_batch
+    if not 1 <= batch <= max_batch:
+        raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
+    positive = {
+        "max_local_batch": max_local_batch,
+        "max_accumulation_steps": max_accumulation_steps,
+        "multiple_of": multiple_of,
+    }
+    for name, value in positive.items():
+        if value < 1:
+            raise ValueError(f"init: {name}={value} must be 1 or more")
+    if batch % multiple_of:
+        raise ValueError(f"init: batch={batch} is no multiple of multiple_of={multiple_of}")
+    if epochs < 0:
+        raise ValueError(f"init: epochs={epochs} must be 0 or more")
+    most = max_batch - max_batch % multiple_of
+    return Spec(batch, most, max_local_batch, 0, epochs, max_accumulation_steps, multiple_of=multiple_of)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which run this is."""
+
+    job_id: int
+    restart: int
+    """Of a job of blocks: the term."""
+    leads: bool = True
+    """Whether these ranks keep the job's files; new blocks of a job that trains do not."""
+    name: str = ""
+    """Tells this process from others whose ranks may be the same at other times; empty where ranks stay."""
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> Identity:
+        """That of a plain job."""
+        return cls(int(env.get("SLURM_JOB_ID") or 0), int(env.get("SLURM_RESTART_COUNT") or 0))

@@ -1,0 +1,1 @@
+"""DecentLaM (Yuan et al. 2021, arXiv 2104.11981)."""

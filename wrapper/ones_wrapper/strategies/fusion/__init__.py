@@ -1,0 +1,129 @@
+"""Several models of one architecture trained as one, each with its own hyper-parameters (HFTA, Wang et al., MLSys
+2021, arXiv 2102.02344, §3): the same layers of B small models become one larger operation each, which a GPU is better
+used by than by B small ones in turn.
+
+`fuse` is the way in:
+
+    models = [make() for _ in rates]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=rate) for model, rate in zip(models, rates)]
+    fused, optimizer = ones.strategies.fuse(models, optimizers, loss=cross_entropy)
+    for x, y in loader:
+        losses = fused(x, y)              # one a member
+        optimizer.zero_grad()
+        losses.sum().backward()
+        optimizer.step()
+    optimizer.save("results")             # results/0.pt, …: what an ordinary script loads
+
+`fused` is an ordinary module and `optimizer` an ordinary optimizer, so `job.ddp` and `job.register` take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ones_wrapper.strategies.fusion.alike import check_models, named
+from ones_wrapper.strategies.fusion.gain import Gain, NoGainError, losses_of, measure, most_members
+from ones_wrapper.strategies.fusion.lamb import Lamb
+from ones_wrapper.strategies.fusion.model import FusedModel, Loss
+from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
+from ones_wrapper.strategies.fusion.strategy import Fused
+
+__all__ = ["Fused", "FusedModel", "FusedOptimizer", "Gain", "Lamb", "NoGainError", "fuse", "gain", "largest"]
+
+Models = Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
+Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+
+
+def fuse(
+    models: Models,
+    optimizers: Optimizers,
+    *,
+    loss: Loss | Sequence[Loss],
+    values: Mapping[str, Sequence[float]] | None = None,
+    randomness: str = "different",
+    probe: Sequence[Any] | None = None,
+) -> tuple[FusedModel, FusedOptimizer]:
+    """One module and one optimizer that train all of `models`, each as its optimizer of `optimizers` would.
+
+    A dict names the members; those of a list are named "0", "1", …. Optimizers are SGD, Adam, AdamW or Lamb, of one
+    kind for all, and their learning rates, weight decays, betas and momenta are each member's own. They are read at
+    each step, so an ordinary scheduler of a member's optimizer is that member's schedule.
+
+    `loss(output, *targets)` is the mean over the samples; `values` gives it each member's own numbers by name
+    (`values={"label_smoothing": [0.0, 0.1]}`, which it gets as tensors without dimensions). A list has a loss for each
+    member. `randomness` is that of the members' dropout: "different" or "same".
+
+    `probe` is a local batch (x, *targets) on the device that will train: a few steps of both ways are taken with it
+    before, on copies, and `NoGainError` is raised where fusing does not pay.
+
+    The models are copied: those given stay as they are. Raises ValueError, with the member's name, where a member
+    differs from the first in anything but the values of its tensors and its optimizer's numbers.
+    """
+    its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
+    if list(its_models) != list(its_optimizers):
+        raise ValueError(
+            f"fuse: models are {', '.join(its_models)} and optimizers {', '.join(its_optimizers)}; give one of each "
+            "for every member, in the same order"
+        )
+    check_models(its_models)
+    if randomness not in ("different", "same"):
+        raise ValueError(f"fuse: randomness={randomness!r} is neither 'different' nor 'same'")
+    if probe is not None:
+        found = gain(its_models, its_optimizers, loss=loss, values=values, batch=probe)
+        if not found.pays:
+            raise NoGainError(found)
+    model = FusedModel(its_models, loss, values or {}, randomness)
+    return model, FusedOptimizer(model, its_models, its_optimizers)
+
+
+def gain(
+    models: Models,
+    optimizers: Optimizers,
+    *,
+    loss: Loss | Sequence[Loss],
+    batch: Sequence[Any],
+    values: Mapping[str, Sequence[float]] | None = None,
+    steps: int = 3,
+) -> Gain:
+    """What fusing these members brings, measured with a local batch (x, *targets) on the batch's device: on a CPU in
+    processor time. Takes some ten steps of each member, on copies."""
+    its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
+    losses = losses_of(loss, values or {}, batch[1:], len(its_models))
+
+    def fused() -> tuple[FusedModel, FusedOptimizer]:
+        return fuse(its_models, its_optimizers, loss=loss, values=values)
+
+    return measure(fused, its_models, its_optimizers, losses, batch, steps)
+
+
+def largest(
+    models: Models,
+    optimizers: Optimizers,
+    *,
+    loss: Loss,
+    batch: Sequence[Any],
+    values: Mapping[str, Sequence[float]] | None = None,
+) -> int:
+    """How many of these members, the first ones, fit on the batch's device at once: by steps taken with ever more of
+    them. 0 where not even one does."""
+    its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
+    device = next((thing.device for thing in batch if isinstance(thing, torch.Tensor)), torch.device("cpu"))
+
+    def fits(count: int) -> bool:
+        names = list(its_models)[:count]
+        own = {name: of_each[:count] for name, of_each in (values or {}).items()}
+        model, optimizer = fuse(
+            {name: its_models[name] for name in names},
+            {name: its_optimizers[name] for name in names},
+            loss=loss,
+            values=own,
+        )
+        model.to(device)
+        model(*batch).sum().backward()
+        optimizer.step()
+        return True
+
+    return most_members(fits, len(its_models))

@@ -1,0 +1,169 @@
+"""Whether fusing pays on this device, and for how many members: measured, since nothing else tells.
+
+Fused layers are larger operations, which pays where a model alone leaves the device idle or spends its time on starting
+operations. It does not pay where one model fills the device: there it may even cost. So a few steps of both ways are
+taken before (HFTA, §4, chooses by measurement, too).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ones_wrapper.strategies.fusion.model import Loss
+from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
+
+LEAST = 1.2
+"""What fusing must save at least: less is within what a probe of a few steps can be wrong by."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What fusing brings on the device that it was measured on."""
+
+    members: int
+    alone_s: float
+    """Of one step of each member, in turn, together: processor time on a CPU, time on a GPU."""
+    fused_s: float
+    """Of one fused step."""
+
+    @property
+    def speedup(self) -> float:
+        """Times as many steps of all members in the same time."""
+        return self.alone_s / self.fused_s
+
+    @property
+    def pays(self) -> bool:
+        return self.members > 1 and self.speedup >= LEAST
+
+    def __str__(self) -> str:
+        verdict = "pays" if self.pays else f"does not pay (that begins at {LEAST})"
+        return (
+            f"{self.members} members fused take {self.fused_s * 1000:.2f} ms a step and {self.alone_s * 1000:.2f} ms "
+            f"in turn: {self.speedup:.2f} times as fast, which {verdict}"
+        )
+
+
+class NoGainError(ValueError):
+    """Fusing was refused: it does not pay here. `gain` is what was measured."""
+
+    def __init__(self, gain: Gain) -> None:
+        super().__init__(f"fuse: {gain}; train the members each alone, or more of them at once")
+        self.gain = gain
+
+
+def measure(
+    fuse: Callable[[], tuple[torch.nn.Module, FusedOptimizer]],
+    models: Mapping[str, torch.nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    losses: Sequence[Callable[[Any], torch.Tensor]],
+    batch: Sequence[Any],
+    steps: int,
+) -> Gain:
+    """The gain of `fuse` for a local batch (x, *targets), over `steps` steps of either way after one of warming up.
+
+    All is done on copies, on the batch's device. `losses` are the members', each of an output.
+    """
+    device = _device(batch)
+    alone = [_copied(models[name], optimizers[name], device) for name in models]
+    fused, optimizer = fuse()
+    fused.to(device)
+
+    def in_turn() -> None:
+        for (model, its), loss in zip(alone, losses, strict=True):
+            its.zero_grad()
+            x = batch[0]
+            output = model(**x) if isinstance(x, dict) else model(*(x if isinstance(x, tuple) else (x,)))
+            loss(output).backward()  # type: ignore[no-untyped-call]
+            its.step()
+
+    def at_once() -> None:
+        optimizer.zero_grad()
+        fused(*batch).sum().backward()
+        optimizer.step()
+
+    random = torch.get_rng_state()
+    try:
+        return Gain(len(models), _seconds(in_turn, steps, device), _seconds(at_once, steps, device))
+    finally:
+        torch.set_rng_state(random)
+
+
+def most_members(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which `fits` holds, which must hold for smaller ones then, too; 0 for none.
+
+    Doubled until it fails, then bisected (as HFTA's planner does). Running out of memory counts as failing.
+    """
+
+    def good(count: int) -> bool:
+        try:
+            return fits(count)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return False
+        except MemoryError:
+            return False
+
+    held, count = 0, 1
+    while count <= most and good(count):
+        held, count = count, min(count * 2, most) if count < most else most + 1
+    low, high = held, min(count, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Seconds of a step. The least of three turns: others may use the same processors."""
+    step()
+    found = []
+    for _ in range(3):
+        _wait(device)
+        begin = _clock(device)
+        for _ in range(steps):
+            step()
+        _wait(device)
+        found.append((_clock(device) - begin) / steps)
+    return max(min(found), 1e-9)
+
+
+def _clock(device: torch.device) -> float:
+    return time.perf_counter() if device.type == "cuda" else time.process_time()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device(batch: Sequence[Any]) -> torch.device:
+    return next((thing.device for thing in batch if isinstance(thing, torch.Tensor)), torch.device("cpu"))
+
+
+def _copied(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Both, apart from those that were given, on the device."""
+    mine = copy.deepcopy(model).to(device)
+    of = dict(zip(map(id, model.parameters()), mine.parameters(), strict=True))
+    groups = [{**group, "params": [of[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
+    return mine, type(optimizer)(groups, lr=0.0)  # type: ignore[call-arg]  # which the groups override
+
+
+def losses_of(
+    loss: Loss | Sequence[Loss], values: Mapping[str, Sequence[float]], targets: Sequence[Any], members: int
+) -> list[Callable[[Any], torch.Tensor]]:
+    """Each member's loss of an output."""
+
+    def bound(row: int) -> Callable[[Any], torch.Tensor]:
+        its = loss if callable(loss) else loss[row]
+        own = {name: of_each[row] for name, of_each in values.items()}
+        return lambda output: its(output, *targets, **own)
+
+    return [bound(row) for row in range(members)]

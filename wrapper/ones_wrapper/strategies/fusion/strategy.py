@@ -1,0 +1,52 @@
+"""What a fused training tells the scheduler: it takes any number of GPUs, and the memory and bytes of all members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import Limits, SizeLimits, rows_within
+from ones_wrapper.strategy import Strategy
+
+COPIES = 4
+"""Of each parameter: itself, its gradient and two moments."""
+
+
+@dataclass(frozen=True)
+class Fused(Strategy):
+    """B members in one job, data parallel: each GPU is a replica, with its part of every member's local batch.
+
+    Raises ValueError for numbers that cannot be.
+    """
+
+    members: int
+    """B."""
+    parameter_bytes: int = 0
+    """Of one member's parameters; 0, as below: not said."""
+    sample_bytes: int = 0
+    """Of one member's activations, for each sample of a GPU's local batch."""
+
+    name = "fused"
+
+    def __post_init__(self) -> None:
+        if self.members < 1 or self.parameter_bytes < 0 or self.sample_bytes < 0:
+            raise ValueError(
+                f"fused: members={self.members}, parameter_bytes={self.parameter_bytes}, sample_bytes="
+                f"{self.sample_bytes}: give 1 member or more, and no negative bytes"
+            )
+
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+        """A row for each number of GPUs where bytes were given; none where not, so that any number is valid."""
+        if not (self.parameter_bytes or self.sample_bytes):
+            return Limits(self.name)
+        return Limits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))
+
+    def _row(self, gpus: int) -> SizeLimits:
+        weights = self.members * self.parameter_bytes
+        return SizeLimits(
+            gpus,
+            gpus,
+            fixed_bytes=COPIES * weights,
+            sample_bytes=self.members * self.sample_bytes,
+            data_bytes=2 * (gpus - 1) * weights // gpus,
+        )

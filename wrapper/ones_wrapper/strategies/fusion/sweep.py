@@ -1,0 +1,125 @@
+"""The members of a sweep that a script trains: its own job, and others that wait for it (`ones-run --fuse`).
+
+    sweep = ones.strategies.sweep(parser)
+    models = {name: make(args) for name, args in sweep.members.items()}
+    ...
+    for name in sweep.left():      # each epoch: cancelled, or it started by itself
+        fused.stop(name)
+    for name in sweep.members:     # in the end
+        members.save(sweep.folder(name), name)
+        sweep.done(name)
+
+Without others it has its own job alone, so the same script trains one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from ones_wrapper.files.job_directory import LEFT, RESULT
+from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.launch.fused_start import FUSED, Row, _read, _replace
+from ones_wrapper.process.log import log
+
+
+class Sweep:
+    """Made by `sweep`. On one rank."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        own = Row(int(os.environ.get("SLURM_JOB_ID") or 0), tuple(sys.argv[1:]), os.environ.get("ONES_JOB_DIR") or ".")
+        path = os.environ.get(FUSED)
+        self._file = Path(path) if path else None
+        told = _read(self._file) if self._file else {}
+        rows = [Row(row["job_id"], tuple(row["arguments"]), row["folder"]) for row in told.get("rows", ())] or [own]
+        self._program = [str(word) for word in told.get("program", ())]
+        self._rows = {str(row.job_id): row for row in rows}
+        self._own = str(own.job_id)
+        self.members: dict[str, argparse.Namespace] = {}
+        """The arguments of each member, by its job's number: as the parser has them."""
+        for name, row in self._rows.items():
+            self.members[name] = parser.parse_args(list(row.arguments))
+        # A checkpoint has the rows of those that left, too: they are fused again, and stopped at once.
+        kept = {str(one) for one in told.get("members", ())}
+        self._gone = [name for name in self._rows if name != self._own and name not in kept]
+        self._trains = [name for name in self._rows if name not in self._gone]
+        self._seconds = dict.fromkeys(self._rows, 0.0)
+        self._since = time.monotonic()
+        spool = os.environ.get("ONES_SPOOL")
+        restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._orders = OrderReader(Path(own.folder), restart, Path(spool) if spool else None, own.job_id)
+        for name in [one for one in self._trains if self._file and (self._folder(one) / RESULT).exists()]:
+            self._trains.remove(name)  # done before a restart
+
+    def _folder(self, name: str) -> Path:
+        return Path(self._rows[name].folder)
+
+    def folder(self, name: str) -> Path:
+        """The directory of this member's job: where its results belong."""
+        return self._folder(name)
+
+    def left(self) -> list[str]:
+        """The members that are no longer to be trained: cancelled, or begun by themselves. Each is named once, and
+        again after a restart. From then on they are not in `members`: their results are no business of this job."""
+        order = self._orders.poll()
+        named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
+        gone = [
+            name
+            for name in self._trains
+            if name != self._own
+            and ((self._folder(name) / LEFT).exists() or (self._own in named and name not in named))
+        ]
+        for name in gone:
+            log(f"job {name} left its sweep: it is trained no further")
+            self._drop(name)
+        gone, self._gone = [*self._gone, *gone], []
+        self.members = {name: args for name, args in self.members.items() if name not in gone}
+        return gone
+
+    def alone(self) -> None:
+        """Train the script's own member alone: where fusing does not pay, say. The others start by themselves."""
+        for name in [one for one in self._trains if one != self._own]:
+            self._drop(name)
+        self.members, self._gone = {self._own: self.members[self._own]}, []
+        if self._file is not None:
+            told = _read(self._file)
+            told["rows"] = [row for row in told.get("rows", ()) if str(row["job_id"]) == self._own]
+            _replace(self._file, json.dumps(told).encode())
+
+    def done(self, name: str, code: int = 0) -> None:
+        """This member's training has ended, with this exit code: its job will end with it. What it is to find in its
+        folder is there already. Of the script's own job the script's exit code counts."""
+        if name not in self._trains:
+            return
+        self._count()
+        folder = self._folder(name)
+        if name != self._own and not (folder / LEFT).exists():
+            told = {"by": int(self._own), "code": code, "gpu_s": round(self._seconds[name], 2)}
+            _replace(
+                folder / RESULT, json.dumps({**told, "words": [*self._program, *self._rows[name].arguments]}).encode()
+            )
+        self._trains.remove(name)
+
+    def _drop(self, name: str) -> None:
+        self._count()
+        self._trains.remove(name)
+        if self._file is not None:
+            told = _read(self._file)
+            told["members"] = [one for one in told["members"] if str(one) != name]
+            _replace(self._file, json.dumps(told).encode())
+
+    def _count(self) -> None:
+        """Each member that trains used an equal part of the time."""
+        now = time.monotonic()
+        for name in self._trains:
+            self._seconds[name] += (now - self._since) / len(self._trains)
+        self._since = now
+
+
+def sweep(parser: argparse.ArgumentParser) -> Sweep:
+    """The members that this script is to train, with their arguments. Call it in place of `parser.parse_args()`."""
+    return Sweep(parser)

@@ -1,0 +1,252 @@
+"""LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2) and 1-bit LAMB (Li et al. 2021, arXiv 2104.06069).
+
+1-bit LAMB warms up as LAMB does, on averaged gradients. Then the variance freezes, and with it the trust ratios; ranks
+exchange one bit an element of their momentum instead of gradients (`gradients/onebit.py`). A factor of each tensor's
+frozen trust ratio follows the variance of the gradients that the exchanged momentum shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ones_wrapper.gradients.trust import trust
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
+
+MEMORY = 0.9
+"""How much of the running mean of trust ratios stays at each step."""
+FACTOR = (0.5, 4.0)
+"""Least and largest factor of a frozen trust ratio."""
+CHANGE = 0.1
+"""Most of a factor that it may change in one step."""
+
+
+class CompressedLamb(torch.optim.Optimizer):
+    """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. Made by `OneBitLamb.optimizer`.
+
+    State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (what it would be),
+    `residual` (what this rank kept back of the momentum), and of its whole tensor `trust` (running mean of trust
+    ratios), `factor` and `scale` (by which tensors become alike before they share one scale). While momentum is
+    exchanged, `step` is collective and `.grad` is this rank's own part of the gradient.
+    """
+
+    _step_supports_amp_scaling = True
+    """Has a gradient scaler set `grad_scale`, which says so."""
+
+    def __init__(
+        self,
+        params: Any,
+        mean: OneBitMean,
+        *,
+        lr: float,
+        warmup_steps: int,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        """Raises ValueError for numbers outside their ranges, and for parameters that are sharded, or of less than 32
+        bits."""
+        if not lr >= 0 or not all(0 <= beta < 1 for beta in betas) or not betas[0] or not eps >= 0 or weight_decay < 0:
+            raise ValueError(
+                f"onebit_lamb: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: none may be negative, "
+                "and betas must be below 1, the first above 0"
+            )
+        self._mean = mean
+        self._warmup_steps = warmup_steps
+        self._untrained: set[torch.Tensor] | None = None
+        """Parameters that had no gradient in the warm-up; None where that is to be found out."""
+        counts = {"warmed": 0, "frozen": False, "batch": 0}
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **counts})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if isinstance(p, DTensor):
+                raise ValueError("onebit_lamb: parameters are sharded; give the model to job.ddp, not to job.fsdp")
+            if p.dtype not in (torch.float32, torch.float64):
+                raise ValueError(
+                    f"onebit_lamb: parameters are {p.dtype}; keep them in float32, and compute in bfloat16 by autocast"
+                )
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the warm-up is over: momentum is exchanged, in one bit an element."""
+        return bool(self.param_groups[0]["frozen"])
+
+    @property
+    def batch(self) -> int:
+        """Global batch that the warm-up was made with; 0 before its first step."""
+        return int(self.param_groups[0]["batch"])
+
+    @property
+    def elements(self) -> int:
+        """How many elements are exchanged at a step."""
+        return sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
+
+    @property
+    def grad_scale(self) -> Any:
+        """What a gradient scaler sets; there is none."""
+        raise AttributeError("grad_scale")
+
+    @grad_scale.setter
+    def grad_scale(self, value: object) -> None:
+        raise RuntimeError(
+            "onebit_lamb: a gradient scaler lets single ranks skip a step that all must make together; compute in "
+            "bfloat16, which needs none"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._mean.ranks_changed()
+        self._untrained = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step. Collective once the warm-up is over. Raises ValueError for a closure, and where a parameter gets
+        its first gradient after the warm-up."""
+        if closure is not None:
+            raise ValueError(
+                "onebit_lamb: a closure is not taken; call loss.backward() yourself, then optimizer.step()"
+            )
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and not self.state[p]:
+                    self.state[p] = _fresh(p)
+        if self.frozen:
+            self._exchange()
+            return
+        for group, p, state in self._trained():
+            if p.grad is not None:
+                self._warm(group, p, state)
+        self._count("warmed", self.param_groups[0]["warmed"] + 1)
+        if self.param_groups[0]["warmed"] >= self._warmup_steps:
+            self._freeze()
+
+    def settle(self) -> None:
+        """What ranks kept back becomes one residual, the same on all, before state is written or sent. Collective."""
+        trained = list(self._trained())
+        if not self.frozen or not trained:
+            return
+        found = self._mean.carried(_flat([state["residual"] for *_, state in trained]))
+        for (*_, state), part in zip(trained, _like(found, trained), strict=True):
+            torch.mul(part, state["exp_avg_sq"] > 0, out=state["residual"])
+
+    def restart(self, batch: int) -> None:
+        """Warm up again, at this global batch: the variance moves on, and what was kept back goes into the momentum.
+        Collective."""
+        self.settle()
+        for group, _, state in self._trained() if self.frozen else ():
+            state["exp_avg"] += state["residual"] / (state["scale"] * group["betas"][0])
+            state["residual"].zero_()
+        for key, value in {"warmed": 0, "frozen": False, "batch": batch}.items():
+            self._count(key, value)
+
+    def _count(self, key: str, value: int) -> None:
+        for group in self.param_groups:
+            group[key] = value
+
+    def _trained(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]:
+        """Group, parameter and state of all that is exchanged: the same on all ranks, in the same order."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if self.state.get(p):
+                    yield group, p, self.state[p]
+
+    def _warm(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any]) -> None:
+        """LAMB's step of one parameter."""
+        (beta1, beta2), gradient, m, v = group["betas"], p.grad, state["exp_avg"], state["exp_avg_sq"]
+        m.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
+        ratio = trust(torch.linalg.vector_norm(p), torch.linalg.vector_norm(update))
+        state["trust"].lerp_(ratio, 1 - MEMORY if group["warmed"] else 1.0)
+        p.sub_(update * ratio, alpha=group["lr"])
+
+    def _freeze(self) -> None:
+        """The warm-up is over."""
+        states = [state for *_, state in self._trained()]
+        sizes = torch.stack(
+            [torch.linalg.vector_norm(s["exp_avg"]) / max(s["exp_avg"].numel(), 1) ** 0.5 for s in states]
+        )
+        mean = sizes.sum() / (sizes > 0).sum().clamp(min=1)
+        for state, size in zip(states, sizes, strict=True):
+            state["scale"] = torch.where(size > 0, mean / size, 1.0)
+            state["factor"] = torch.ones_like(state["factor"])
+            state["exp_avg_sq_fresh"].copy_(state["exp_avg_sq"])
+            state["residual"].zero_()
+        self._untrained = None
+        self._count("frozen", True)
+
+    def _exchange(self) -> None:
+        """1-bit LAMB's step of all parameters."""
+        trained = list(self._trained())
+        self._check_trained(trained)
+        moved = []
+        for group, p, state in trained:
+            beta1 = group["betas"][0]
+            gradient = 0.0 if p.grad is None else p.grad
+            moved.append(state["scale"] * (beta1 * state["exp_avg"] + (1 - beta1) * gradient))
+        residuals = _flat([state["residual"] for *_, state in trained])
+        # Until this returns nothing of the state has changed: where a rank is lost in it, the others can save theirs.
+        mean, left = self._mean(_flat(moved), residuals)
+        parts = zip(trained, _like(mean, trained), _like(left, trained), strict=True)
+        for (group, p, state), momentum, residual in parts:
+            self._compressed(group, p, state, momentum, residual)
+
+    def _compressed(
+        self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any], mean: torch.Tensor, left: torch.Tensor
+    ) -> None:
+        (beta1, beta2), eps, v = group["betas"], group["eps"], state["exp_avg_sq"]
+        # A sign cannot say zero: what never had a gradient would get one scale of momentum over a variance of nothing.
+        mask = v > 0
+        torch.mul(left, mask, out=state["residual"])
+        m = mean / state["scale"] * mask
+        gradient = (m - beta1 * state["exp_avg"]) / (1 - beta1)
+        state["exp_avg"].copy_(m)
+        fresh = state["exp_avg_sq_fresh"]
+        fresh.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = v.sqrt() + eps
+        update = m / root
+        factor = (root / (fresh.sqrt() + eps)).max()
+        if group["weight_decay"]:
+            before = torch.linalg.vector_norm(update)
+            update += group["weight_decay"] * p
+            after = torch.linalg.vector_norm(update)
+            share = torch.where(after > 0, before / after, 1.0).clamp(max=1.0)
+            factor = factor * share + 1 - share
+        last = state["factor"]
+        factor = factor.clamp(*FACTOR).clamp(last * (1 - CHANGE), last * (1 + CHANGE))
+        state["factor"] = factor
+        p.sub_(update * (state["trust"] * factor), alpha=group["lr"])
+
+    def _check_trained(self, trained: list[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]) -> None:
+        if self._untrained is None:
+            self._untrained = {p for _, p, state in trained if not bool(state["exp_avg_sq"].any())}
+        late = [p for p in self._untrained if p.grad is not None and bool(p.grad.any())]
+        if late:
+            raise ValueError(
+                f"onebit_lamb: {len(late)} parameters (one of shape {tuple(late[0].shape)}) got their first gradient "
+                f"after {self._warmup_steps} steps of warm-up, when their variance was frozen; train them from the "
+                "beginning, or raise warmup_steps"
+            )
+
+
+def _fresh(p: torch.Tensor) -> dict[str, Any]:
+    """State of a parameter before its first step."""
+    names = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "residual")
+    scalars = ("trust", "factor", "scale")
+    return {name: torch.zeros_like(p) for name in names} | {name: p.new_ones(()) for name in scalars}
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _like(flat: torch.Tensor, trained: list[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]) -> list[torch.Tensor]:
+    """The parts of a flat tensor, in the shapes of the parameters."""
+    shapes = [p.shape for _, p, _ in trained]
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,110 @@
+"""1-bit LAMB as a strategy: its optimizer, its exchange, and what the scheduler knows of its two phases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.limits import MOST_GPUS, Limits, SizeLimits, rows_within
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitExchange, OneBitMean, sent_bytes
+from ones_wrapper.strategies.onebit_lamb.optimizer import CompressedLamb
+from ones_wrapper.strategy import Strategy
+
+
+class OneBitLamb(Strategy):
+    """Data parallelism that sends one bit for each parameter and step, after a warm-up by plain LAMB:
+
+        lamb = OneBitLamb(warmup_steps=200)
+        job = ones.init(batch=64, strategy=lamb)
+        model = job.ddp(model)
+        optimizer = lamb.optimizer(model.parameters(), lr=0.005, weight_decay=0.01)
+
+    After the warm-up the global batch must not change, and `.grad` is this rank's own part of the gradient. A batch
+    that changes all the same, at a requeue or since fewer GPUs hold less, begins the warm-up anew.
+    """
+
+    name = "onebit_lamb"
+    hot = True
+
+    def __init__(self, warmup_steps: int) -> None:
+        """`warmup_steps` are optimizer steps: 15 to 25 % of all. Raises ValueError for less than one."""
+        if warmup_steps < 1:
+            raise ValueError(f"onebit_lamb: warmup_steps={warmup_steps} must be 1 or more; 15 to 25 % of all steps fit")
+        self._warmup_steps = warmup_steps
+        self._mean = OneBitMean()
+        self._group: Group | None = None
+        self._made: CompressedLamb | None = None
+        self._told: bool | None = None
+        """Whether the limits were made for frozen variance; None where the model was not known."""
+
+    def optimizer(self, params: Any, **options: Any) -> CompressedLamb:
+        """The optimizer of all that the job trains; `options` are `lr`, `betas`, `eps` and `weight_decay`, as of
+        `CompressedLamb`. Call it once."""
+        if self._made is not None:
+            raise ValueError("onebit_lamb: a job has one optimizer; give it the parameters of all models as groups")
+        self._made = CompressedLamb(params, self._mean, warmup_steps=self._warmup_steps, **options)
+        return self._made
+
+    def bind(self, group: Group) -> None:
+        self._group = group
+        self._mean.ranks_changed()
+
+    def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange:
+        if not isinstance(group, TorchGroup):
+            raise ValueError("onebit_lamb: it exchanges through torch.distributed; leave backend='mpi' out of init")
+        return OneBitExchange(group, noise, lambda: self._made)
+
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+        return Limits(
+            self.name,
+            self._sizes(most_gpus),
+            exact=False,
+            batch_fixed=self.batch_fixed(),
+            carries=("what ranks kept back of the momentum, as one vector",),
+        )
+
+    def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
+        """Bytes by the number of GPUs; empty, so any number, before the model is known."""
+        sizes = range(1, most_gpus + 1) if self._made is not None else ()
+        rows = (SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in sizes)
+        return rows_within(rows, any_number=True)
+
+    def sent_bytes(self, world: int) -> int:
+        """What a rank sends in an optimizer step of the present phase: gradients in 32 bits, or momentum in one."""
+        elements = self._made.elements if self._made is not None else 0
+        return sent_bytes(elements, world) if self.batch_fixed() else 2 * (world - 1) * 4 * elements // world
+
+    def batch_fixed(self) -> bool:
+        return self._made is not None and self._made.frozen
+
+    def limits_now(self, limits: Limits) -> Limits:
+        made, group = self._made, self._group
+        if made is None or self._told == made.frozen:
+            return limits
+        self._told = made.frozen
+        if made.frozen and group is not None and group.rank == 0:
+            log(f"{self.name}: from now on one bit for each of {made.elements} parameters is exchanged at a step")
+        most = max(MOST_GPUS, group.world if group is not None else 1)
+        return replace(limits, sizes=self._sizes(most), batch_fixed=made.frozen)
+
+    def batch_in_force(self, batch: int) -> str:
+        made = self._made
+        if made is None:
+            raise RuntimeError(
+                "onebit_lamb: training starts without its optimizer; make it with OneBitLamb.optimizer(...)"
+            )
+        before = made.batch
+        if before == batch:
+            return ""
+        made.restart(batch)
+        if not before:
+            return ""
+        return (
+            f"{self.name}: the global batch was {before} and is {batch}, so the warm-up of {self._warmup_steps} steps "
+            "begins anew"
+        )

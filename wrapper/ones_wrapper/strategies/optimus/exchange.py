@@ -1,0 +1,180 @@
+"""The gradient exchange between replicas of a mesh: each rank sums its blocks over the ranks that hold the same ones.
+
+Within a replica the products have summed the gradients already, so each rank has its blocks' gradient of the mean over
+the replica's local batch. A pass's gradient is weighed with its part of the step's samples before it is added up (see
+gradients/exchange.py), so what is left is a sum over the replicas. It goes in buckets, the last parameters first, while
+backward goes on (Li et al., VLDB 2020, §3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.group import Group
+from ones_wrapper.strategies.optimus.mesh import Mesh
+
+if TYPE_CHECKING:
+    from ones_wrapper.data.feed import AccumulationStep
+
+BUCKET_MB = 25.0
+"""Gradients that go in one message."""
+
+
+class MeshExchange(Exchange):
+    """For models whose parameters are blocks on a mesh. Forward and backward passes are collective over a replica."""
+
+    def __init__(self, group: Group, mesh: Mesh) -> None:
+        super().__init__(group, None)
+        self._mesh = mesh
+        self._buckets: list[_Bucket] = []
+        self._begun = self._over = False
+        """Whether the last pass's backward has begun, and whether the step's gradients were handed out."""
+        self._started = 0
+        """Buckets whose sum is under way; all ranks start them in order."""
+
+    def wrap(self, model: torch.nn.Module, *, bucket_mb: float = BUCKET_MB, **options: Any) -> torch.nn.Module:
+        """The model itself; all replicas take the first one's parameters."""
+        self._first(model)
+        if options:
+            raise ValueError(f"optimus2d: {', '.join(sorted(options))} cannot be given to job.ddp; bucket_mb can")
+        for name, parameter in model.named_parameters():
+            if not isinstance(parameter, DTensor) or parameter.device_mesh != self._mesh.ranks:
+                raise ValueError(
+                    f"optimus2d: {name} is no block on the mesh, so the ranks would train it apart; make its layer by "
+                    "the strategy: strategy.linear, strategy.layer_norm, strategy.embedding, …"
+                )
+        self._alike(model)
+        self._take_first(model)
+        self._model = model
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self._buckets = list(_in_buckets(reversed(trained), int(bucket_mb * 2**20)))
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.register_hook(self._weigh)  # type: ignore[no-untyped-call]
+                arrive = partial(self._arrive, bucket)
+                parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
+        return model
+
+    @torch.no_grad()
+    def _take_first(self, model: torch.nn.Module) -> None:
+        """Ranks that made the model with other random numbers would not have copies of one."""
+        mesh = self._mesh
+        for parameter in model.parameters():
+            if mesh.replicas > 1:
+                dist.broadcast(_local(parameter), group=mesh.across, group_src=0)
+            if mesh.q > 1 and isinstance(parameter, DTensor) and parameter.placements[0].is_replicate():
+                dist.broadcast(_local(parameter), group=mesh.in_column, group_src=0)
+
+    @contextmanager
+    def during(self, part: AccumulationStep) -> Iterator[None]:
+        self._started, self._begun, self._over = 0, False, False
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        with self._within(part):
+            yield
+            if self._begun:
+                self._finish_all()  # a script that makes no step here must not leave messages under way
+
+    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
+        """From the mean over the pass's samples to its part of the mean over the step's."""
+        if self.trying:
+            return gradient
+        part = self._now()
+        if part.samples == 0:
+            return torch.zeros_like(gradient)  # a borrowed sample may give NaN, and NaN times 0 is NaN
+        return gradient if part.samples == part.share.total else gradient * (part.samples / part.share.total)
+
+    def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
+        """Backward has brought a parameter's gradient."""
+        if self.trying or not self._now().last:
+            return
+        if self._over or not bucket.missing:
+            raise RuntimeError(
+                "optimus2d: a parameter got a gradient twice in one step; call backward once for each batch, on the "
+                "sum of the losses"
+            )
+        if not self._begun:
+            self._begun = True
+            # Ready when backward ends, for those who clip them.
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_all)
+        bucket.missing -= 1
+        while self._started < len(self._buckets) and not self._buckets[self._started].missing:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the sum of the next bucket."""
+        bucket = self._buckets[self._started]
+        self._started += 1
+        if self._mesh.replicas > 1:
+            bucket.fill()
+            bucket.work = dist.all_reduce(bucket.flat, group=self._mesh.across, async_op=True)
+
+    def _finish_all(self) -> None:
+        if self._over:
+            return
+        while self._started < len(self._buckets):
+            self._start()
+        self._over = True
+        for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+                bucket.hand_out()
+
+
+class _Bucket:
+    """Some parameters of one type, whose gradients go in one message."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = len(parameters)
+        """Parameters whose gradient the present pass has not brought."""
+        self.flat = torch.empty(0)
+        self.work: Any = None
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Gather the gradients; zeros where this replica has none."""
+        self.flat = torch.cat(
+            [
+                _local(p).new_zeros(_local(p).numel()) if p.grad is None else _local(p.grad).reshape(-1)
+                for p in self.parameters
+            ]
+        )
+
+    @torch.no_grad()
+    def hand_out(self) -> None:
+        """Give the parameters the sums, and let go of the message. All replicas use the same parameters, so one that
+        has no gradient here has none anywhere."""
+        pieces = torch.split(self.flat, [_local(p).numel() for p in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
+            if parameter.grad is not None:
+                gradient = _local(parameter.grad)
+                gradient.copy_(piece.view(gradient.shape))
+        self.flat, self.work = torch.empty(0), None
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _in_buckets(parameters: Iterable[torch.nn.Parameter], size: int) -> Iterator[_Bucket]:
+    """The parameters in their order, in groups of one type and of about `size` bytes."""
+    some: list[torch.nn.Parameter] = []
+    held = 0
+    for parameter in parameters:
+        more = _local(parameter).nbytes
+        if some and (held + more > size or some[0].dtype != parameter.dtype):
+            yield _Bucket(some)
+            some, held = [], 0
+        some.append(parameter)
+        held += more
+    if some:
+        yield _Bucket(some)

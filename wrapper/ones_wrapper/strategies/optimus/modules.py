@@ -1,0 +1,177 @@
+"""The layers of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
+
+Each takes and gives blocks: of activations [samples, length, hidden] rank (i, j) has [samples of row i, length, hidden
+/ q]. Each draws its parameters as the dense layer of torch does, whole, from the default generator, and keeps its
+block: with one seed on all ranks the model is the dense one at any mesh. The parameters are DTensors with the names and
+whole shapes of the dense layer's, so a checkpoint loads at any mesh, and into the dense model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from ones_wrapper.strategies.optimus import summa
+from ones_wrapper.strategies.optimus.mesh import FEATURES, MATRIX, TABLE, Mesh, block, features
+
+
+class Linear(nn.Module):
+    """`torch.nn.Linear`: blocks […, inputs / q] to blocks […, outputs / q]."""
+
+    def __init__(self, mesh: Mesh, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        dense = nn.Linear(inputs, outputs, bias)
+        self.mesh = mesh
+        self.weight = mesh.cut(dense.weight, MATRIX)
+        self.bias = mesh.cut(dense.bias, FEATURES) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = summa.ab(x.flatten(0, -2), block(self.weight).t(), self.mesh)
+        if self.bias is not None:
+            product = product + features(self.bias, self.mesh)
+        return product.view(*x.shape[:-1], product.shape[-1])
+
+
+class LayerNorm(nn.Module):
+    """`torch.nn.LayerNorm` over the last dimension of blocks […, size / q]."""
+
+    def __init__(self, mesh: Mesh, size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        dense = nn.LayerNorm(size)
+        self.mesh, self.size, self.eps = mesh, size, eps
+        self.weight, self.bias = mesh.cut(dense.weight, FEATURES), mesh.cut(dense.bias, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normal: torch.Tensor = _Normal.apply(x, self.size, self.eps, self.mesh)  # type: ignore[no-untyped-call]
+        return torch.addcmul(features(self.bias, self.mesh), normal, features(self.weight, self.mesh))
+
+
+class _Normal(torch.autograd.Function):
+    """x̂ = (x − mean) / √(variance + eps), where each row of the mesh has the features of a sample."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: int, eps: float, mesh: Mesh) -> torch.Tensor:
+        # Two passes: the mean of squares less the square of the mean would lose digits where the mean is large.
+        away = x - mesh.sum_in_row(x.sum(-1, keepdim=True)) / size
+        scale = (mesh.sum_in_row(away.square().sum(-1, keepdim=True)) / size + eps).rsqrt()
+        normal = away * scale
+        ctx.save_for_backward(normal, scale)
+        ctx.size, ctx.mesh = size, mesh
+        return normal
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        normal, scale = ctx.saved_tensors
+        sums = torch.stack([gradient.sum(-1, keepdim=True), (gradient * normal).sum(-1, keepdim=True)])
+        mean, slope = ctx.mesh.sum_in_row(sums) / ctx.size
+        return (gradient - mean - normal * slope) * scale, None, None, None
+
+
+class Embedding(nn.Module):
+    """`torch.nn.Embedding`: token numbers [samples of the row, …] to blocks […, size / q]. The rows of the mesh split
+    the vocabulary, and each row's part of the table travels down the columns."""
+
+    def __init__(self, mesh: Mesh, count: int, size: int) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.weight = mesh.cut(nn.Embedding(count, size).weight, TABLE)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Lookup.apply(block(self.weight), tokens, self.mesh)  # type: ignore[no-untyped-call]
+        return found
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The product with the table's transpose, for a model whose output layer is its embedding: blocks [samples, …,
+        size / q] to blocks […, count / q]."""
+        product = summa.abt(x.flatten(0, -2), block(self.weight), self.mesh)
+        return product.view(*x.shape[:-1], product.shape[-1])
+
+
+class _Lookup(torch.autograd.Function):
+    """The product of one-hot rows with a table, without the ones."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.mesh, ctx.table = mesh, table.shape
+        found = table.new_zeros(*tokens.shape, table.shape[1])
+        for part, some in enumerate(summa.arriving(table, mesh.in_column, mesh.row, mesh.q)):
+            here = tokens // len(some) == part
+            found[here] = some[tokens[here] % len(some)]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (tokens,), mesh = ctx.saved_tensors, ctx.mesh
+        count, size = ctx.table
+
+        def of(part: int) -> torch.Tensor:
+            here = tokens // count == part
+            return gradient.new_zeros(count, size).index_add_(0, tokens[here] % count, gradient[here])
+
+        return summa.summed((of(part) for part in range(mesh.q)), mesh.in_column, mesh.row), None, None
+
+
+class Positions(nn.Module):
+    """Learned positions, added to blocks [samples, length, size / q]; drawn as `torch.nn.Embedding(length, size)`."""
+
+    def __init__(self, mesh: Mesh, length: int, size: int) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.weight = mesh.cut(nn.Embedding(length, size).weight, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + features(self.weight, self.mesh)[: x.shape[1]]
+
+
+class Attention(nn.Module):
+    """Self-attention of blocks [samples, length, hidden / q]; each rank has its samples and heads / q whole heads.
+
+    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are by head: its query, its key, its value.
+    """
+
+    def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:
+        super().__init__()
+        if hidden % heads or heads % mesh.q:
+            raise ValueError(f"attention: {heads} heads do not divide {hidden} features and {mesh.q} columns of ranks")
+        self.heads, self.size, self.causal = heads // mesh.q, hidden // heads, causal
+        self.packed = Linear(mesh, hidden, 3 * hidden)
+        self.joined = Linear(mesh, hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.packed(x).unflatten(-1, (self.heads, 3, self.size)).transpose(1, 2).unbind(-2)
+        seen = scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
+        joined: torch.Tensor = self.joined(seen.transpose(1, 2).flatten(2))
+        return joined
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between them, `times` as wide there, of blocks […, hidden / q]."""
+
+    def __init__(self, mesh: Mesh, hidden: int, times: int = 4) -> None:
+        super().__init__()
+        self.wide = Linear(mesh, hidden, times * hidden)
+        self.back = Linear(mesh, times * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.back(gelu(self.wide(x)))
+        return found
+
+
+class Block(nn.Module):
+    """A transformer block with the norms first: x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:
+        super().__init__()
+        self.before_attention = LayerNorm(mesh, hidden)
+        self.attention = Attention(mesh, hidden, heads, causal)
+        self.before_mlp = LayerNorm(mesh, hidden)
+        self.mlp = Mlp(mesh, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.before_attention(x))
+        found: torch.Tensor = x + self.mlp(self.before_mlp(x))
+        return found

@@ -1,0 +1,133 @@
+"""Products of matrices that lie in blocks on a q × q mesh: SUMMA (van de Geijn and Watts, 1997), as Optimus uses it for
+the forward and backward passes of a transformer (Xu et al. 2021, arXiv 2104.05343).
+
+Rank (i, j) holds the blocks A_ij and B_ij, and gets C_ij. Each product takes q rounds; in round l
+
+- AB:  A_il travels along row i, B_lj down column j;    C_ij += A_il B_lj
+- ABᵀ: B_lj travels down column j;                      C_il = Σ_j A_ij B_ljᵀ, summed along row i
+- AᵀB: A_il travels along row i;                        C_lj = Σ_i A_ilᵀ B_ij, summed down column j
+
+No rank ever holds more than a few blocks, 1/q² of a matrix each. The gradient of each product is made of the two
+others. A's rows may be split unevenly over the mesh: where rows are samples, any number of them fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.strategies.optimus.mesh import Mesh
+
+Kind = Literal["ab", "abt", "atb"]
+
+
+def ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """C = AB for blocks a [m, k] and b [k, n]: this rank's block [m, n]. Collective, and so is its backward pass."""
+    return _of("ab", a, b, mesh)
+
+
+def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """C = ABᵀ for blocks a [m, k] and b [n, k]: this rank's block [m, n]. Collective, and so is its backward pass."""
+    return _of("abt", a, b, mesh)
+
+
+def atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """C = AᵀB for blocks a [k, m] and b [k, n]: this rank's block [m, n]. Collective, and so is its backward pass."""
+    return _of("atb", a, b, mesh)
+
+
+def _of(kind: Kind, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    product: torch.Tensor = _Product.apply(kind, a, b, mesh)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Product(torch.autograd.Function):
+    """A product whose gradients are products on the mesh, too."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: Kind, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.kind, ctx.mesh = kind, mesh
+        return _PRODUCTS[kind](a, b, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor | None, torch.Tensor | None, None]:
+        (a, b), mesh, kind = ctx.saved_tensors, ctx.mesh, ctx.kind
+        _, wants_a, wants_b, _ = ctx.needs_input_grad
+        if kind == "ab":
+            of_a = _abt(gradient, b, mesh) if wants_a else None
+            of_b = _atb(a, gradient, mesh) if wants_b else None
+        elif kind == "abt":
+            of_a = _ab(gradient, b, mesh) if wants_a else None
+            of_b = _atb(gradient, a, mesh) if wants_b else None
+        else:
+            of_a = _abt(b, gradient, mesh) if wants_a else None
+            of_b = _ab(a, gradient, mesh) if wants_b else None
+        return None, of_a, of_b, None
+
+
+def _ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    product: torch.Tensor | None = None
+    lefts, rights = arriving(a, mesh.in_row, mesh.column, mesh.q), arriving(b, mesh.in_column, mesh.row, mesh.q)
+    for left, right in zip(lefts, rights, strict=True):
+        product = left @ right if product is None else product.addmm_(left, right)
+    assert product is not None
+    return product
+
+
+def _abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    blocks = arriving(b, mesh.in_column, mesh.row, mesh.q)
+    return summed((a @ right.t() for right in blocks), mesh.in_row, mesh.column)
+
+
+def _atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    blocks = arriving(a, mesh.in_row, mesh.column, mesh.q)
+    return summed((left.t() @ b for left in blocks), mesh.in_column, mesh.row)
+
+
+_PRODUCTS = {"ab": _ab, "abt": _abt, "atb": _atb}
+
+
+def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[torch.Tensor]:
+    """The blocks of a row's or column's ranks, one after the other, on all of them; `mine` is this rank's place. The
+    next one travels while one is used."""
+    if q == 1 or not block.numel():
+        for _ in range(q):
+            yield block
+        return
+    # A transposed weight travels as it lies in memory.
+    turned = not block.is_contiguous() and block.t().is_contiguous()
+    own = block.t() if turned else block.contiguous()
+
+    def send(source: int) -> tuple[torch.Tensor, Any]:
+        buffer = own if source == mine else torch.empty_like(own)
+        return buffer, dist.broadcast(buffer, group=group, group_src=source, async_op=True)
+
+    coming = send(0)
+    for source in range(q):
+        (buffer, work), coming = coming, send(source + 1) if source + 1 < q else coming
+        work.wait()
+        yield buffer.t() if turned else buffer
+
+
+def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
+    """The sum over a row or column of the terms that are meant for this rank, each rank's `mine`th. One sum is under
+    way while the next term is computed."""
+    kept: torch.Tensor | None = None
+    under_way: tuple[torch.Tensor, Any] | None = None
+    for target, term in enumerate(terms):
+        if under_way is not None:
+            under_way[1].wait()
+            under_way = None
+        if dist.get_world_size(group) > 1 and term.numel():
+            term = term.contiguous()
+            under_way = term, dist.reduce(term, group=group, group_dst=target, async_op=True)
+        if target == mine:
+            kept = term
+    if under_way is not None:
+        under_way[1].wait()
+    assert kept is not None
+    return kept

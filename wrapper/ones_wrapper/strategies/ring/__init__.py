@@ -1,0 +1,1 @@
+"""Sequences over a ring of ranks (ring attention)."""

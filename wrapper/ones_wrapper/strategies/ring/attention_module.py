@@ -1,0 +1,41 @@
+"""An attention layer for a ring, with the parameters of torch's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ones_wrapper.strategies.ring.strategy import Ring
+
+
+class RingAttention(nn.Module):
+    """Self-attention over sequences that are split over a ring, in place of `nn.MultiheadAttention`.
+
+    Its parameters have the names, shapes and first values of `nn.MultiheadAttention(width, heads, batch_first=True)`,
+    so either loads the other's checkpoint. Whether it is causal the ring says.
+    """
+
+    def __init__(self, ring: Ring, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
+        """`dropout` is the share of the attention's probabilities. Raises ValueError where `heads` does not divide
+        `width`."""
+        super().__init__()
+        if width % heads:
+            fitting = [str(n) for n in range(1, width + 1) if width % n == 0][:12]
+            raise ValueError(f"ring: heads={heads} must divide width={width}; {', '.join(fitting)} would")
+        self.ring, self.heads, self.rate = ring, heads, dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * width)) if bias else None
+        self.out_proj = nn.Linear(width, width, bias=bias)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+        """`x` is (batch, tokens, width), this rank's tokens, and so is the result. `real`, (batch, length), says which
+        tokens of the whole sequences are no padding. Collective over the ring.
+        """
+        joined = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
+        q, k, v = (one.view(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in joined.chunk(3, -1))
+        seen = self.ring.attention(q, k, v, real=real, dropout=self.rate if self.training else 0.0)
+        out: torch.Tensor = self.out_proj(seen.transpose(1, 2).flatten(2))
+        return out

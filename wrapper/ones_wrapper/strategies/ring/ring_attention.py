@@ -1,0 +1,207 @@
+"""Exact attention over sequences that are split over a circle of ranks, by blocks and with an online softmax.
+
+Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and
+values go around; each rank keeps its queries, its output and one logsumexp a query, and computes the scores anew in the
+backward pass. Nothing of the size of a whole sequence squared is ever kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ones_wrapper.strategies.ring import sdpa_kernel as fused
+from ones_wrapper.strategies.ring import tile as block
+from ones_wrapper.strategies.ring.circle import BACK, Circle
+from ones_wrapper.strategies.ring.tile import Dropout, Place
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the sequences lie on the ranks of a circle."""
+
+    circle: Circle
+    length: int
+    """Tokens of a whole sequence."""
+    causal: bool = False
+    """Whether a token sees only itself and those before. Then each rank holds two pieces of the sequence, an early and
+    a late one (numbers n and 2N - 1 - n of 2N), so that all ranks have the same work; else one piece."""
+
+    def __post_init__(self) -> None:
+        size, pieces = self.circle.size, self.circle.size * (2 if self.causal else 1)
+        if self.length % pieces:
+            raise ValueError(
+                f"ring: {self.length} tokens over {size} ranks must be a multiple of {pieces}"
+                f"{' (two pieces a rank, since it is causal)' if self.causal else ''}; pad to "
+                f"{padded_length(self.length, size, self.causal)} tokens, or take {_fitting(self.length, self.causal)}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence on each rank."""
+        return self.length // self.circle.size
+
+    def positions(self, rank: int, device: torch.device | None = None) -> torch.Tensor:
+        """Where a rank's tokens are in the whole sequence, in the order in which it holds them, (tokens,)."""
+        if not self.causal:
+            return torch.arange(rank * self.tokens, (rank + 1) * self.tokens, device=device)
+        half, last = self.tokens // 2, 2 * self.circle.size - 1 - rank
+        early = torch.arange(rank * half, (rank + 1) * half, device=device)
+        return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
+
+    def meeting(self, source: int) -> tuple[slice, slice, bool]:
+        """Which queries of this rank see which keys of rank `source`, and whether only those before them.
+
+        Causal: from another rank either all queries see the early half of the keys, or the late half of the queries
+        sees all keys. So each meeting of two ranks is half the work of a whole one.
+        """
+        rank, everything = self.circle.rank, slice(0, self.tokens)
+        if not self.causal or source == rank:
+            return everything, everything, self.causal
+        if source < rank:
+            return everything, slice(0, self.tokens // 2), False
+        return slice(self.tokens // 2, self.tokens), everything, False
+
+
+def padded_length(length: int, size: int, causal: bool) -> int:
+    """The least multiple of what `size` ranks split, from `length` tokens on."""
+    pieces = size * (2 if causal else 1)
+    return -(-length // pieces) * pieces
+
+
+def fits(length: int, size: int, causal: bool) -> bool:
+    """Whether sequences of `length` tokens split over `size` ranks."""
+    return length % (size * (2 if causal else 1)) == 0
+
+
+def _fitting(length: int, causal: bool) -> str:
+    sizes = [size for size in range(1, min(length, 64) + 1) if fits(length, size, causal)]
+    return f"{', '.join(map(str, sizes[:12]))} ranks" if sizes else "an even number of tokens"
+
+
+def ring_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    arrangement: Arrangement,
+    *,
+    real: torch.Tensor | None = None,
+    dropout: Dropout | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Softmax attention of this rank's queries with all keys of the sequences; collective over the circle.
+
+    `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width); so is the result, whose memory is in the
+    order (batch, tokens, heads, width). `real` says which tokens of the whole sequences are no padding, (batch, length)
+    in their natural order, the same on all ranks; a query that sees no key gets 0. `scale` is 1/√width unless given.
+    The gradients are those of the dense attention; nothing is divided by the number of ranks.
+
+    Raises ValueError for shapes that contradict the arrangement.
+    """
+    check(q, k, v, arrangement, real)
+    found: torch.Tensor = _Ring.apply(q, k, v, arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))  # type: ignore[no-untyped-call]
+    return found
+
+
+def check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrangement: Arrangement, real: torch.Tensor | None
+) -> None:
+    """Raises ValueError for shapes that contradict the arrangement or each other."""
+    tokens, length = arrangement.tokens, arrangement.length
+    if q.ndim != 4 or q.shape != k.shape or q.shape != v.shape:
+        raise ValueError(
+            f"ring: q, k and v must be of one shape (batch, heads, tokens, width), not {tuple(q.shape)}, "
+            f"{tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if q.shape[2] != tokens:
+        raise ValueError(
+            f"ring: {q.shape[2]} tokens on this rank, where {arrangement.circle.size} ranks hold {tokens} each of "
+            f"{length}; take each rank's own with shard, and pad shorter sequences to {length} with pad"
+        )
+    if real is not None and real.shape != (q.shape[0], length):
+        raise ValueError(f"ring: the mask must be of whole sequences, {(q.shape[0], length)}, not {tuple(real.shape)}")
+
+
+def place(
+    arrangement: Arrangement, source: int, real: torch.Tensor | None, dropout: Dropout | None, device: torch.device
+) -> tuple[slice, slice, Place]:
+    """What of this rank's queries meets what of a rank's keys, and where these are."""
+    rows, columns, triangular = arrangement.meeting(source)
+    mine, its = arrangement.positions(arrangement.circle.rank, device), arrangement.positions(source, device)
+    keys = its[columns]
+    return rows, columns, Place(mine[rows], keys, triangular, None if real is None else real[:, keys], dropout)
+
+
+class _Ring(torch.autograd.Function):
+    """Blocks in a ring. Both passes send and receive while they compute."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        arrangement: Arrangement,
+        real: torch.Tensor | None,
+        dropout: Dropout | None,
+        scale: float,
+    ) -> torch.Tensor:
+        circle, kernel = arrangement.circle, fused if fused.usable(q, dropout) else block
+        output = total = None
+        with torch.autocast(q.device.type, enabled=False):
+            both = torch.stack((k, v))
+            for step in range(circle.size):
+                coming = circle.shift(both) if step < circle.size - 1 else None
+                rows, columns, where = place(arrangement, circle.source(step), real, dropout, q.device)
+                keys, values = both[:, :, :, columns]
+                more, its_total = kernel.forward(q[:, :, rows], keys, values, where, scale)
+                if output is None or total is None:
+                    output, total = more, its_total
+                else:
+                    block.merge(output[:, :, rows], total[:, :, rows], more, its_total)
+                if coming is not None:
+                    both = coming()
+        assert output is not None
+        # Heads beside their tokens: what follows joins the heads, and so takes a view rather than another copy.
+        found: torch.Tensor = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        ctx.save_for_backward(q, k, v, found, total)
+        ctx.rest = arrangement, real, dropout, scale, kernel
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, output, total = ctx.saved_tensors
+        arrangement, real, dropout, scale, kernel = ctx.rest
+        circle = arrangement.circle
+        with torch.autocast(q.device.type, enabled=False):
+            gradient = block.precise(gradient)
+            delta = (gradient * block.precise(output)).sum(-1)
+            both, dq = torch.stack((k, v)), torch.zeros_like(gradient)
+            own = returning = None
+            for step in range(circle.size):
+                coming = circle.shift(both) if step < circle.size - 1 else None
+                rows, columns, where = place(arrangement, circle.source(step), real, dropout, q.device)
+                keys, values = both[:, :, :, columns]
+                seen = (gradient[:, :, rows], total[:, :, rows], delta[:, :, rows])
+                more, dk, dv = kernel.backward(q[:, :, rows], keys, values, where, scale, *seen)
+                dq[:, :, rows] += more
+                part = dq.new_zeros(both.shape)
+                part[:, :, :, columns] = torch.stack((dk, dv))
+                if step == 0:
+                    own = part
+                else:  # a block's sum begins at the rank after its owner, and follows the block around
+                    if returning is not None:
+                        part += returning()
+                    returning = circle.shift(part, BACK)
+                if coming is not None:
+                    both = coming()
+            assert own is not None
+            if returning is not None:  # the last shift, without which the sums would be the next rank's
+                own += returning()
+        dk, dv = own
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None

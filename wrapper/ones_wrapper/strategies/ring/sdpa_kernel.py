@@ -1,0 +1,87 @@
+"""The same as `block` by torch's fused kernels (flex attention), on CUDA.
+
+A kernel gives a block's output and logsumexp, and its own backward pass takes gradients of both. That of the output is
+weighed by the block's part of the whole softmax, w = exp(its logsumexp - the whole one); that of the logsumexp is
+w (gradient · its output - gradient · whole output). So the block is computed once more in the backward pass, and the
+result is exact.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ones_wrapper.strategies.ring.tile import Dropout, Place, finite, precise
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask  # where it is used: it takes a second to import
+
+
+def usable(q: torch.Tensor, dropout: Dropout | None) -> bool:
+    """Whether the kernels take it: on CUDA, without dropout, in a type and a width that they have."""
+    width = q.shape[-1]
+    return q.is_cuda and dropout is None and q.dtype != torch.float64 and 16 <= width <= 256 and not width & width - 1
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `block.forward`."""
+    output, total = _attend(q, k, v, place, scale)
+    return precise(output), precise(total)
+
+
+def backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    place: Place,
+    scale: float,
+    gradient: torch.Tensor,
+    total: torch.Tensor,
+    delta: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `block.backward`."""
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        output, its_total = _attend(q, k, v, place, scale)
+    weight = (precise(its_total.detach()) - finite(total)).exp()
+    above = weight[..., None] * gradient
+    of_total = (above * precise(output.detach())).sum(-1) - weight * delta
+    found = torch.autograd.grad((output, its_total), (q, k, v), (above.to(output.dtype), of_total.to(its_total.dtype)))
+    dq, dk, dv = (precise(one) for one in found)
+    return dq, dk, dv
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    output, aux = _kernel(q.device.type)(q, k, v, block_mask=_mask(place), scale=scale, return_aux=AuxRequest(lse=True))
+    return output, aux.lse
+
+
+@cache
+def _kernel(device: str) -> Any:
+    """Compiled on CUDA; elsewhere the plain function, which is for tests."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+
+
+def _mask(place: Place) -> BlockMask | None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    real, rows, columns = place.real, place.rows, place.columns
+    if real is None and not place.triangular:
+        return None
+
+    def seen(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        before = rows[query] >= columns[key] if place.triangular else query >= 0
+        return before if real is None else before & real[batch, key]
+
+    size = None if real is None else len(real)
+    return create_block_mask(seen, size, None, len(rows), len(columns), device=str(rows.device))

@@ -1,0 +1,111 @@
+"""Ring self-attention as its paper has it, in two passes around the ring (Li et al., 2105.13120).
+
+First the keys go around, and each rank keeps the whole rows of scores of its queries; then the values do. It is here to
+compare with: `ring_attention` gives the same result in less memory. Where the paper adds up gradients of keys and
+values by all-reduce, each owner's sum goes around once, in half the bytes. Nothing is divided by the number of ranks,
+as the authors' library does in its backward pass: the result is the true gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ones_wrapper.strategies.ring.ring_attention import Arrangement, check
+from ones_wrapper.strategies.ring.tile import Dropout, Place, precise
+
+
+def two_pass_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    arrangement: Arrangement,
+    *,
+    real: torch.Tensor | None = None,
+    dropout: Dropout | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """As `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
+    check(q, k, v, arrangement, real)
+    found: torch.Tensor = _TwoPass.apply(q, k, v, arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))  # type: ignore[no-untyped-call]
+    return found
+
+
+class _TwoPass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        arrangement: Arrangement,
+        real: torch.Tensor | None,
+        dropout: Dropout | None,
+        scale: float,
+    ) -> torch.Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            queries, where = precise(q), _whole(arrangement, real, dropout, q.device)
+            scores = torch.cat([queries @ keys.mT for keys in _around(arrangement, k)], -1).mul_(scale)
+            if (hidden := where.hidden()) is not None:
+                scores.masked_fill_(hidden, -torch.inf)
+            p = scores.softmax(-1)
+            if hidden is not None:
+                p.nan_to_num_(0.0)  # a query that sees no key
+            dropped = _dropped(p, where)
+            output = torch.zeros_like(queries)
+            blocks = torch.split(dropped, arrangement.tokens, -1)
+            for weights, values in zip(blocks, _around(arrangement, v), strict=True):
+                output += weights @ values
+        ctx.save_for_backward(q, k, v, p)
+        ctx.rest = arrangement, where, scale
+        return output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, p = ctx.saved_tensors
+        arrangement, where, scale = ctx.rest
+        with torch.autocast(q.device.type, enabled=False):
+            gradient, queries = precise(gradient), precise(q)
+            dv = _owners(arrangement, _dropped(p, where), gradient)
+            dp = torch.cat([gradient @ values.mT for values in _around(arrangement, v)], -1)
+            if (factors := where.factors(p)) is not None:
+                dp *= factors
+            ds = dp.sub_((dp * p).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+            dk = _owners(arrangement, ds, queries)
+            dq = torch.zeros_like(queries)
+            for part, keys in zip(torch.split(ds, arrangement.tokens, -1), _around(arrangement, k), strict=True):
+                dq += part @ keys
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
+
+
+def _whole(arrangement: Arrangement, real: torch.Tensor | None, dropout: Dropout | None, device: torch.device) -> Place:
+    """This rank's queries and all keys, in the order in which their blocks come."""
+    circle = arrangement.circle
+    order = torch.cat([arrangement.positions(circle.source(step), device) for step in range(circle.size)])
+    rows = arrangement.positions(circle.rank, device)
+    return Place(rows, order, arrangement.causal, None if real is None else real[:, order], dropout)
+
+
+def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:
+    """The blocks of all ranks, this rank's first, while the next one is under way."""
+    circle, here = arrangement.circle, mine.contiguous()
+    for step in range(circle.size):
+        coming = circle.shift(here) if step < circle.size - 1 else None
+        yield precise(here)
+        if coming is not None:
+            here = coming()
+
+
+def _owners(arrangement: Arrangement, weights: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks of weightsᵀ · mine for the keys that this rank owns."""
+    circle, blocks = arrangement.circle, torch.split(weights, arrangement.tokens, -1)
+    return circle.sum_to_owners(lambda owner: blocks[(circle.rank - owner) % circle.size].mT @ mine)
+
+
+def _dropped(p: torch.Tensor, where: Place) -> torch.Tensor:
+    factors = where.factors(p)
+    return p if factors is None else p * factors
