@@ -262,9 +262,13 @@ class DecisionStore(Transactions):
         return [_record(row) for row in connection.execute(query).mappings()]
 
     @reading
-    def resizes(self, connection: Connection, job_id: int | None = None) -> list[ResizeRecord]:
-        """The resizes of a job, or of all, oldest first."""
+    def resizes(
+        self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
+    ) -> list[ResizeRecord]:
+        """The resizes of a job, or of all, oldest first; with `decisions` those alone that carry these out."""
         query = _with_job(self._cluster).order_by(RESIZES.c.started)
+        if decisions is not None:
+            query = query.where(RESIZES.c.decision_id.in_(decisions))
         if job_id is not None:
             query = query.where(RESIZES.c.job_id == key_of(connection, self._cluster, job_id))
         return [_record(row) for row in connection.execute(query).mappings()]

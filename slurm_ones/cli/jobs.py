@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ones_db import StoreError
+from slurm_ones.cli.by_hand import look
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -27,10 +28,12 @@ from slurm_ones.cli.common import (
 from slurm_ones.config import Settings
 from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
-from slurm_ones.show.live import Live, NotSeenYet, counted, read_live
+from slurm_ones.show.live import Live, NotSeenYet, as_of, counted, read_live
 from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes
 from slurm_ones.show.why import explain, told
+from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import connect
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.text import plain
@@ -100,6 +103,7 @@ def jobs(
         print_json([record(JOB, one) for one in found])
     elif found:
         _show(found)
+        console.print(f"[dim]{as_of(live.health, time.time())}[/]", soft_wrap=True)
     elif not ids and not selection.restricts:
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
@@ -191,7 +195,21 @@ def why(
         return
     for line in told(store, summary, last):
         console.print(line, soft_wrap=True)
+    console.print(f"[dim]{as_of(store.health(), time.time())}[/]", soft_wrap=True)
+    if summary.end_time is None and (state := _state_now(settings, job)) not in ("", summary.state):
+        console.print(f"Slurm says now: {state}", soft_wrap=True)
 
+
+def _state_now(settings: Settings, job_id: int) -> str:
+    """The job's state in Slurm; empty if it cannot be asked at once."""
+    try:
+        return look(CommandClient(timeout_s=min(settings.timeout_s, ASK_S)), job_id).first.state.value
+    except (BadInput, SlurmError):
+        return ""
+
+
+ASK_S = 3.0
+"""A view waits no longer for Slurm's answer."""
 
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 

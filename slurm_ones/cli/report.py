@@ -27,6 +27,7 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.cli.jobs import unknown_job
+from slurm_ones.show.live import as_of
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_usage
 
 
@@ -56,7 +57,7 @@ def report(
         if job is not None and not found:
             raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
         found = found[-1:] if job is not None else found
-        told = advised(store, found)
+        told, seen = advised(store, found), as_of(store.health(), time.time())
     title = f"Job {job}" if job is not None else _title(user, since, until)
     texts = [of_job(one, told[one.job.job_id]) for one in found]
     totals = of_jobs(found, title)
@@ -65,6 +66,7 @@ def report(
     else:
         for line in texts[0] if job is not None else [*totals, *_counted(told)]:
             say(line)
+        say(f"  {seen}")
     if html is not None:
         write_usage(html, title, [] if job is not None else totals, list(zip(found, texts, strict=True)))
 

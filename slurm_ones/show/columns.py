@@ -64,6 +64,8 @@ class ShownDecision:
     given: DecisionJobRecord
     name: str = ""
     """The job's."""
+    resize: ResizeRecord | None = None
+    """What carries it out, or did."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ def _why(one: ShownJob) -> str:
     waits = not one.job.running and one.job.end_time is None
     nothing = "nothing was decided for it yet" if waits else " "
     return f"resize under way: {one.job.resizing}" if one.job.resizing else one.why or nothing
+
+
+def _became(one: ShownDecision) -> str:
+    if one.resize is not None:
+        return str(one.resize.outcome) or one.resize.stage
+    return str(one.given.outcome) or ("carried out" if one.given.acted else " ")
 
 
 CODES = {
@@ -281,7 +289,7 @@ DECISION: tuple[ShownColumn[ShownDecision], ...] = (
     ShownColumn("reason_arguments", lambda one: dict(one.given.reason.arguments), "what that names"),
     ShownColumn(
         "outcome", lambda one: str(one.given.outcome), "what came of it", "what came of it", left=True, width=40,
-        own=lambda one: str(one.given.outcome) or ("carried out" if one.given.acted else " "),
+        own=_became,
     ),
     ShownColumn("outcome_code", attrgetter("given.outcome.code"), "code of that"),
     ShownColumn("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "what that names"),
@@ -299,7 +307,9 @@ def _sized(shape: Shape | None) -> str | None:
 
 def _choice(shape: Shape | None, batch: int | None, none: str) -> str:
     size = _sized(shape)
-    return f"{size}, batch {batch}" if size else none
+    if size is None:
+        return none
+    return f"{size}, batch {batch}" if batch else size
 
 
 def _alternative(one: Any) -> dict[str, Any]:
@@ -308,7 +318,8 @@ def _alternative(one: Any) -> dict[str, Any]:
 
 def _weighed(one: Any) -> str:
     size = _sized(one.shape)
-    return f"{size}/{one.batch} ({one.worth:.3g})" if size else f"waiting ({one.worth:.3g})"
+    batch = f"/{one.batch}" if one.batch else ""
+    return f"{size}{batch} ({one.worth:.3g})" if size else f"waiting ({one.worth:.3g})"
 
 
 def _step(step: ResizeStepRecord) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ones_db import (
 )
 from ones_db.reasons import CAUSES, NO_REASON, WRONG, cause_of
 from slurm_ones.show.columns import ShownJob, ShownNode
+from slurm_ones.text import seconds
 
 ENDED = 100
 """Jobs that have ended, those that did last: a view costs the same however many a site has had."""
@@ -81,7 +82,8 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
     if job.end_time is not None:
         return ShownJob(job, promise=promise)
     outcome, reason = (decided.outcome, decided.reason) if decided is not None else (NO_REASON, NO_REASON)
-    why = str(job.refusal) or str(outcome) or str(reason)
+    # That a change begins says nothing of why it does.
+    why = str(job.refusal) or str(reason if outcome.code == "begins" else outcome) or str(reason)
     cause = cause_of(job.refusal_code, outcome.code, reason.code) or None
     return ShownJob(job, why, cause, str(reason) if reason.code in WRONG else "", promise)
 
@@ -91,6 +93,14 @@ def counted(codes: Iterable[str]) -> str:
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
+
+
+def as_of(health: HealthRecord | None, now: float) -> str:
+    """How old what is shown is, in words."""
+    if health is None or health.tick_time is None:
+        return "no companion has looked yet"
+    late = f"; it should look every {health.interval_s:.0f} s (slurm-ones status)" if silent(health, now) else ""
+    return f"as the companion saw it {seconds(max(now - health.tick_time, 0.0))} ago{late}"
 
 
 def silent(health: HealthRecord | None, now: float) -> bool:

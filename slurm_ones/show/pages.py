@@ -122,10 +122,17 @@ def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         newest = store.recent_decisions(DECISIONS, most=MOST_DECIDED, user=moment.user)
+        resizes = {(one.decision_id, one.job_id): one for one in store.resizes(decisions=[one.id for one in newest])}
     found = [
-        (one, [ShownDecision(one, given, names[given.job_id]) for given in one.jobs if given.job_id in names])
+        (
+            one,
+            [
+                ShownDecision(one, given, names[given.job_id], resizes.get((one.id, given.job_id)))
+                for given in one.jobs if given.job_id in names
+            ],
+        )
         for one in newest
-    ]
+    ]  # fmt: skip
     return _part("decisions.html", root=root, decisions=found, problem=moment.problem)
 
 

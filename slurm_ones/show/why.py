@@ -60,7 +60,11 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
 def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
     """The newest decisions about a job, the newest first."""
     found = store.decisions(job_id, most)
-    return [ShownDecision(one, given) for one in found for given in one.jobs if given.job_id == job_id]
+    by_decision = {one.decision_id: one for one in store.resizes(job_id)}
+    return [
+        ShownDecision(one, given, resize=by_decision.get(one.id))
+        for one in found for given in one.jobs if given.job_id == job_id
+    ]  # fmt: skip
 
 
 def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
@@ -132,7 +136,8 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
         yield f"  {line}"
     found = decided(store, job, decisions)
     for one in found:
-        outcome = f" [dim]({safe(str(one.given.outcome), 300)})[/]" if one.given.outcome else ""
+        became = DECIDES["outcome"].text(one).strip()
+        outcome = f" [dim]({safe(became, 300)})[/]" if one.given.outcome or one.resize else ""
         gets = f"{DECIDES['shape'].text(one)}: " if one.given.shape else ""
         head = f"{clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
         yield f"  {head}: {gets}{safe(str(one.given.reason), 500)}{outcome}"

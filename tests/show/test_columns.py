@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from ones_db import DecisionJobRecord, DecisionRecord, HealthRecord, ResizeRecord
+from ones_db.reasons import NO_REASON, Reason, reason
+from ones_db.shape import Shape
 from slurm_ones.show import columns
-from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, ShownJob
+from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, ShownDecision, ShownJob
+from slurm_ones.show.live import as_of
 from slurm_ones.show.table import as_json, fitting, measured, rows
 from tests.commands import printed
 from tests.db.make import job, resized_job
@@ -54,6 +58,40 @@ def test_what_is_too_wide_gives_way_in_order() -> None:
     left = [[column.name for column in fitting(columns.JOBS, widths, width)] for width in (200, 100, 60, 10, 1)]
     assert [len(names) for names in left] == [14, 8, 5, 1, 1]
     assert left[-1] == ["job_id"] and "state" in left[2]
+
+
+BEGUN = DecisionJobRecord(
+    7, Shape(1, 4), None, reason("in_queue", gpus=4, place=1, waiting=2), outcome=reason("begins")
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "shown"),
+    [
+        ("draining", NO_REASON, "draining"),
+        ("done", NO_REASON, "done"),
+        ("failed", reason("batch_changes"), "its batch"),
+    ],
+)
+def test_what_came_of_a_decision_is_what_came_of_its_resize(state: str, outcome: Reason, shown: str) -> None:
+    """Protects from a resize that "begins" for ever."""
+    (column,) = (column for column in DECISION if column.name == "outcome")
+    resize = ResizeRecord(7, 0, Shape(1, 2), None, Shape(1, 4), None, state, 0.0, outcome=outcome)
+    decision = DecisionRecord(0.0, "ones", "act", 0.1)
+    assert column.text(ShownDecision(decision, BEGUN, resize=resize)).startswith(shown)
+    assert column.text(ShownDecision(decision, BEGUN)) == "begins"
+
+
+def test_a_size_without_a_batch_names_none() -> None:
+    (column,) = (column for column in DECISION if column.name == "shape")
+    assert column.text(ShownDecision(DecisionRecord(0.0, "ones", "act", 0.1), BEGUN)) == "1x4"
+
+
+def test_how_old_what_is_shown_is() -> None:
+    health = HealthRecord(100.0, "act", 60.0, 100.0, 0.25, 2, 2, 6)
+    assert as_of(health, 112.0) == "as the companion saw it 12 s ago"
+    assert as_of(health, 400.0).endswith("; it should look every 60 s (slurm-ones status)")
+    assert as_of(None, 0.0) == as_of(health._replace(tick_time=None), 0.0) == "no companion has looked yet"
 
 
 def test_a_job_is_the_same_in_every_command(empty_url: str) -> None:
