@@ -50,7 +50,8 @@ def web(
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
 
-    from slurm_ones.show.app import OPTIONS, Access, Web, address
+    from slurm_ones.show.app import Access, Web, address
+    from slurm_ones.show.connections import OPTIONS
 
     if token and user_header:
         raise typer.BadParameter(

@@ -1,4 +1,4 @@
-"""The server: who may ask for what, how a browser hears of a new tick, and how long a connection may be silent."""
+"""The server: who may ask for what, and how a browser hears of a new tick."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ones_db import Store
 from ones_db.query import Reader
 from slurm_ones.show import pages
+from slurm_ones.show.connections import UnambiguousLength, admit
 from slurm_ones.show.feed import ERRORS, Moment, TickFeed
 from slurm_ones.text import plain
 
@@ -70,7 +70,9 @@ class Web:
         ]
         # Some proxies take the path away before they pass a request on, and some do not.
         below = [Mount(self._root, routes=routes)] if self._root else []
-        self.app = Starlette(routes=[*below, *routes], lifespan=self._lifespan)
+        self.app = Starlette(
+            routes=[*below, *routes], lifespan=self._lifespan, middleware=[Middleware(UnambiguousLength)]
+        )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -90,6 +92,7 @@ class Web:
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._access.token:
+            admit(request.scope)
             return None
         asked = _asked(request)
         given = asked.get("token", [""])[0] or request.cookies.get(cookie(request, self._root), "")
@@ -99,6 +102,7 @@ class Web:
                 403,
                 HEADERS,
             )
+        admit(request.scope)
         if "token" in asked:
             # Out of the address, where it could be copied or logged by accident.
             path: str = request.scope["path"]
@@ -209,59 +213,3 @@ def address(host: str, port: int, root: str, token: str) -> str:
     shown = f"[{host}]" if ":" in host else host
     path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
     return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")
-
-
-CONNECTIONS = 1_200
-"""At once; more are refused."""
-PATIENCE_S = 10.0
-"""Who has neither asked for something, nor read anything of an answer, for so long up to twice that, is cut off."""
-
-
-class Bounded(H11Protocol):
-    """A connection of which none of the `CONNECTIONS` is held for nothing: uvicorn itself waits without end for the
-    first request, and for one that was begun."""
-
-    _unread = 0
-    _idle = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol."""
-        super().connection_made(transport)
-        self._look_later()
-
-    def _look_later(self) -> None:
-        self.loop.call_later(PATIENCE_S, self._look)
-
-    def _look(self) -> None:
-        if self not in self.connections:
-            return
-        unread = self.transport.get_write_buffer_size()
-        stuck = unread > 0 and unread == self._unread
-        waits = self.cycle is None or self.cycle.response_complete
-        idle = waits and not unread
-        if stuck or (idle and self._idle):
-            # What was not read is thrown away: a polite end would wait for it.
-            self.transport.abort()
-            return
-        self._unread, self._idle = unread, idle
-        self._look_later()
-
-    def handle_events(self) -> None:
-        """See uvicorn."""
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before:
-            self._idle = False
-
-
-OPTIONS: dict[str, Any] = {
-    "http": Bounded,
-    "ws": "none",
-    "log_level": "warning",
-    "limit_concurrency": CONNECTIONS,
-    "timeout_keep_alive": 5,
-    # Browsers that listen would keep it from ending.
-    "timeout_graceful_shutdown": 2,
-    "server_header": False,
-}
-"""Of uvicorn."""

@@ -85,7 +85,7 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
         def opened() -> Store:
             return Store.open(url, "gres", read_only=True)
 
-        from slurm_ones.show.app import OPTIONS
+        from slurm_ones.show.connections import OPTIONS
 
         web = Web(opened, lambda: Reader(url), access or Access(TOKEN), root)
         web.feed._look_s = look_s

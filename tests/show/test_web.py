@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import pytest
 from ones_db import HealthRecord, Store, StoreError, TimelineRow
 from ones_db.shape import Shape
 from slurm_ones.show import app as web_app
-from slurm_ones.show import live
+from slurm_ones.show import connections, live
 from slurm_ones.show.app import Access, address
 from slurm_ones.show.feed import TickFeed
 from slurm_ones.show.pages import MOST_SHAPES, colour, gpus_over_time
@@ -385,21 +385,72 @@ def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: py
     assert page.get("/jobs/30", **{"X-User": "bob"})[0] == 404
 
 
+def hang_up(connection: socket.socket) -> bool:
+    """Wait until the server hangs up; tell whether it did within 25 s."""
+    connection.settimeout(25)
+    # Reset or ended, both will do.
+    with suppress(ConnectionResetError):
+        try:
+            return connection.recv(100) == b""
+        except TimeoutError:
+            return False
+    return True
+
+
 def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects viewers from connections that ask for nothing, or for half of something, until none is left."""
-    monkeypatch.setattr(web_app, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(connections, "HEADER_S", 0.2)
     page = serve()
     listening = listener(page)
     for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
         with socket.create_connection(("127.0.0.1", page.port), timeout=30) as silent:
             silent.sendall(said)
-            began = time.monotonic()
-            # Reset or ended, both will do.
-            with suppress(ConnectionResetError):
-                assert silent.recv(100) == b""
-            assert time.monotonic() - began < 25
+            assert hang_up(silent)
     page.tick(time.time() + 1)
     assert told(listening)
+
+
+def test_who_opens_most_loses_the_oldest(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects viewers from a user who opens more connections than there are: theirs are not closed for his, not even
+    one that has said nothing yet, nor one that listens."""
+    monkeypatch.setattr(connections, "CONNECTIONS", 60)
+    others: set[int] = set()
+    monkeypatch.setattr(connections, "user_of", lambda client, server: int(client[1] in others))
+    page = serve()
+    listening = listener(page)
+    early = socket.create_connection(("127.0.0.1", page.port), timeout=60)
+    with ExitStack() as opened:
+        for _ in range(150):
+            one = opened.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            others.add(one.getsockname()[1])
+            one.connect(("127.0.0.1", page.port))
+        assert page.get("/")[0] == 200
+        early.sendall(f"GET / HTTP/1.0\r\nCookie: {page.cookie}\r\n\r\n".encode())
+        assert b" 200 " in early.recv(20)
+    early.close()
+    page.tick(time.time() + 1)
+    assert told(listening)
+
+
+def test_the_kernel_knows_who_connects(serve: Serve) -> None:
+    """Protects the rule above: by the other end's port, on loopback."""
+    port = serve().port
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        assert connections.user_of(one.getsockname(), ("127.0.0.1", port)) == os.geteuid()
+    assert connections.user_of(("127.0.0.1", 1), ("127.0.0.1", port)) is None
+    assert connections.user_of(("::1", 1), ("127.0.0.1", port)) is None
+
+
+def test_a_request_says_its_length_once(serve: Serve) -> None:
+    """Protects viewers behind a proxy that believes the other one, from a request hidden in the rest."""
+    page = serve()
+    with socket.create_connection(("127.0.0.1", page.port), timeout=30) as one:
+        body = b"0\r\n\r\nGET /decisions HTTP/1.1\r\n\r\n"
+        head = f"GET / HTTP/1.1\r\nHost: x\r\nCookie: {page.cookie}\r\nContent-Length: {len(body)}\r\n"
+        one.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:

@@ -1,0 +1,168 @@
+"""A server's connections: none is held for nothing, and none of them for long by somebody who may not look.
+
+Who has not been let in yet is a stranger, of whom some thousands may come. If all `CONNECTIONS` are taken, the peer
+with the most strangers loses its oldest ones. A peer is a user of this machine, by the kernel's table of sockets, or an
+address: so nobody keeps others out, however many connections they open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+CONNECTIONS = 1_200
+"""At once."""
+HEADER_S = 5.0
+"""Whoever has not sent the whole header of a first request by then is cut off."""
+PATIENCE_S = 10.0
+"""Who has neither asked for something, nor read anything of an answer, for so long up to twice that, is cut off."""
+AT_A_TIME = 16
+"""One of this number of connections are taken away at once: to find out whose costs as much for a single one."""
+SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
+ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
+"""Of sock_diag(7), and the place of the user in its answer."""
+ANSWER_S = 0.1
+"""Longest wait for the kernel's answer."""
+LOOPBACK = ("127.", "::1", "::ffff:127.")
+"""How addresses of this machine begin."""
+ADMITTED = "slurm_ones.admitted"
+"""In the scope of a request whose sender may look."""
+
+
+def admit(scope: MutableMapping[str, Any]) -> None:
+    """The sender of this request may look: their connection is no stranger's any more."""
+    scope[ADMITTED] = True
+
+
+class UnambiguousLength:
+    """Refuses requests that say their length twice: a proxy may believe the other one, and see a second request in the
+    rest."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        names = {name for name, _ in scope.get("headers", ())}
+        if {b"transfer-encoding", b"content-length"} <= names:
+            answer = PlainTextResponse("a length and a transfer encoding\n", 400, {"Connection": "close"})
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """The user whose socket on this machine is connected from `client` to `server`; None if the kernel does not say.
+    See sock_diag(7)."""
+    family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
+            kernel.settimeout(ANSWER_S)
+            ends = [socket.inet_pton(family, host).ljust(16, b"\0") for host, _ in (client, server)]
+            asked = struct.pack("!HH16s16s", client[1], server[1], *ends) + struct.pack("=I8s", 0, NO_COOKIE)
+            asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + asked
+            kernel.sendto(struct.pack("=IHHII", 16 + len(asked), BY_FAMILY, REQUEST, 1, 0) + asked, (0, 0))
+            answer = kernel.recv(4096)
+        if struct.unpack_from("=IH", answer)[1] != BY_FAMILY:
+            return None
+        uid: int = struct.unpack_from("=I", answer, UID_AT)[0]
+        return uid
+    except (OSError, struct.error, ValueError):
+        return None
+
+
+def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
+    """Who connects: a user of this machine, or else an address."""
+    host = client[0]
+    uid = user_of(client, (server[0], server[1] or 0)) if host.startswith(LOOPBACK) else None
+    return host if uid is None else f"uid {uid}"
+
+
+class Bounded(H11Protocol):
+    """One connection. uvicorn itself waits without end for the first request, and for one that was begun."""
+
+    began: float
+    """When it was made."""
+    peer = ""
+    """The user at the other end, of this machine, or else the address."""
+    _unread = 0
+    _idle = False
+    _admitted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self.began = time.monotonic()
+        self.peer = peer_of(self.client or ("", 0), self.server or ("", 0))
+        if len(self.connections) > CONNECTIONS:
+            self._make_place()
+        self.loop.call_later(HEADER_S, self._look_for_header)
+        self._look_later()
+
+    @property
+    def stranger(self) -> bool:
+        """Nobody has been let in by it."""
+        self._admitted = self._admitted or ADMITTED in (self.scope or {})
+        return not self._admitted
+
+    def _make_place(self) -> None:
+        strangers = [one for one in self.connections if isinstance(one, Bounded) and one.stranger]
+        counts = Counter(one.peer for one in strangers if one is not self)
+        most = max(counts, key=lambda peer: counts[peer], default="")
+        oldest = sorted((one for one in strangers if one.peer == most and one is not self), key=lambda one: one.began)
+        for one in oldest[: 1 + CONNECTIONS // AT_A_TIME]:
+            self.connections.discard(one)
+            one.transport.abort()
+
+    def _look_for_header(self) -> None:
+        if self.cycle is None and self in self.connections:
+            self.transport.abort()
+
+    def _look_later(self) -> None:
+        self.loop.call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        if self not in self.connections:
+            return
+        unread = self.transport.get_write_buffer_size()
+        stuck = unread > 0 and unread == self._unread
+        waits = self.cycle is None or self.cycle.response_complete
+        idle = waits and not unread
+        if stuck or (idle and self._idle):
+            # What was not read is thrown away: a polite end would wait for it.
+            self.transport.abort()
+            return
+        self._unread, self._idle = unread, idle
+        self._look_later()
+
+    def handle_events(self) -> None:
+        """See uvicorn."""
+        before = self.cycle
+        # The scope is that of the newest request.
+        _ = self.stranger
+        super().handle_events()
+        if self.cycle is not before:
+            self._idle = False
+
+
+OPTIONS: dict[str, Any] = {
+    "http": Bounded,
+    "ws": "none",
+    "log_level": "warning",
+    # Beyond it there are no strangers to take a place from.
+    "limit_concurrency": CONNECTIONS + 1,
+    "timeout_keep_alive": 5,
+    # Browsers that listen would keep it from ending.
+    "timeout_graceful_shutdown": 2,
+    "server_header": False,
+}
+"""Of uvicorn."""
