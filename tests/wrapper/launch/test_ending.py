@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch.restart_policy import USAGE_ERROR
 from ones_wrapper.protocol import Bye, Checkpoint, First, Order
 from tests.marks import nightly
 from tests.wrapper.runs import Run, write_order
@@ -52,6 +53,25 @@ def test_all_that_was_written_is_there(tmp_path: Path, how: str, code: int, reas
     bye = run.of(Bye)[-1]
     assert (bye.reason, bye.exit_code) == (reason, code)
     written(tmp_path, bye.step)
+
+
+def test_a_node_ends_without_being_taken_apart() -> None:
+    """Slurm waits for it as for its ranks: to take torch apart costs a busy processor seconds."""
+    lines = (
+        "import atexit, runpy, sys",
+        "class Late:",
+        "    def __del__(self): print('taken apart')",
+        "sys.late = Late()",
+        "atexit.register(print, 'at its exit')",
+        "sys.argv = ['node', 'script.py']",
+        "runpy.run_module('ones_wrapper.launch.node', run_name='__main__')",
+    )
+    env = {**os.environ, "ONES_LAUNCHER": "srun", "ONES_JOB_DIR": os.devnull, "ONES_GPUS_PER_NODE": "1"}
+    env |= {"ONES_NODES": "2", "SLURM_PROCID": "5"}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split("\n")) == (USAGE_ERROR, ["at its exit", ""]), done.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, Coordinator
+from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, TURN_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
@@ -68,17 +68,19 @@ def test_a_newcomer_that_is_no_block_is_ignored_and_said(
 def test_nobody_waits_for_a_member_that_was_told_to_end(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm preempts a guest for the base block that joins: the block whose place that takes leaves all the same."""
+    """Slurm preempts a guest for the base block that joins: the block whose place that takes leaves all the same. A
+    plan without it is there at the next turn, since others wait for it."""
     write_order(tmp_path, Order(1, 0, blocks=(7, 1, 2)))
     trains, clock = Plan(0, 0, tuple(map(member, (0, 1, 2)))), Clock(monkeypatch)
     leader = Coordinator(board, trains, OrderReader(tmp_path, 0), lambda: False, lambda: False)
 
     def turn(*ending: int) -> None:
-        clock.ahead += 1.0
+        clock.ahead += TURN_S
         for one in trains.members:
             board.put(f"sign-{one.uid}-0", f"{clock.ahead}{'!' if one.task in ending else ''}")
         leader._turn()
 
+    turn()
     turn(1)
     assert leader._plan is not None and leader._plan.tasks == (0, 2)
     leader._present, leader._plan = leader._plan, None

@@ -11,7 +11,7 @@ from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
-from ones_wrapper.membership.watch import MAIN_S, Watch
+from ones_wrapper.membership.watch import HURRY_S, LOOK_S, MAIN_S, Watch
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
@@ -61,6 +61,21 @@ def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None
         clock.ahead += 1.0
         leader._turn()
     assert board.read("leave-1.0") == "no order wants it"
+
+
+def test_a_block_says_at_once_that_it_is_to_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's next job waits for that block."""
+    told = False
+    watch = Watch(Board.host(JobNetwork.here(), 0), "1.0-0", lambda: told, lambda: "", lambda why: None)
+
+    def wait(seconds: float) -> bool:
+        nonlocal told
+        clock.ahead, told = clock.ahead + seconds, True
+        return False
+
+    monkeypatch.setattr(watch._stop, "wait", wait)
+    assert watch._wait() and clock.ahead == LOOK_S
+    assert watch._wait() and clock.ahead < HURRY_S + 3 * LOOK_S
 
 
 def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:

@@ -267,4 +267,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # As its ranks do: torch would take seconds of a busy processor to be taken apart, for which Slurm waits.
+    leave(main(sys.argv[1:]))

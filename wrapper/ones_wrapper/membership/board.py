@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ones_wrapper.network.client import ANSWER_S, StoreClient, StoreLostError
@@ -53,8 +53,12 @@ class Board:
 
     def read(self, key: str) -> str | None:
         """A text; None if there is none. Raises `StoreLostError`."""
-        (found,) = self._client.ask("peek", key.encode())
-        return found[1:].decode(errors="replace") if found else None
+        return self.read_all((key,))[0]
+
+    def read_all(self, keys: Sequence[str]) -> list[str | None]:
+        """The same of several, by one request. Raises `StoreLostError`."""
+        told = self._client.ask("peek", *(key.encode() for key in keys))
+        return [one[1:].decode(errors="replace") if one else None for one in told]
 
     def count(self, key: str, more: int = 0) -> int:
         """A counter, after `more` was added. Raises `StoreLostError`."""

@@ -165,9 +165,9 @@ class Coordinator:
                 signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
         now = time.monotonic()
+        self._hear_signs()
         if now - self._looked_at >= 0.5:
             self._looked_at = now
-            self._hear_signs()
             if self._superseded():
                 self.lost = "another block leads by now"
         if self.lost:
@@ -214,13 +214,14 @@ class Coordinator:
         """Of every rank; what is silent too long is lost, or, where it has not joined, forgotten."""
         now = time.monotonic()
         silent = {}
-        for member in (*self._present.members, *self._registered.values()):
-            for local in range(member.ranks):
-                key = f"{member.uid}-{local}"
-                signs = self._signs.setdefault(key, _Signs())
-                signs.hear(self._board.read(f"sign-{key}"))
-                if now - signs.at > DEAD_S:
-                    silent[member.uid] = f"{member.name} gave no sign for {DEAD_S:g} s"
+        members = (*self._present.members, *self._registered.values())
+        ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
+        told = self._board.read_all([f"sign-{key}" for key in ranks])
+        for (key, member), text in zip(ranks.items(), told, strict=True):
+            signs = self._signs.setdefault(key, _Signs())
+            signs.hear(text)
+            if now - signs.at > DEAD_S:
+                silent[member.uid] = f"{member.name} gave no sign for {DEAD_S:g} s"
         for member in self._present.members:
             if member.uid in silent:
                 self.lost = silent[member.uid]
@@ -304,7 +305,7 @@ class Coordinator:
     def _check(self, plan: Plan) -> None:
         """Whether all ranks formed the plan's groups, or one cannot."""
         if not self._formed:
-            told = [self._board.read(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
+            told = self._board.read_all([f"formed-{plan.generation}-{rank}" for rank in range(plan.world)])
             failed = [text for text in told if text is not None and text.startswith("failed")]
             if failed:
                 self._drop(failed[0])

@@ -14,6 +14,10 @@ from ones_wrapper.process.standstill import Standstill
 
 SIGN_S = 1.0
 """Time between two signs."""
+HURRY_S = 0.25
+"""The same of a block that was told to end."""
+LOOK_S = 0.1
+"""After so long at most the others hear that it was."""
 SILENCE_S = 6.0
 """A leader that has not answered for so long is lost."""
 MAIN_S = 1.0
@@ -66,9 +70,17 @@ class Watch:
             board, text = self._board, f"{self._count}{'!' if self._leaving() else ''}"
         board.put(f"sign-{self._name}", text)
 
+    def _wait(self) -> bool:
+        """Until the next sign is due, or the block is told to end; False once this watch is over."""
+        told, since = self._leaving(), time.monotonic()
+        while time.monotonic() - since < (HURRY_S if told else SIGN_S) and self._leaving() == told:
+            if self._stop.wait(LOOK_S):
+                return False
+        return True
+
     def _talk(self) -> None:
         """Give signs, and hear of others. A store whose process hangs never answers, which the other thread sees."""
-        while not self._stop.wait(0.25 if self._leaving() else SIGN_S):
+        while self._wait():
             with self._lock:
                 board = self._board
             try:
