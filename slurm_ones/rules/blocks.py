@@ -217,7 +217,7 @@ class GuestSizes(NamedTuple):
         whole guests, be it for one GPU."""
         lacks = min(max(self.asked - self._base(kept), 0), gpus)
         guests, rest = divmod(gpus - lacks, self.each)
-        found = [*_by_powers(lacks, full), *_by_powers(rest, full), *[Shape(1, self.each)] * guests]
+        found = [*_by_powers(lacks, full), *[Shape(1, self.each)] * guests, *[Shape(1, rest)] * bool(rest)]
         return sorted(found, key=lambda shape: -shape.gpus)
 
     def keep_base(self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: int) -> bool:

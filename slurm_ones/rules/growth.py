@@ -7,7 +7,8 @@ requeue. If free resources and all growth together are not enough for it, nothin
 it shows at the next tick, when all of this is asked again.
 
 Guests, the blocks in a queue that Slurm preempts (`[guests]`), are Slurm's to take: they count as free and grow, unless
-a job has waited so long that Slurm evidently does not preempt for it.
+a job has waited so long that Slurm evidently does not preempt for it, and what they hold would be enough for it. Next
+to one that waits for what others hold besides, they grow on: once those have gone, they go back to it.
 
 Elastic jobs that wait do not count: what they get is their policy's decision. Of a limit nobody knows what it has left,
 so growth of its account or QOS goes back until it makes up for what the job wants, or all has gone.
@@ -141,14 +142,14 @@ def with_growth(round_: Round) -> Round:
     contested: dict[str, int] = {}
     unserved: dict[str, int] = {}
     limited: dict[int, int] = {}
-    for one in waiting:
-        returns.serve(one)
+    helped = {one.job.job_id for one in waiting if returns.serve(one)}
     for one in reversed({one.job.job_id: one for one in waiting}.values()):  # of several the first is named
         sharing = [id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job.home)]
         limited |= dict.fromkeys(sharing, one.job.job_id)
         for nodes in one.on:
             contested |= dict.fromkeys(nodes, one.job.job_id)
-            unserved |= dict.fromkeys(nodes if one.unserved else (), one.job.job_id)
+            waits_for_guests = one.unserved and one.job.job_id in helped
+            unserved |= dict.fromkeys(nodes if waits_for_guests else (), one.job.job_id)
     return replace(round_, growth=Growth(returns.given_back(), contested, unserved, limited))
 
 
@@ -170,14 +171,13 @@ class _Returns:
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
 
-    def serve(self, one: WaitingJob) -> None:
-        """Let growth go back until the job has what it waits for; nothing if that cannot be."""
+    def serve(self, one: WaitingJob) -> bool:
+        """Let growth go back until the job has what it waits for; False, and nothing goes, if that cannot be."""
         if one.shared:
-            self._serve_limit(one)
-        else:
-            any(self._serve_room(one, nodes) for nodes in one.on)
+            return self._serve_limit(one)
+        return any(self._serve_room(one, nodes) for nodes in one.on)
 
-    def _serve_limit(self, one: WaitingJob) -> None:
+    def _serve_limit(self, one: WaitingJob) -> bool:
         wants = one.amount(one.job, one.job.nodes * _gpus_of_each(one.job))
         short, going = wants - self._limits, list[Piece]()
         for piece in self._pieces:
@@ -185,11 +185,12 @@ class _Returns:
                 short -= one.amount(piece.part, piece.gpus)
                 going.append(piece)
         if short and one.shared == "licenses":
-            return
+            return False
         for piece in going:
             self._limits += one.amount(piece.part, piece.gpus)
             self._go(one, piece, {})
         self._limits -= wants
+        return True
 
     def _serve_room(self, one: WaitingJob, nodes: Mapping[str, Resources]) -> bool:
         free = dict(self._free)

@@ -355,6 +355,11 @@ def test_guests_are_slurms_to_take(queue: dict[str, str], guest: dict[str, Any])
     assert left(round_with([one], waits(shape=Shape(3, 4), **new), **site)) == {2}, "the others are Slurm's"
     late = round_with([one], waits(shape=Shape(2, 4), submit_time=NOW - 90), **site)
     assert left(late) == {3, 4} and late.partition("gpu").contested == {*NAMES}
+    # All that guests hold is not enough for these: on n1 is a base block.
+    for hopeless in ({"shape": Shape(4, 4)}, {"shape": FOUR, "requested_nodes": ("n1",)}):
+        vain = round_with([one], waits(submit_time=NOW - 90, **hopeless), **site)
+        assert vain.growth.back == {} and vain.growth.contested.keys() == {*NAMES}
+        assert vain.partition("gpu").contested == frozenset() and vain.partition("gpu").caps == ()
     assert left(round_with([one], waits(reason="AssocGrpGRES", account="a", **new), **site)) == {4}
 
 

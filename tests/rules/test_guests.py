@@ -62,9 +62,9 @@ def grown(one: Elastic, gpus: int, free: dict[str, int], **other: Any) -> list[s
         (small(8), 8, {}, ["1x1"] * 7),
         (small(7), 8, {}, ["1x2"] * 3 + ["1x1"]),
         (small(7, "ones: gpus=1-4 array=blocks"), 4, {}, ["1x1"] * 3),
-        (small(3), 8, {}, ["1x4", "1x2", "1x1"]),
+        (small(3), 8, {}, ["1x4", "1x3"]),
         (small(8), 8, {"guests": {"gpu": {"qos": "guest", "most": 4}}}, ["1x2"] * 3 + ["1x1"]),
-        (small(8), 8, {"guests": {"gpu": {"qos": "guest", "most": 1}}}, ["1x4", "1x2", "1x1"]),
+        (small(8), 8, {"guests": {"gpu": {"qos": "guest", "most": 1}}}, ["1x4", "1x3"]),
         # What its user asked for comes in as few blocks as before.
         (small(8), 8, {"requested": 5}, ["1x4", "1x1", "1x1", "1x1"]),
         (small(8), 4, {"requested": 5}, ["1x2", "1x1"]),
