@@ -76,15 +76,24 @@ def run_by(runner: Runner) -> Iterator[None]:
 def job_directory(job: HasFiles) -> Path:
     """The directory of the job's files: that of its pointer, or else below the job's working directory.
 
-    Whether it is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs, or no path.
+    Whether the latter is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs, or
+    names no directory that is.
     """
     pointer = Path(job.work_dir) / pointer_name(job.job_id)
     try:
-        return Path(decode_pointer(_run(_pointer, pointer, job.uid)))
+        pointed = Path(decode_pointer(_run(_pointer, pointer, job.uid)))
     except FileNotFoundError:
         return Path(job.work_dir) / directory_name(job.job_id)
     except ProtocolError as error:
         raise NotBelieved(f"{pointer}: {error}") from None
+    try:
+        check_directory(pointed, job.uid)
+    except NoAnswer:
+        raise
+    except (FileNotFoundError, NotBelieved):
+        # One sentence for all: its user must not learn which paths there are.
+        raise NotBelieved(f"{pointer}: it names no directory of the job's user that can be opened") from None
+    return pointed
 
 
 def foreign(job: HasFiles) -> bool:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import Result
@@ -16,7 +17,8 @@ from typer.testing import Result
 from ones_db import HealthRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
-from slurm_ones.cli.doctor import _database, _permission, _views
+from slurm_ones.cli.common import own_store
+from slurm_ones.cli.doctor import _database, _permission, _plugin, _views
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.service.publisher import Publisher
@@ -101,6 +103,39 @@ def test_who_has_no_jobs_yet_is_told_when_they_will_show(site: Path, monkeypatch
     assert done.exit_code == 1 and "is it running?" in done.stderr
     done = as_user(monkeypatch, EVE, "status", "--no-slurm", "--config", str(site))
     assert done.exit_code == 1 and "has published nothing yet" in done.stdout
+
+
+def test_a_report_on_others_says_that_they_are_not_shown(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that they have no jobs."""
+    done = as_user(monkeypatch, ALICE, "report", "-u", "bob", "--config", str(site))
+    assert "jobs of bob cannot be seen here" in done.stderr and done.exit_code != 0
+
+
+def test_a_users_own_database_is_theirs_alone(tmp_path: Path) -> None:
+    """A site's is as its account's umask says, since it may let others read."""
+    before = os.umask(0o022)
+    try:
+        modes = []
+        for scope in ("own", "all"):
+            settings = Settings(scope=scope, database=f"sqlite:///{tmp_path / scope}")
+            own_store(settings, "here").close()
+            modes.append((tmp_path / scope).stat().st_mode & 0o777)
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o644]
+
+
+def test_doctor_tells_of_a_script_that_slurm_would_miss(tmp_path: Path) -> None:
+    """`scontrol reconfigure` fails without it."""
+    config = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "JobSubmitPlugins": "all_partitions,lua"}
+    client = SimpleNamespace(config=lambda: config)
+    (found,) = _plugin(client, Settings())  # type: ignore[arg-type]
+    assert f"{tmp_path}/job_submit.lua is not here" in found.found and "scontrol reconfigure fails" in found.advice
+    (tmp_path / "job_submit.lua").touch()
+    assert not [*_plugin(client, Settings())]  # type: ignore[arg-type]
+    config["JobSubmitPlugins"] = "(null)"
+    (tmp_path / "job_submit.lua").unlink()
+    assert not [*_plugin(client, Settings())]  # type: ignore[arg-type]
 
 
 def test_doctor_asks_a_user_for_nothing_of_an_operators(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

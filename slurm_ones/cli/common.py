@@ -158,6 +158,8 @@ def own_store(settings: Settings, cluster: str) -> Store:
     of another schema is left to `db upgrade`, which keeps a copy."""
     if migrate.current(settings.database_url) is None:
         migrate.upgrade(settings.database_url)
+        if settings.scope == "own" and settings.database_url.startswith("sqlite"):
+            Path(backend_of(settings.database_url).place).chmod(0o600)
     return Store.open(settings.database_url, cluster)
 
 

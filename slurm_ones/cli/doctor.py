@@ -32,6 +32,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.guests import examine_guests, read_site
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.jobs.optin import near_miss
+from slurm_ones.plugin.install import JOB_SUBMIT
 from slurm_ones.service.publisher import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
@@ -147,6 +148,16 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         yield _note("blocks on a node", found, "the companion prefers one block a node there")
 
 
+def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
+    """A script of the plugin that Slurm is to run, and that is not there."""
+    config = client.config()
+    path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent / JOB_SUBMIT
+    if "lua" in config.get("JobSubmitPlugins", "").split(",") and not path.exists():
+        found = f"JobSubmitPlugins=lua, and {path} is not here"
+        advice = "on the controller's machine scontrol reconfigure fails without it: slurm-ones plugin install"
+        yield _note("plugin", found, advice)
+
+
 def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     here = Path.cwd()
     if os.access(here, os.W_OK):
@@ -255,6 +266,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = 
     _gpus,
     _requeue,
     _blocks,
+    _plugin,
     _directories,
     _views,
     _database,

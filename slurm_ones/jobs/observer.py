@@ -215,7 +215,7 @@ class Observer:
             job, restarts = self._terms.follow(job, now)
             for restart in restarts:
                 offset, number = positions.get((job.job_id, restart), (0, 0))
-                others = reported.get(job.job_id, 0) - number
+                others = reported.get(job.job_id, 0) - number if job.by_blocks else 0
                 found = self._read(job, restart, offset, number, now, most, others)
                 if found is not None:
                     new.append(found)

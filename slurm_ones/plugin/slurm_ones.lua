@@ -62,10 +62,20 @@ local function fault_of_value(key, value)
     return nil
 end
 
+-- Whether these words are somebody's sentence that happens to follow "ones:", and ask for nothing.
+local function is_prose(words)
+    for _, word in ipairs(words) do
+        if word:find("=", 1, true) or KEYS[word] ~= nil then
+            return false
+        end
+    end
+    return #words > 1
+end
+
 -- What is wrong with a comment that begins with "ones:", as a sentence; nil where nothing is.
 function ones.fault(comment)
     local words = is_plain(comment) and words_of(comment) or nil
-    if words == nil then
+    if words == nil or is_prose(words) then
         return nil
     end
     local found = {}
@@ -90,14 +100,19 @@ function ones.fault(comment)
     return nil
 end
 
--- Whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16". "one batch=64" may be a
--- note to oneself, and would opt in to nothing: a size is asked for after all but "ones".
+-- Whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16", and no other word.
+-- "one batch=64" may be a note to oneself, and would opt in to nothing: a size is asked for after all but "ones".
 function ones.near_miss(comment)
     if not is_plain(comment) or words_of(comment) ~= nil then
         return false
     end
     local text = comment:lower()
     local name, key = text:match("^%s*(ones?)%s*[^%w_%s]?%s*(%l+)=%d")
+    for word in text:gsub("^%s*ones?%s*[^%w_%s]?", "", 1):gmatch("[^%s,]+") do
+        if KEYS[word:match("^(%l+)=")] == nil then
+            return false -- a note in which a size is named
+        end
+    end
     local size = text:find("%f[%w]gpus=%d") or text:find("%f[%w]nodes=%d")
     return key == "gpus" or key == "nodes" or (key == "batch" and (name == "ones" or size ~= nil))
 end
@@ -184,7 +199,9 @@ function ones.check(job)
         return comment, false
     end
     local fault, words = ones.fault(comment), words_of(comment)
-    if fault ~= nil then
+    if is_prose(words) then
+        return comment, false
+    elseif fault ~= nil then
         return nil, nil, fault
     elseif has(words, "resize=off") then
         return comment, false

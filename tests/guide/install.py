@@ -82,7 +82,7 @@ def _succeeds(host: Host, line: str) -> bool:
 
 
 def _type(place: Place, host: Host, step: Step, command: Command, settings: str, drop_in: str, say: Say) -> None:
-    line = command.line.replace("PASSWORD", PASSWORD)
+    line = command.line
     say(f"{host.name if command.root else 'db'} {'#' if command.root else '$'} {command.line}")
     if not command.root:
         # It asks twice.
@@ -101,7 +101,8 @@ def _type(place: Place, host: Host, step: Step, command: Command, settings: str,
         editor.chmod(0o755)
         host.sh(f"script -qec '{line}' /dev/null", env={"SYSTEMD_EDITOR": "/root/editor", "TERM": "dumb"})
         return
-    done = host.ask(line, cwd=CHECKOUT, timeout=300)
+    typed = f"{PASSWORD}\n" if line.startswith("read ") else None
+    done = host.ask(line, cwd=CHECKOUT, timeout=300, input=typed)
     if done.returncode != 0:
         raise ClusterError(f"{host.name}: {command.line}: exit status {done.returncode}: {done.stderr}{done.stdout}")
     if "sysusers.d.conf" in line:

@@ -141,6 +141,8 @@ def test_near_misses(lua: Lua, comment: str) -> None:
         "the ones: gpus=1",
         "phones: gpus=1-4",
         "ones",
+        "one gpus=4 baseline, see table 2",
+        "ones: the second try",
     ],
 )
 def test_comments_that_are_no_business_of_ours(lua: Lua, comment: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.act.plain_job import Slurm
+from tests.act.fake import Clock, FakeSlurm
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def url(empty_url: str) -> str:
 
 
 @pytest.fixture
-def slurm() -> Slurm:
-    return Slurm()
+def slurm() -> FakeSlurm:
+    return FakeSlurm(Clock())
