@@ -19,8 +19,9 @@ from slurm_ones.act.blocks import advance_blocks
 from slurm_ones.act.holds import forgotten, in_our_hold, may_be_ours
 from slurm_ones.act.machine import ASK_AGAIN_S, Machine
 from slurm_ones.act.orders import OrderError
-from slurm_ones.act.transitions import BY_BLOCKS, Stage, State
+from slurm_ones.act.transitions import Stage, State
 from slurm_ones.jobs.elastic import WholeJob
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import kind_of_target, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.untrusted_files import NoAnswer
@@ -38,9 +39,8 @@ class ResizeMachine(Machine):
         """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, and never `Refused`."""
         while not State(resize.state).final:
             before = Stage.of(resize)
-            advance_once = advance_blocks if before.state in BY_BLOCKS else _advance_requeue
             try:
-                resize = advance_once(self, resize)
+                resize = ADVANCE[resize.mechanism](self, resize)
             except Refused as error:
                 # Looked at again next time; the others' resizes must not wait for it.
                 log.error("job %d: %s: %s", resize.job_id, before, error)
@@ -378,3 +378,4 @@ HANDLERS: dict[State, Callable[[Machine, ResizeRecord, WholeJob], ResizeRecord]]
     State.WAITING: _waiting,
     State.STARTING: _starting,
 }
+ADVANCE = {REQUEUE: _advance_requeue, BLOCKS: advance_blocks}

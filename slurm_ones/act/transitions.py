@@ -132,7 +132,6 @@ EDGES = (
 """The table. Besides, a job may end at any time: any state that is not final may be followed by `ended`."""
 
 FINAL = frozenset(State) - {edge.before for edge in EDGES}
-BY_BLOCKS = frozenset(edge.before for edge in EDGES if edge.mechanism == BLOCKS)
 
 
 def _steps() -> Iterator[tuple[Stage, Stage]]:

@@ -53,14 +53,9 @@ class Moves:
         return sum(shape.gpus for _, shape in self.added)
 
 
-def mechanism_of(elastic: Elastic) -> str:
-    """Return the mechanism by which the job changes now: blocks join and leave if it has such and does not wait."""
-    return BLOCKS if elastic.job.by_blocks and not elastic.job.pending else REQUEUE
-
-
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job changes by blocks that join and leave."""
-    return mechanism_of(elastic) == BLOCKS
+    """Tell whether the job changes by blocks that join and leave: it has such, and does not wait."""
+    return elastic.job.by_blocks and not elastic.job.pending
 
 
 def task_of(job: Job) -> int:

@@ -15,7 +15,7 @@ from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.elastic import Elastic, as_one
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE, FreeGpus, Moves, mechanism_of, members_of, moves
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE, FreeGpus, Moves, hot, members_of, moves
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
 from slurm_ones.rules.growth import with_growth
@@ -60,7 +60,7 @@ class PlannedChange:
     @property
     def mechanism(self) -> str:
         """`REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
-        return mechanism_of(self.elastic)
+        return BLOCKS if hot(self.elastic) else REQUEUE
 
     @property
     def parks(self) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.resize import HANDLERS
 from slurm_ones.act.transitions import (
-    BY_BLOCKS,
     EDGES,
     FINAL,
     TRANSITIONS,
@@ -30,7 +29,8 @@ def test_every_state_has_a_row_and_a_handler() -> None:
     """Protects from a state that a resize never leaves."""
     assert {stage.state for stage in TRANSITIONS} == set(State) - FINAL and all(edge.why for edge in EDGES)
     assert len({edge[1:4] for edge in EDGES}) == len(EDGES)
-    assert HANDLERS.keys() == set(State) - FINAL - BY_BLOCKS and BLOCK_HANDLERS.keys() == BY_BLOCKS
+    for mechanism, handlers in ((REQUEUE, HANDLERS), (BLOCKS, BLOCK_HANDLERS)):
+        assert handlers.keys() == {edge.before for edge in EDGES if edge.mechanism == mechanism}
 
 
 def test_every_state_is_reached_and_leads_to_an_end() -> None:
