@@ -17,6 +17,8 @@ class InvariantViolated(Exception):
 
 FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
 """How a job may end that nobody ended: a time limit and a node that fails are not the companion's."""
+OF_BLOCKS = FATAL | {JobState.CANCELLED, JobState.PREEMPTED}
+"""The same of a task of an array: it waited when its job ended, or Slurm took it as a guest."""
 
 
 def violations(world: World, store: Store) -> list[str]:
@@ -35,7 +37,7 @@ def _lost(world: World) -> Iterator[str]:
             if not job.ended:
                 held = f", held by {job.held_by}" if job.held_by else ""
                 yield f"job {name} is {job.state.value} at the end{held}"
-            elif job.state not in (FATAL if job.array is None else {*FATAL, JobState.CANCELLED}):
+            elif job.state not in (FATAL if job.array is None else OF_BLOCKS):
                 yield f"job {name} ended {job.state.value}"
         if any(job.state is JobState.COMPLETED for job in records) and not training.finished:
             yield f"job {job_id} is COMPLETED and has not trained to its end"

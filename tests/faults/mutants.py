@@ -9,12 +9,13 @@ from unittest import mock
 
 from ones_db import ResizeRecord, engine
 from ones_db.shape import Shape
-from slurm_ones.act import blocks
+from slurm_ones.act import actor, blocks
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State
-from slurm_ones.jobs.elastic import WholeJob
+from slurm_ones.jobs.elastic import Elastic, Guests, WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer
+from slurm_ones.rules.blocks import GuestSizes, Moves
 from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module
@@ -119,6 +120,20 @@ def never_held() -> AbstractContextManager[Any]:
     return mock.patch.multiple(blocks, _unheld=lambda resize, array: [], _let_go=lambda array: False)
 
 
+def base_left_to_slurm() -> AbstractContextManager[Any]:
+    """Every block that joins is released in the guests' queue."""
+
+    def all_of_them(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> tuple[int, ...]:
+        return tuple(task for task, _ in moves.added)
+
+    return mock.patch.object(actor, "guests_among", all_of_them)
+
+
+def base_leaves_first() -> AbstractContextManager[Any]:
+    """Guests stay in place of base blocks."""
+    return mock.patch.object(GuestSizes, "keep_base", lambda self, blocks, stay, added: True)
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no reading back of a reshape": no_reading_back,
     "no release after a refused update": refused_and_forgotten,
@@ -128,4 +143,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a resize that a new companion does not take up": impatient_memory,
     "blocks released before the order": released_unordered,
     "a throttle lifted before the tasks are held": never_held,
+    "a base block in the queue of guests": base_left_to_slurm,
+    "a guest that stays in place of base": base_leaves_first,
 }

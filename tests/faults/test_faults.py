@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from slurm_ones.simulate.spec import ClusterSpec
-from tests.faults.kinds import BY_OTHERS, FaultKind
+from tests.faults.kinds import BY_OTHERS, BY_PREEMPTION, FaultKind
 from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan
 from tests.faults.run import run
@@ -121,6 +121,8 @@ def test_a_seed_gives_the_same_run_again() -> None:
 
 OF_BLOCKS = frozenset({"blocks released before the order", "a throttle lifted before the tasks are held"})
 """Mutants that only jobs of blocks find."""
+OF_GUESTS = frozenset({"a base block in the queue of guests", "a guest that stays in place of base"})
+"""Mutants that only jobs that grow by guests find."""
 
 
 def _hard(seed: int, kind: FaultKind, companions: int, *, blocks: bool) -> FaultPlan:
@@ -135,6 +137,13 @@ def _hard(seed: int, kind: FaultKind, companions: int, *, blocks: bool) -> Fault
     return replace(plan, rates={FaultKind.CRASH: 0.02, kind: 0.2})
 
 
+def _with_guests(seed: int) -> FaultPlan:
+    """A seed's plan in which jobs of others come and guests are preempted, and nothing else happens."""
+    plan = FaultPlan.with_guests(seed)
+    events = tuple(one for one in plan.events if one[1] in (FaultKind.OTHER_JOB, *BY_PREEMPTION))
+    return replace(plan, policy="modest", companions=1, rates={}, interference=0.0, events=events)
+
+
 CAUGHT = {
     "no reading back of a reshape": (FaultKind.UPDATE_IN_PART, 1),
     "no release after a refused update": (FaultKind.UPDATE_REFUSED, 1),
@@ -144,6 +153,8 @@ CAUGHT = {
     "a resize that a new companion does not take up": (FaultKind.CRASH, 1),
     "blocks released before the order": (FaultKind.CRASH, 1),
     "a throttle lifted before the tasks are held": (FaultKind.CRASH, 1),
+    "a base block in the queue of guests": (FaultKind.OTHER_JOB, 1),
+    "a guest that stays in place of base": (FaultKind.OTHER_JOB, 1),
 }
 WITHIN = 12
 """Seeds within which each mutant is found."""
@@ -153,7 +164,8 @@ WITHIN = 12
 def test_a_companion_with_a_safeguard_left_out_is_found(mutant: str) -> None:
     kind, companions = CAUGHT[mutant]
     for seed in range(1, WITHIN + 1):
-        plan = _hard(seed, kind, companions, blocks=mutant in OF_BLOCKS)
+        guests = mutant in OF_GUESTS
+        plan = _with_guests(seed) if guests else _hard(seed, kind, companions, blocks=mutant in OF_BLOCKS)
         with MUTANTS[mutant]():
             found = run(plan).violations
         if found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,16 @@ class Client(SimulatedClient):
             self._cluster.reshape(job.key, shape, nodes_alone=True)
         else:
             super()._update_shape(job, shape, queue)
+
+
+class SleepOnce(Sleep):
+    """A program whose later runs do not end by themselves."""
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        if restart:
+            self.runs.append(gpus)
+        else:
+            super().start(restart, gpus)
 
 
 class Commands:
@@ -109,13 +119,15 @@ class SimulatedSite(Site):
         killed = "kill -KILL $$" in text
         ends = code is not None or killed or text.rstrip().endswith("true")
         status = 137 if killed else int(code[1]) if code else 0
+        begins = re.search(r"^sleep (\d+)\nexit", text, re.MULTILINE)
+        once = "SLURM_RESTART_COUNT" in text
         stubborn = re.search(r"trap 'sleep ([\d.]+)", text)
 
         def program(job_id: JobKey) -> Program:
-            return Sleep(
+            return (SleepOnce if once else Sleep)(
                 lambda _: self._simulated.exited(job_id, status),
                 self.timeline,
-                0.1 if ends else 1e9,
+                float(begins[1]) if begins else 0.1 if ends else 1e9,
                 float(stubborn[1]) if stubborn else 0.2,
             )
 

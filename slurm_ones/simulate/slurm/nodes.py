@@ -74,6 +74,10 @@ class SlurmConf:
     """How many there are, by name."""
     account_gpus: Mapping[str, int] = field(default_factory=dict)
     """Most GPUs of all jobs of an account (GrpTRES), by its name."""
+    accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Accounts with which a user has an association, by user; who is not named has all."""
+    own_qos: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """QOS that a user's associations list, by user; who is not named has all."""
     reservations: tuple[Reservation, ...] = ()
     youngest_first: bool = False
     """Of jobs of equal priority and nodes the youngest is preempted first."""
@@ -88,6 +92,15 @@ class SlurmConf:
         """Tell whether a job that ends with that code waits again."""
         ranges = (part.partition("-") for part in self.requeue_exit.split(",") if part)
         return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
+
+    def refusal(self, user: str, account: str, qos: str, *, operator: bool) -> str:
+        """Why a job of that user may not be moved to this account and QOS, as Slurm says it: an operator may name a QOS
+        that the user has not; "" if it may."""
+        if account and account not in self.accounts.get(user, {account}):
+            return "Invalid account or account/partition combination specified"
+        if qos and not operator and qos not in self.own_qos.get(user, {qos}):
+            return "Invalid qos specification"
+        return ""
 
     def qos_of(self, name: str) -> Qos:
         """The QOS of that name; "" for the first."""

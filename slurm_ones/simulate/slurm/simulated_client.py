@@ -277,6 +277,8 @@ class SimulatedClient:
         partition = self._cluster.nodes.partitions.get(queue.partition or job.partition)
         if partition is not None and not self._operator and 0.0 < partition.max_time_s < queue.time_limit_s:
             raise NotPermitted(f"job {key}: Access/permission denied")
+        if why := self._cluster.conf.refusal(job.user, queue.account, queue.qos, operator=self._operator):
+            raise NotResizable(f"job {key}: {why}")
 
         def make(nodes_alone: bool) -> None:
             if any(queue) and not nodes_alone:

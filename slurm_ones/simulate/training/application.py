@@ -382,6 +382,8 @@ class Hot:
     holds its GPUs before they train."""
     recover_s: float = 5.0
     """From the loss of a block to the next step of those that are left."""
+    terms: bool = False
+    """Jobs say that each change begins a term from a checkpoint: its pauses are those of terms."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):

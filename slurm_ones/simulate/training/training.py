@@ -128,7 +128,7 @@ class Training:
         self._start_s = start_s
         self._reporter = Reporter(self.curve, files, timeline, settings, rng, submission.declares)
         if hot is not None:
-            self._reporter.spec = replace(self._reporter.spec, hot=True)
+            self._reporter.spec = replace(self._reporter.spec, hot=not hot.terms)
         least = application.min_batch or application.base_batch
         self.requested_batch = min(max(submission.batch, least), application.max_batch)
         self.durable = Position(wanted=self.requested_batch)

@@ -20,13 +20,16 @@ from slurm_ones.slurm.model import NO_LICENSES, JobState, Queue, Quota, Reservat
 from tests.cluster.sites import GRES_GUESTS, OLD_GUESTS
 from tests.conftest import start
 from tests.slurm.simulated import SimulatedSite
-from tests.slurm.sites import OPERATOR, STRANGER, Site
+from tests.slurm.sites import OPERATOR, OWNER, STRANGER, Site
 
 GUESTS = ("--hold", "--array=0-1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--time=60")
 NODES = ("n1", "n2", "n3", "n4")
 EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--cpus-per-gpu=1", "--time=10")
 CONF = SlurmConf(
     licenses={"matlab": 2},
+    requeue_exit="99",
+    accounts={OWNER: frozenset({"lab", "guests"})},
+    own_qos={OWNER: frozenset({"normal"})},
     qos=(Qos("normal", 10, ("guest",), gpus=64), Qos("guest", mode="cancel", user_gpus=16, usage_factor=0.0)),
 )
 
@@ -159,8 +162,7 @@ def test_what_becomes_of_guests_is_known_before(guests: GuestSite, mode: Preempt
     config, job, modes = client.config(), client.job(task), client.quotas(()).modes
     partition = client.snapshot().partitions[job.partition]
     assert comes_back(job, {**config, "RequeueExit": "(null)"}, partition, modes) is (mode == "requeue")
-    if not isinstance(guests.site, SimulatedSite):
-        assert not comes_back(job, config, partition, modes)
+    assert not comes_back(job, config, partition, modes)
 
 
 def test_the_hold_of_a_running_guest_is_its_owners(guests: GuestSite) -> None:
@@ -187,8 +189,6 @@ def test_a_guest_that_may_not_be_requeued_is_lost(guests: GuestSite) -> None:
 @pytest.mark.parametrize("held", [True, False])
 def test_a_job_that_is_requeued_for_its_exit_code(guests: GuestSite, held: bool) -> None:
     """`RequeueExit`: it is no end."""
-    if isinstance(guests.site, SimulatedSite):
-        pytest.skip("a simulated Slurm has no RequeueExit")
     text = "#!/bin/bash\n[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] && exec sleep 300\nsleep 2\nexit 99\n"
     job_id = guests.site.running("--nodes=1", text=text)
     if held:
@@ -199,6 +199,8 @@ def test_a_job_that_is_requeued_for_its_exit_code(guests: GuestSite, held: bool)
         with pytest.raises(NotPermitted):
             guests.site.owner.release(job_id)
         guests.site.as_(OPERATOR).release(job_id)
+    elif isinstance(guests.site, SimulatedSite):
+        guests.site.pass_time(120)
     job = guests.site.wait(job_id, lambda job: job.running and job.restart == 1, "RUNNING again")
     assert not job.held
 
@@ -231,8 +233,6 @@ def test_who_may_move_a_task_where(guests: GuestSite) -> None:
     """A QOS that its owner does not have takes an operator, and an account an association of the owner's."""
     if guests.site.is_old:
         pytest.skip("there is no accounting")
-    if isinstance(guests.site, SimulatedSite):
-        pytest.skip("a simulated Slurm has no associations")
     owner, operator = guests.site.owner, guests.mover
     task = Task(guests.site.submit(*GUESTS), 1)
     before = owner.job(task)
