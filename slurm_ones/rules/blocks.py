@@ -215,10 +215,15 @@ class GuestSizes(NamedTuple):
         found = [*_by_powers(lacks, full), *[Shape(1, self.each)] * guests, *[Shape(1, rest)] * bool(rest)]
         return sorted(found, key=lambda shape: -shape.gpus)
 
-    def keep_base(self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: int) -> bool:
-        """Tell whether no guest stays in place of base: what leaves of it is among the GPUs that are added."""
-        lent = any(block.task in self.running for block in stay)
-        return not lent or self._base(stay) + added >= min(self._base(blocks), self.asked)
+    def keep_base(
+        self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
+    ) -> bool:
+        """Tell whether no guest takes the place of base: what leaves of it makes up a part of what joins."""
+        base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
+        for _, shape in added:
+            gpus += shape.gpus
+            base += shape.gpus if base + shape.gpus <= self.asked else 0
+        return base >= min(self._base(blocks), self.asked, gpus)
 
     def _base(self, blocks: Iterable[RunningBlock]) -> int:
         return sum(block.shape.gpus for block in blocks if block.task not in self.running)
@@ -276,7 +281,7 @@ def moves(
         return None
     room, lent = site.free.gpus, site.guests.running if site.guests is not None else ()
 
-    def keeps_base(stay: Sequence[RunningBlock], added: int = 0) -> bool:
+    def keeps_base(stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()) -> bool:
         return site.guests is None or site.guests.keep_base(blocks, stay, added)
 
     for urgent in range(len(going), -1, -1):
@@ -288,10 +293,8 @@ def moves(
         ways = []
         for gpus in sorted((gpus for gpus in kept if target - room <= gpus <= target), reverse=True):
             stay = [block for block in blocks if block.task in kept[gpus]]
-            if not keeps_base(stay, target - gpus):
-                continue
             added = _added(target - gpus, spare, stay, site)
-            if added is not None:
+            if added is not None and keeps_base(stay, added):
                 ways.append((_nodes(stay, added, site), Moves(added, _others(blocks, kept[gpus]))))
         if ways:
             # The first of them where several end on as few nodes: it keeps most.

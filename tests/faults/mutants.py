@@ -131,7 +131,7 @@ def base_left_to_slurm() -> AbstractContextManager[Any]:
 
 def base_leaves_first() -> AbstractContextManager[Any]:
     """Guests stay in place of base blocks."""
-    return mock.patch.object(GuestSizes, "keep_base", lambda self, blocks, stay, added: True)
+    return mock.patch.object(GuestSizes, "keep_base", lambda self, blocks, stay, added=(): True)
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

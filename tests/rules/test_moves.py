@@ -44,6 +44,8 @@ MIXED = [block(0, "1x1", "n1"), block(1, "1x4", "n2"), block(2, "1x2", "n1")]
         # The leader is a guest: base stays all the same.
         (2, {0, 1}, 2, {}, Moves((), (0, 1))),
         (2, {1}, 2, {}, Moves((), (1,))),
+        # All could move to another node, in two blocks: neither would be base.
+        (1, {2}, 4, {"n3": 4}, Moves(added("1x1"))),
     ],
 )
 def test_no_guest_stays_in_place_of_base(
