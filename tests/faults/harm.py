@@ -37,9 +37,9 @@ class GuestCount:
     ends: Counter[str] = field(default_factory=Counter)
     """Preemptions, by what became of the guest."""
     taken_for: int = 0
-    """Preemptions of guests that Slurm chose, for a job that waited."""
+    """Preemptions of guests that Slurm chose, for a job of no blocks."""
     served: int = 0
-    """Jobs that started after guests were preempted for them."""
+    """Such jobs that started after guests were preempted for them."""
     longest_s: float = 0.0
     """Longest time from such a preemption to the start, beyond grace."""
 
@@ -68,7 +68,7 @@ class GuestTally(Faults):
             return
         back = "requeued into a hold" if job.held_by else "requeued"
         self.count.ends["cancelled" if mode != "requeue" else back if job.request.requeue else "lost"] += 1
-        if winner:
+        if winner and self._cluster.jobs[winner].array is None:
             self.count.taken_for += 1
             self._since.setdefault(winner, self._cluster.timeline.now)
 
