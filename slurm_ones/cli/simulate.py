@@ -138,14 +138,15 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
             "--resize-cost: what a requeue costs; the costs of hot resizes are named as --resize hot:COST=value"
         )
     found = parse_pairs("--resize hot", costs.split(",") if costs else ())
-    known = [field.name for field in fields(Hot)]
+    known = [field.name for field in fields(Hot) if field.name != "terms"]
     for key, number in found.items():
         if key not in known:
             raise BadInput(f"--resize hot: {key!r:.40} is no cost; there are {', '.join(known)}")
         if isinstance(number, bool | str):
             raise BadInput(f"--resize hot: {key}={number!r:.40} is not a number")
     try:
-        return Hot(**{key: float(number) for key, number in found.items()})
+        numbers: dict[str, Any] = {key: float(number) for key, number in found.items()}
+        return Hot(**numbers)
     except ValueError as error:
         raise BadInput(f"--resize hot: {error}") from None
 
