@@ -23,9 +23,9 @@ import numpy as np
 from benchmarks.decision import views
 from ones_db import JobHistory, JobRecord, ThroughputPoint
 from ones_db.shape import Shape
+from ones_wrapper.protocol.optin import OptIn
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
-from slurm_ones.jobs.optin import OptIn
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import ClusterView, JobView
 from slurm_ones.rules.cost import cost_caps

@@ -13,6 +13,16 @@ from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLea
 from ones_db.reasons import NO_REASON, Reason, reason
 from ones_db.shape import PARKED
 from ones_wrapper.protocol import Order, encode
+from ones_wrapper.protocol.slurm_commands import (
+    NO_LICENSES,
+    again_command,
+    defer_command,
+    hold_command,
+    release_commands,
+    requeue_command,
+    reshape_command,
+    throttle_command,
+)
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path
@@ -26,8 +36,7 @@ from slurm_ones.rules.blocks import Moves
 from slurm_ones.rules.gate import JobRules
 from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
-from slurm_ones.slurm.model import NO_LICENSES, Job, Queue, Task
+from slurm_ones.slurm.model import Job, Queue, Task
 from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved
 
@@ -342,11 +351,11 @@ def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int,
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
     if moves.added and any(block.throttle for block in change.elastic.job.blocks):
-        lines.append(shlex.join(["scontrol", "update", f"JobId={job_id}", "ArrayTaskThrottle=0"]))
+        lines.append(shlex.join(throttle_command(job_id, 0)))
     tasks = change.elastic.job.tasks
     for task, shape in moves.added:
         if not tasks[task].pending:
-            lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
+            lines.append(shlex.join(again_command(Task(job_id, task), hold=True)))
         key, whole, queue = Task(job_id, task), change.elastic.whole_nodes, queues.get(task, Queue())
         queue = queue.other_than(tasks[task])
         lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind, queue=queue)))
@@ -358,5 +367,5 @@ def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int,
         lines.append(
             f"# when tasks {','.join(map(str, moves.dropped))} have completed, so that they can be used again:"
         )
-        lines += [shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]) for task in moves.dropped]
+        lines += [shlex.join(again_command(Task(job_id, task), hold=True)) for task in moves.dropped]
     return lines

@@ -16,6 +16,7 @@ from functools import partial
 from ones_db import ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Membership, Order
+from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.act.arrays import is_alive, look_at
 from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
@@ -24,7 +25,7 @@ from slurm_ones.act.transitions import State
 from slurm_ones.jobs.elastic import Elastic, Guests, WholeJob, base_first, is_guest
 from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobState, Queue, Task
+from slurm_ones.slurm.model import Job, JobState, Queue, Task
 
 log = logging.getLogger(__name__)
 
@@ -249,9 +250,10 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
         if not machine.due(resize):
             return resize
         for task in closed:
+            job = array.tasks[task]
             try:
-                # Slurm delays what was requeued, nothing else.
-                machine.release(Task(array.job_id, task), now=array.tasks[task].restart > 0)
+                # Slurm delays what was requeued, and a launcher without a companion the next base.
+                machine.release(Task(array.job_id, task), now=job.restart > 0 or job.eligible_time > machine.clock())
             except Refused as error:
                 return _turn(machine, resize, reason("release_refused", answer=str(error)))
     # Blocks that leave are waited for as a checkpoint is.

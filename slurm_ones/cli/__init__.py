@@ -17,6 +17,7 @@ _MODULES = {
     **{name: name for name in ("report", "doctor", "check", "simulate", "db", "web", "demo", "template", "plugin")},
     "import": "import_",
     "study": "study",
+    "guests": "standing",
     **dict.fromkeys(("resize", "pin", "release", "estimate", "rehearse"), "by_hand"),
 }
 

@@ -22,11 +22,12 @@ import typer
 
 from ones_db import ReportLine
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
+from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
+from ones_wrapper.protocol.slurm_commands import again_command
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import JsonOption, command, console, grid, job_number, print_json
 from slurm_ones.cli.status import next_look
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
-from slurm_ones.jobs.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from slurm_ones.jobs.reports import read_reports
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError, UnknownJob
@@ -323,7 +324,7 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
     saved = checkpoint()
     assert saved is not None and isinstance(saved.report, Checkpoint)
     say(f"checkpoint of {saved.report.bytes / 1e6:.1f} MB is durable; requeueing")
-    client.run(["scontrol", "requeue", str(job.key)])
+    client.run(again_command(job.key, hold=False))
     now, asked = job, 0.0
 
     def refresh() -> WholeJob:

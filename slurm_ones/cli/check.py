@@ -19,8 +19,8 @@ import typer
 
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 from slurm_ones.cli.common import JsonOption, command, print_json, say
-from slurm_ones.jobs.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.fields import tasks_of
 from slurm_ones.text import counts, described

@@ -18,6 +18,7 @@ import typer
 from ones_db import SchemaError, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
+from ones_wrapper.protocol.optin import near_miss
 from slurm_ones.cli.common import (
     ConfigOption,
     JsonOption,
@@ -31,7 +32,6 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.guests import examine_guests, read_site
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
-from slurm_ones.jobs.optin import near_miss
 from slurm_ones.plugin.install import JOB_SUBMIT
 from slurm_ones.service.publisher import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError

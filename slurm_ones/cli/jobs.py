@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ones_db import StoreError
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.cli.by_hand import look
 from slurm_ones.cli.common import (
     ConfigOption,
@@ -26,7 +27,6 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import Settings
-from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, as_of, counted, read_live
 from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes

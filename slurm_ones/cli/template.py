@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.cli.check import PLACEHOLDER
 from slurm_ones.cli.common import command, say
-from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate import BadInput
 
 
@@ -78,6 +78,7 @@ class Wishes:
     gpus: str = ""
     batch: str = ""
     time: str = ""
+    guests: str = ""
 
     @property
     def any(self) -> bool:
@@ -117,8 +118,11 @@ def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
 
 def _comment(site: SiteRecord, wishes: Wishes) -> str:
     gpus, batch = wishes.gpus or "1-16", wishes.batch or "32-1024"
+    blocks = " array=blocks" + (f" guests={wishes.guests}" if wishes.guests else "") if site.arrays else ""
+    if wishes.guests and not blocks:
+        raise BadInput(f"{site.title} has no job arrays, and guests are tasks of one")
     try:
-        given = parse_comment(f"ones: gpus={gpus} batch={batch}")
+        given = parse_comment(f"ones: gpus={gpus} batch={batch}{blocks}")
     except BadComment as error:
         raise BadInput(str(error)) from None
     assert given is not None and given.gpus is not None
@@ -126,7 +130,7 @@ def _comment(site: SiteRecord, wishes: Wishes) -> str:
     if site.whole_nodes:
         low = -(-given.gpus[0] // site.gpus_per_node)
         size = f"nodes={low}-{max(low, given.gpus[1] // site.gpus_per_node)}"
-    return f"ones: {size} batch={batch}" + (" array=blocks" if site.arrays else "")
+    return f"ones: {size} batch={batch}{blocks}"
 
 
 def _about(name: str, site: SiteRecord) -> list[str]:
@@ -210,9 +214,16 @@ def template(
     gpus: Annotated[str, typer.Option(help="Of a site's script: GPUs that you allow (1-16).")] = "",
     batch: Annotated[str, typer.Option(help="Of a site's script: global batches that you allow (32-1024).")] = "",
     time: Annotated[str, typer.Option(help="Of a site's script: its time limit, as Slurm writes it.")] = "",
+    guests: Annotated[
+        str,
+        typer.Option(
+            help="Of a site's script: a queue that is preempted, for growth without a "
+            "companion, such as partition:scavenge."
+        ),
+    ] = "",
 ) -> None:
     """Print a batch script for a site, or a file of the package, to start from."""
-    wishes = Wishes(account, partition, gpus, batch, time)
+    wishes = Wishes(account, partition, gpus, batch, time, guests)
     known = templates() | {name: batch_script(name, site) for name, site in SITES.items()}
     if not name:
         for known_name, text in known.items():

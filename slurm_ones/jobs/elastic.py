@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,10 +16,11 @@ from ones_db import JobRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
+from ones_wrapper.protocol.optin import ANY, BadComment, GuestQueue, OptIn, near_miss, parse_comment
+from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.config import Settings
-from slurm_ones.jobs.optin import ANY, BadComment, OptIn, near_miss, parse_comment
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Queue, Snapshot, partition_gpus
+from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
 """Of each partition the queue of its guests: blocks beyond what a user asked for, which Slurm preempts."""
@@ -197,8 +199,21 @@ def guests_of(settings: Settings) -> Guests:
 
 
 def is_guest(job: Job, guests: Guests) -> bool:
-    """Tell whether a block waits or runs in a queue of guests."""
-    return any(not any(queue.other_than(job)) for queue in guests.values())
+    """Tell whether a block waits or runs in a queue of guests, or in the one into which its own launcher moved it. Of
+    the latter its owner's comment is all that tells: nothing is released there, and who waits is served as if it were
+    no guest once Slurm has not preempted it."""
+    return any(not any(queue.other_than(job)) for queue in guests.values()) or _lent(job)
+
+
+def _lent(job: Job) -> bool:
+    if "guests=" not in job.comment:
+        return False
+    with suppress(BadComment):
+        optin = parse_comment(job.comment)
+        queue = optin.guests if optin is not None and optin.blocks else None
+        if isinstance(queue, GuestQueue):
+            return (job.partition if queue.kind == "partition" else job.qos) == queue.name
+    return False
 
 
 def base_first(tasks: Iterable[int], blocks: Iterable[Job], guests: Guests) -> tuple[int, ...]:
@@ -267,8 +282,9 @@ def _blocks_refusal(blocks: Sequence[Job], others: str, count: int, known: JobRe
     if count > MAX_BLOCKS:
         return reason("blocks_many", most=MAX_BLOCKS)
     live = [job for job in blocks if not job.ended]
-    # Tasks in a hold show that a companion prepared them, or that their owner keeps them. Once prepared, it has none.
-    prepared = known is not None and known.refusal.code != "blocks_unthrottled"
+    # Tasks in a hold show that a companion prepared them, or that their owner keeps them; guests, that their launcher
+    # did. Once prepared, it has none.
+    prepared = (known is not None and known.refusal.code != "blocks_unthrottled") or any(map(_lent, live))
     if not (prepared or len(live) < 2 or any(job.throttle or (job.pending and job.held) for job in live)):
         return reason("blocks_unthrottled")
     if others:

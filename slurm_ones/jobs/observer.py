@@ -12,6 +12,7 @@ from pathlib import Path
 from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, RunRecord, RunReports, Store
 from ones_db.reasons import NO_REASON, reason
 from ones_wrapper.protocol import Membership, Spec
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import (
     NO_GUESTS,
@@ -27,7 +28,6 @@ from slurm_ones.jobs.elastic import (
     whole_job,
     with_throttles,
 )
-from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.jobs.other_companion import OtherCompanion, login_of
 from slurm_ones.jobs.reports import JobDirectories, Notes, checkpoint_stands, lines_per_job, read_reports
 from slurm_ones.jobs.terms import POSITIONS, Terms

@@ -20,7 +20,7 @@ from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_db.site import SAME_JOB_S
 from ones_wrapper.protocol.hostlist import expand
-from slurm_ones.jobs.optin import BadComment, parse_comment
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000

@@ -27,9 +27,9 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.optin import ANY
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.jobs.elastic import Elastic, WholeJob
-from slurm_ones.jobs.optin import ANY
 from slurm_ones.learn.learner import RESIZE_S, JobModel
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule
 from slurm_ones.policy.tables import predict_each

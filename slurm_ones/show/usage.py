@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ones_db import JobSummary, Store
 from ones_db.query import Reader
-from slurm_ones.jobs.optin import BadComment, parse_comment
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.text import pause, plain, seconds, troubles
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ones_db import JobSummary, RunRecord, Store
 from ones_db.reasons import reason
 from ones_db.rows import flat
-from slurm_ones.jobs.optin import BadComment, parse_comment
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.show.columns import DECISION, JOB, RESIZE, ShownDecision, ShownResize, record
 from slurm_ones.show.live import read_live
 from slurm_ones.text import (

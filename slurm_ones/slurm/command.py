@@ -25,6 +25,18 @@ from typing import Any, TypeVar
 import tenacity
 
 from ones_db.shape import Shape
+from ones_wrapper.protocol.slurm_commands import (
+    ALREADY_ENDED,
+    again_command,
+    cancel_waiting_command,
+    defer_command,
+    hold_command,
+    hold_tasks_command,
+    release_commands,
+    requeue_command,
+    reshape_command,
+    throttle_command,
+)
 from slurm_ones.slurm.client import (
     SWITCH_WAIT_S,
     NotPermitted,
@@ -36,7 +48,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
     reshape,
 )
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
 from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
@@ -120,45 +132,6 @@ def with_retries(
         before_sleep=_log_retry,
         reraise=True,
     )(call)
-
-
-def requeue_command(job_id: JobKey) -> list[str]:
-    # Incomplete: without it, a job that its user cancelled a moment ago comes back to life.
-    return ["scontrol", "requeuehold", "Incomplete", str(job_id)]
-
-
-def hold_command(job_id: JobKey) -> list[str]:
-    # uhold, since a hold by an operator would be one that the owner cannot release.
-    return ["scontrol", "uhold", str(job_id)]
-
-
-def reshape_command(
-    job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: str, queue: Queue = Queue(), tasks: bool = False
-) -> list[str]:
-    """The pair N-N, since a job submitted with -N1 has a maximum too. `kind` is the type of GPUs that the job asks for:
-    without it Slurm would take any.
-
-    The CPUs come along: Slurm raises their number with the nodes and leaves it there, so that a job back on one node
-    may ask for more CPUs than that has, and after a node count that was refused can be neither updated nor released.
-    Slurm adds what --cpus-per-gpu and --cpus-per-task ask for. With `tasks` the number of tasks comes along, see
-    `CommandClient.update_shape`.
-    """
-    command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
-    command += [f"NumCPUs={shape.nodes}", *([f"NumTasks={shape.nodes}"] if tasks else [])]
-    command += [] if whole_nodes else [f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
-    names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
-    command += [f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value]
-    return command + ([f"Licenses={queue.licenses.removeprefix(NO_LICENSES)}"] if queue.licenses else [])
-
-
-def defer_command(job_id: JobKey, when: str) -> list[str]:
-    """`when` is the earliest start as scontrol takes it: `now`, `now+SECONDS` or `utsSECONDS`."""
-    return ["scontrol", "update", f"JobId={job_id}", f"StartTime={when}"]
-
-
-def release_commands(job_id: JobKey, *, start: str = "") -> list[list[str]]:
-    """`start` is a new earliest start, as `defer_command` takes it; without it the job's own stays."""
-    return [*([defer_command(job_id, start)] if start else []), ["scontrol", "release", str(job_id)]]
 
 
 class CommandClient:
@@ -341,8 +314,7 @@ class CommandClient:
             asked &= {*tasks}
         if not asked:
             return
-        # One command for all: what is asked of the whole of a record leaves it whole.
-        self.run(["scontrol", "uhold", f"{array_id}_[{','.join(map(str, sorted(asked)))}]"])
+        self.run(hold_tasks_command(array_id, asked))
         # One that started meanwhile is held as well, and would be again when it is requeued.
         for job in self.tasks(array_id):
             if job.held and not job.pending and not job.ended and asked.issuperset(job.array_tasks):
@@ -430,14 +402,13 @@ class CommandClient:
         if not job.ended or job.completing or job.state is JobState.CANCELLED:
             shown = "+".join([job.state.value, *sorted(job.flags)])
             raise Refused(f"task {task} is {shown}: only one that has ended by itself waits again")
-        self.run(["scontrol", "requeuehold", str(task)])
+        self.run(again_command(task, hold=True))
 
     def throttle(self, array_id: int, most: int) -> None:
         try:
-            self.run(["scontrol", "update", f"JobId={array_id}", f"ArrayTaskThrottle={most}"])
+            self.run(throttle_command(array_id, most))
         except Refused as refused:
-            # Once a task has ended Slurm complains of that, and has changed the throttle all the same.
-            if "already finished" not in str(refused):
+            if ALREADY_ENDED not in str(refused):
                 raise
             tasks = self.tasks(array_id)
             if {job.throttle for job in tasks if not job.ended} - {most} or not tasks:
@@ -446,4 +417,4 @@ class CommandClient:
     def cancel_waiting(self, array_id: int) -> None:
         # scancel does not know an array that has ended as a whole.
         with suppress(UnknownJob):
-            self.run(["scancel", "--state=PENDING", str(array_id)])
+            self.run(cancel_waiting_command(array_id))

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from ones_db.shape import Shape
+from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.slurm.fields import (
     COUNT,
     FLAG,
@@ -233,9 +234,6 @@ class Job:
         """Slurm holds exactly this shape for it while it waits; a job without GRES is its nodes."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
-
-
-NO_LICENSES = "none"
 
 
 class Queue(NamedTuple):

@@ -9,8 +9,8 @@ from ones_db import JobHistory, JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.optin import OptIn
 from slurm_ones.jobs.elastic import Elastic, WholeJob
-from slurm_ones.jobs.optin import OptIn
 from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
 

@@ -9,9 +9,9 @@ import pytest
 
 from ones_db.reasons import reason
 from ones_db.shape import Shape
+from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.act.fusions import MOST, candidates, carries, members
 from slurm_ones.jobs.elastic import Elastic
-from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.slurm.model import Job
 from tests.act.make import elastic
 

@@ -13,13 +13,13 @@ import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, ResizeStepRecord, Store
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Order, Spec
+from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import Stage, State, first_state
 from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import WholeJob
-from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Job

@@ -4,7 +4,7 @@ Towards the companion it is a job of blocks as `ones_wrapper` has them: it takes
 membership, and goes on in another term when its leader leaves or dies. Blocks find each other by files in `hot/`, all
 on one machine: who lives holds a lock on a file of its own, who leads one more. By files in the job's directory a test
 controls it: while there is `UNREADY` no block that comes can join, and once there is `END` the job is over.
-LIGHT_PATIENCE_S in the environment is another `PATIENCE_S`.
+LIGHT_PATIENCE_S in the environment is another `PATIENCE_S`, and with LIGHT_GUESTS it sees to guests as `ones-run` does.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ones_wrapper.files.job_io import OrderReader, ReportWriter, write_spec
+from ones_wrapper.launch import guests
+from ones_wrapper.process import block as process_block
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import HOT, MANIFEST, Batch, Bye, Checkpoint, Hello, Membership, Order, directory_name
 from tests.cluster import linux
@@ -190,6 +192,8 @@ class LightBlock(Light):
         self.generation = last["generation"] - int(handed) if last else 0
         checkpoint = found[-1].name if found and not handed else ""
         self._hello(members, checkpoint)
+        if os.environ.get("LIGHT_GUESTS"):
+            LightKeeper(self).start()
         self.told, self.told_at = self.step, time.monotonic()
         why = "first" if last is None else plan["why"] if handed and plan else "lost"
         self._commit(members, why, plan["order"] if handed and plan else None)
@@ -321,6 +325,19 @@ class LightBlock(Light):
         (self.hot / "over").touch()
         subprocess.run(["scancel", "--state=PENDING", str(self.array)], check=False, timeout=30)
         self._exit("done")
+
+
+class LightKeeper(guests.GuestKeeper):
+    """Of the block that leads, until it ends."""
+
+    def __init__(self, block: LightBlock) -> None:
+        guests.LOOK_S = 1.0
+        me = block.me
+        start = process_block.Block(block.array, me.task, me.restart)
+        super().__init__(start, block.directory, None, (me.nodes, me.gpus))
+
+    def _leads(self) -> bool:
+        return True
 
 
 def _blocks(plan: dict[str, Any] | None) -> list[Block]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from ones_db import ResizeRecord, StoreError
 from ones_db.shape import Shape
 from ones_wrapper.protocol import CHECKPOINTS, DRAIN_WAIT_S, MANIFEST, Order
+from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.act.machine import ASK_AGAIN_S
 from slurm_ones.act.transitions import TRANSITIONS
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import WholeJob
-from slurm_ones.jobs.optin import BadComment, parse_comment
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.training import Training

@@ -293,7 +293,7 @@ def pointer(data: bytes) -> None:
 
 
 def comment(data: bytes) -> None:
-    from slurm_ones.jobs.optin import MAX_BATCH, BadComment, parse_comment
+    from ones_wrapper.protocol.optin import MAX_BATCH, BadComment, parse_comment
 
     found = None
     with contextlib.suppress(UnicodeDecodeError):

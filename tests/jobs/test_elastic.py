@@ -12,7 +12,7 @@ from ones_db import JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
-from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, whole_job
+from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, is_guest, whole_job
 from slurm_ones.jobs.observer import job_record
 from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Queue, Snapshot, Task
 from tests.slurm.make import job_of
@@ -162,6 +162,23 @@ def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
     assert refused(*running, known=remembered()) == ""
     assert refused(*running, known=remembered(refusal=Reason("blocks_unthrottled"))) == "blocks_unthrottled"
     assert refused(task(0, "n1")) == ""
+
+
+def test_blocks_that_the_job_itself_moved_are_its_guests() -> None:
+    """A companion that comes later takes such a job over: by its comment, in the queue that this names and no other."""
+    comment = f"{COMMENT} guests=partition:whole"
+    base, guest = task(0, "n1", comment=comment), task(1, "n2", comment=comment, partitions=("whole",))
+    spare = task(2, comment=comment, held=False, reason="BeginTime")
+    one = seen(base, guest, spare)
+    assert (one.refusal, one.partition, one.shape.gpus) == (None, "gpu", 2)
+    assert str(job_record(one, "").requested_shape) == "1x1"
+    assert refused(base, replace(guest, partitions=("bare",)), spare, task(3, comment=comment)) == "blocks_differ"
+    by_qos = f"{COMMENT} guests=qos:low"
+    lent = [replace(job, comment=by_qos, partitions=("gpu",)) for job in (base, replace(guest, qos="low"))]
+    assert [is_guest(job, {}) for job in lent] == [False, True]
+    # Other words, and a comment that is not understood, name no queue.
+    for word in ("guests=on", "guests=off", "guests=partition:", "guests=partition:whole please"):
+        assert not is_guest(replace(guest, comment=f"{COMMENT} {word}"), {})
 
 
 @pytest.mark.parametrize(

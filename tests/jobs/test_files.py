@@ -11,8 +11,8 @@ import pytest
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Hello, encode_report
+from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.jobs.elastic import Elastic, WholeJob
-from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.jobs.reports import TICKS, JobDirectories
 from slurm_ones.slurm.model import JobState
 from tests.act.make import changed

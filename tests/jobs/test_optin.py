@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.jobs.optin import MAX_BATCH, MAX_GPUS, BadComment, Deadline, OptIn, near_miss, parse_comment
+from ones_wrapper.protocol.optin import (
+    MAX_BATCH,
+    MAX_GPUS,
+    BadComment,
+    Deadline,
+    GuestQueue,
+    OptIn,
+    near_miss,
+    parse_comment,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +36,8 @@ from slurm_ones.jobs.optin import MAX_BATCH, MAX_GPUS, BadComment, Deadline, Opt
         ("ones: gpus=1, kinds=a100,v100, batch=64", OptIn((1, 1), None, (64, 64), kinds=("a100", "v100"))),
         ("ones: kinds=2080ti,gpus=1-2", OptIn((1, 2), None, None, kinds=("2080ti",))),
         ("ones: gpus=1-2 kinds=any", OptIn((1, 2), None, None, kinds=("any",))),
+        ("ones: gpus=1-2 guests=partition:s", OptIn((1, 2), None, None, guests=GuestQueue("partition", "s"))),
+        ("ones: gpus=1-2 guests=qos:low.2", OptIn((1, 2), None, None, guests=GuestQueue("qos", "low.2"))),
         ("ones: gpus=1-2 guests=off", OptIn((1, 2), None, None, guests=False)),
         ("ones: gpus=1-2 cost=1.25", OptIn((1, 2), None, None, cost=1.25)),
         ("ones: gpus=1-2 cost=2", OptIn((1, 2), None, None, cost=2.0)),
@@ -90,6 +101,9 @@ def test_other_comments_are_nobodys_business(comment: str) -> None:
         ("ones: gpus=1 deadline=6h deadline=7h", "'deadline=7h': deadline is given twice"),
         ("ones: gpus=1-4 batch=", "'batch='"),
         ("ones: gpus=1-4 resize=yes", "'resize=yes': expected resize=on or resize=off"),
+        ("ones: gpus=1-4 guests=partition:", "'guests=partition:': expected guests=on, guests=off, or a queue"),
+        ("ones: gpus=1-4 guests=scavenge", "'guests=scavenge': expected guests=on"),
+        ("ones: gpus=1-4 guests=account:a", "'guests=account:a': expected guests=on"),
         ("ones: gpus=1-4 please", "'please'"),
         ("ones: gpus=1-4 gpus=1-8", "'gpus=1-8': gpus is given twice"),
         ("ones: gpus=1 resize=on resize=off", "'resize=off': resize is given twice"),

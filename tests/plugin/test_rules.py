@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ones_wrapper.protocol.optin import BadComment, near_miss, parse_comment
 from slurm_ones.cli.check import examine
-from slurm_ones.jobs.optin import BadComment, near_miss, parse_comment
 from slurm_ones.plugin.build import source
 from tests.plugin.lua import Lua, NoLua, literal
 
@@ -89,6 +89,7 @@ def refusal(comment: str) -> str | None:
 
 @given(comments)
 @example("ones: gpus=1-4 " + "batch=1 " * 200)
+@example("ones: gpus=1-4 cost=1.5 guests=partition:scavenge")
 @example("ones:\u00a0gpus=1-4")
 @example("ones:\x1cgpus=1-4")
 def test_never_stricter(lua: Lua, comment: str) -> None:

@@ -12,10 +12,10 @@ from ones_db import JobHistory, MembershipRecord, ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Membership, Spec
+from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.act.actor import commands
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
 from slurm_ones.jobs.elastic import Elastic, Observation, whole_job
-from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.learner import JOIN_S, TERM_S, Learner
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.blocks import BLOCKS, Moves, ever_held_by_us, held_by_others, held_by_us, spare

@@ -9,9 +9,9 @@ import pytest
 
 from ones_db import JobHistory, ThroughputPoint
 from ones_db.shape import Shape
+from ones_wrapper.protocol.optin import OptIn, parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, whole_job
-from slurm_ones.jobs.optin import OptIn, parse_comment
 from slurm_ones.policy.contract import JobView
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.cost import charge_of, cost_caps

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ones_db import JobRecord
 from ones_db.reasons import reason
 from ones_db.shape import Shape
+from ones_wrapper.protocol.optin import OptIn, parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
-from slurm_ones.jobs.optin import OptIn, parse_comment
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
 from slurm_ones.rules.blocks import Moves

@@ -10,9 +10,9 @@ import pytest
 
 from ones_db import GuestRun
 from ones_db.shape import Shape
+from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic
-from slurm_ones.jobs.optin import parse_comment
 from slurm_ones.learn.guests import GuestLives
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import Allocation, JobView, Schedule

@@ -9,11 +9,11 @@ import pytest
 from ones_db import ResizeRecord
 from ones_db.reasons import reason
 from ones_db.shape import Shape
+from ones_wrapper.protocol.optin import OptIn
 from slurm_ones.act.actor import commands
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob, elastic_job
 from slurm_ones.jobs.observer import run_record
-from slurm_ones.jobs.optin import OptIn
 from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules, UnderWay

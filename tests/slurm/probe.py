@@ -19,8 +19,9 @@ from typing import Any
 from unittest import mock
 
 from ones_db.shape import Shape
+from ones_wrapper.protocol.slurm_commands import reshape_command
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.command import CommandClient, reshape_command
+from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job, Queue, Task
 
 

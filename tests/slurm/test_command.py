@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.slurm import command
+from ones_wrapper.protocol import slurm_commands
 from slurm_ones.slurm.client import (
     NotPermitted,
     NotResizable,
@@ -54,21 +54,29 @@ def test_answers_of_slurm(answer: str, kind: type[SlurmError]) -> None:
 def test_commands_keep_to_what_slurm_takes() -> None:
     """The pair N-N, a user hold, `Incomplete`, and GPUs only where Slurm knows of them."""
     same = ["NumNodes=2-2", "NumCPUs=2"]
-    assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="")[3:] == [*same, "Gres=gpu:4"]
-    assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100")[3:] == [*same, "Gres=gpu:a100:4"]
-    counted = command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", tasks=True)
+    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="")[3:] == [*same, "Gres=gpu:4"]
+    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100")[3:] == [
+        *same,
+        "Gres=gpu:a100:4",
+    ]
+    counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", tasks=True)
     assert counted[3:] == [*same, "NumTasks=2"]
     queue = Queue("scavenge", "guest", "guests", 659.0)
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
-    assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
+    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
     for licenses, word in (("none", "Licenses="), ("matlab:2,idl:1", "Licenses=matlab:2,idl:1")):
-        licensed = command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=Queue(licenses=licenses))
+        licensed = slurm_commands.reshape_command(
+            7, Shape(2, 4), whole_nodes=True, kind="", queue=Queue(licenses=licenses)
+        )
         assert licensed[5:] == [word]
-    assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="")[3:] == ["NumNodes=2-2", "NumCPUs=2"]
-    assert command.hold_command(7) == ["scontrol", "uhold", "7"]
-    assert command.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]
-    assert command.release_commands(7) == [["scontrol", "release", "7"]]
-    assert command.release_commands(7, start="now")[0][-1] == "StartTime=now"
+    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="")[3:] == [
+        "NumNodes=2-2",
+        "NumCPUs=2",
+    ]
+    assert slurm_commands.hold_command(7) == ["scontrol", "uhold", "7"]
+    assert slurm_commands.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]
+    assert slurm_commands.release_commands(7) == [["scontrol", "release", "7"]]
+    assert slurm_commands.release_commands(7, start="now")[0][-1] == "StartTime=now"
 
 
 def fake(directory: Path, name: str, text: str) -> None:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import Shape
+from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable, reshape
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Queue, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Task
 from tests.slurm.make import job_of
 
 SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))

@@ -66,6 +66,12 @@ def test_options_fill_it_in() -> None:
     assert {"--account=m1234", "--time=6:00:00", "--gpus-per-node=4", comment} <= directives(done.stdout)
     done = call("template", "delta", "--partition", "gpuA40x4", "--gpus", "1-8")
     assert {"--partition=gpuA40x4", '--comment="ones: gpus=1-8 batch=32-1024 array=blocks"'} <= directives(done.stdout)
+    done = call("template", "delta", "--guests", "partition:gpuA100x4-preempt")
+    comment = '--comment="ones: gpus=1-16 batch=32-1024 array=blocks guests=partition:gpuA100x4-preempt"'
+    assert comment in directives(done.stdout)
+    assert [
+        call("template", *words).exit_code for words in (("frontera", "--guests", "qos:a"), ("gres", "--guests", "a"))
+    ] == [2, 2]
     assert '--comment="ones: nodes=1-1 batch=32-1024"' in directives(call("template", "frontera", "--gpus", "1").stdout)
 
 

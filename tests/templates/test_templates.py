@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, whole_job
-from slurm_ones.jobs.optin import parse_comment
 from tests.slurm.sites import Site
 
 REPOSITORY = Path(__file__).resolve().parents[2]

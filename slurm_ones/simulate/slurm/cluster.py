@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ones_db.shape import Shape
+from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.policy.ledger import NOTHING, Resources
 from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec, PreemptMode, SlurmConf
 from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Association, QueuedJob, RunningJob, SchedulingPass
@@ -18,7 +19,7 @@ from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, R
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import NO_LICENSES, Job, JobKey, JobState, Queue, Quota, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Quota, Quotas, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 

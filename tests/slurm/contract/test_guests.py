@@ -13,10 +13,11 @@ from dataclasses import replace
 import pytest
 
 from ones_db.shape import Shape
+from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.act.guest_holds import comes_back
 from slurm_ones.simulate.slurm.nodes import PreemptMode, Qos, SlurmConf
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient
-from slurm_ones.slurm.model import NO_LICENSES, JobState, Queue, Quota, Reservation, Task
+from slurm_ones.slurm.model import JobState, Queue, Quota, Reservation, Task
 from tests.cluster.sites import GRES_GUESTS, OLD_GUESTS
 from tests.conftest import start
 from tests.slurm.simulated import SimulatedSite

@@ -19,6 +19,7 @@ from ones_wrapper.files.job_directory import exit_code, remove_exit_codes, summa
 from ones_wrapper.files.places import find_job_directory
 from ones_wrapper.launch import LaunchOptions, plan, wanted_block
 from ones_wrapper.launch import blocks as blocks_module
+from ones_wrapper.launch import slurm as slurm_module
 from ones_wrapper.launch.blocks import Blocks
 from ones_wrapper.launch.node import Forks
 from ones_wrapper.launch.restart_policy import MOST_FORKS, Action, Limits, Outcome, Tries, decide, fork_delay_s
@@ -365,9 +366,9 @@ def test_a_refusal_to_cancel_is_said(
     others(tmp_path).ended(0, False)
     assert "waiting tasks were not cancelled (Invalid user); cancel them: scancel 7" in capsys.readouterr().err
     slurm(tmp_path, scancel="exec sleep 60")
-    monkeypatch.setattr(blocks_module, "_CANCEL_S", 0.2)
+    monkeypatch.setattr(slurm_module, "TIMEOUT_S", 0.2)
     others(tmp_path).ended(0, False)
-    assert "timed out" in capsys.readouterr().err
+    assert "no answer" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "/nowhere")
     others(tmp_path).ended(0, False)
     assert capsys.readouterr().err == ""

@@ -347,6 +347,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         has = allocation(env, options.ranks_per_node)
         if not options.talks_mpi and (blocks or has.nodes * has.ranks_per_node > 1):
             env[STORE] = serve(job_dir, env)
+        if blocks and not options.talks_mpi:
+            blocks.keep_guests(has.nodes, has.ranks_per_node)
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits, blocks).run(start)
     except LaunchError as error:

@@ -7,7 +7,6 @@ whether a leader answers.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +14,9 @@ from pathlib import Path
 
 from ones_wrapper.files.job_directory import RunSummary, newest_run, summarize_reports
 from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.launch.guests import GuestKeeper
 from ones_wrapper.launch.restart_policy import script_failed
+from ones_wrapper.launch.slurm import run_slurm
 from ones_wrapper.membership.files import OVER, FolderError, HotFolder, Leader, living
 from ones_wrapper.membership.plan import plan_of
 from ones_wrapper.network.secret import JobSecret, SecretError
@@ -24,11 +25,11 @@ from ones_wrapper.process.exit_codes import DONT_RESTART
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import HOT, MAX_INT
+from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
 FIRST_WAIT_S = 60.0
 """How long a block that nobody ordered waits for the first one to lead: that one imports torch before it does."""
 _LOOK_S = 0.5
-_CANCEL_S = 30.0
 
 
 class Blocks:
@@ -46,6 +47,7 @@ class Blocks:
         self._job_dir = job_dir
         self._hot = HotFolder(job_dir, block.array)
         self._spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
+        self._guests: GuestKeeper | None = None
         self._first = env.get("SLURM_ARRAY_TASK_MIN", str(block.task)) == str(block.task)
         try:
             self._hot.prepare()
@@ -83,6 +85,11 @@ class Blocks:
                 return ""
             time.sleep(_LOOK_S)
 
+    def keep_guests(self, nodes: int, gpus_per_node: int) -> None:
+        """See to guests of this shape, if the job's comment names a queue for them, whenever this block leads."""
+        self._guests = GuestKeeper(self.block, self._job_dir, self._spool, (nodes, gpus_per_node))
+        self._guests.start()
+
     def others_train(self) -> bool:
         """Whether another block leads the job, and lives."""
         leader = self._hot.newest()
@@ -109,6 +116,8 @@ class Blocks:
 
         Where the job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing.
         """
+        if self._guests is not None:
+            self._guests.stop()
         leader = self._hot.newest()
         led = leader is not None and self._own(leader)
         left = code == 0 and summarize_reports(self._job_dir, self.term()).ended
@@ -138,16 +147,8 @@ class Blocks:
         return order.blocks if order else None
 
     def _cancel_waiting(self) -> None:
-        program = shutil.which("scancel")
-        if program is None:
+        if shutil.which("scancel") is None:
             return
-        command = [program, "--state=PENDING", str(self.block.array)]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_CANCEL_S, check=False
-            )
-            why = (done.stderr.strip()[:300] or f"exit code {done.returncode}") if done.returncode else ""
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = str(error)
+        _, why = run_slurm(cancel_waiting_command(self.block.array))
         if why:
             log(f"waiting tasks were not cancelled ({why}); cancel them: scancel {self.block.array}", "ones-run")

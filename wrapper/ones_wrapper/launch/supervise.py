@@ -21,9 +21,11 @@ from ones_wrapper.files.job_directory import (
 )
 from ones_wrapper.launch.blocks import Blocks
 from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, Limits, Outcome, Tries, decide
+from ones_wrapper.launch.slurm import run_slurm
 from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.process.exit_codes import CRASHED, STOP_CODE
 from ones_wrapper.process.log import log
+from ones_wrapper.protocol.slurm_commands import again_command
 
 WARNED_S = 90.0
 """After the warning that the job's time is nearly over the ranks may take so long to end; then the job is requeued
@@ -220,18 +222,9 @@ class Supervisor:
             return False
         # By the task's name: the id of one of the tasks is that of the whole array too.
         block = self._blocks.block if self._blocks else None
-        refusal = _scontrol_requeue(f"{block.array}_{block.task}" if block else str(self._job_id))
+        name = f"{block.array}_{block.task}" if block else self._job_id
+        _, refusal = run_slurm(again_command(name, hold=False))
         if refusal:
             log(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again", "ones-run")
             write_tries(self._job_dir, before, self._task)
         return not refusal
-
-
-def _scontrol_requeue(job: str) -> str:
-    """Why Slurm refused; empty where it obeyed."""
-    command = ["scontrol", "requeue", job]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (done.stderr.strip()[:300] or f"exit code {done.returncode}") if done.returncode else ""

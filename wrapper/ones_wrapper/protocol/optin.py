@@ -6,7 +6,8 @@ for measuring alone; `array=blocks` says that the tasks of this job array are bl
 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `deadline=2026-12-01T18:00`, local time,
 or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
 have GPUs of these types of Slurm's, and change between them; `guests=off` has no block of it preempted for others;
-`cost=1.5` lets it use 1.5 times the GPU-hours of the size that it asked for, if growth is charged.
+`guests=partition:scavenge`, or `guests=qos:NAME`, has the job itself move its further blocks there while no companion
+decides for it; `cost=1.5` lets it use 1.5 times the GPU-hours of the size that it asked for, if growth is charged.
 
 A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
 may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
@@ -20,7 +21,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_GPUS = 100_000
 MAX_BATCH = 2**31
@@ -43,6 +44,7 @@ _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
 """Between words: spaces, or a comma that is not between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
+_QUEUE = re.compile(r"(partition|qos):([A-Za-z0-9_.-]{1,64})", re.ASCII)
 _COST = re.compile(r"\d{1,3}(\.\d{1,3})?", re.ASCII)
 _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
@@ -62,6 +64,15 @@ class Deadline:
     def after(self, submitted: float) -> float:
         """Unix seconds, for a job that was submitted then."""
         return submitted + self.seconds if self.since_submission else self.seconds
+
+
+class GuestQueue(NamedTuple):
+    """Where a job's further blocks wait, by its owner's choice. Only his own processes may act on it, with his rights:
+    an operator could set what the owner may not use."""
+
+    kind: str
+    """partition or qos."""
+    name: str
 
 
 class BadComment(ValueError):
@@ -89,8 +100,9 @@ class OptIn:
     job's first run reports that."""
     kinds: tuple[str, ...] = ()
     """Types of GPU that the job may have, `any` alone for all; empty: what it asked sbatch for."""
-    guests: bool = True
-    """Blocks beyond what it asked sbatch for may wait in the queue of guests, which Slurm preempts."""
+    guests: bool | GuestQueue = True
+    """Blocks beyond what it asked sbatch for may wait in the queue of guests, which Slurm preempts; in which, while no
+    companion decides for it."""
     cost: float | None = None
     """GPU-hours that it may use, over those that it would at the size asked for; None for as many as its site lets."""
 
@@ -158,6 +170,15 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
+def _guests(text: str) -> bool | GuestQueue:
+    if text in ("on", "off"):
+        return text == "on"
+    match = _QUEUE.fullmatch(text)
+    if match is None:
+        raise _NotUnderstood("guests=on, guests=off, or a queue such as guests=partition:scavenge or guests=qos:NAME")
+    return GuestQueue(match[1], match[2])
+
+
 def _cost(text: str) -> float:
     if _COST.fullmatch(text) is None or float(text) < 1.0:
         raise _NotUnderstood("a factor of at least 1 such as cost=1.5")
@@ -174,7 +195,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "fuse": _name,
     "deadline": _deadline,
     "kinds": _kinds,
-    "guests": _one_of("guests", on=True, off=False),
+    "guests": _guests,
     "cost": _cost,
 }
 """Keys of a comment, and the reader of each one's value."""

@@ -1,0 +1,96 @@
+"""The launcher's part in standing guests: that of the block which leads sees to them while its ranks train."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.launch.slurm import run_slurm
+from ones_wrapper.membership.files import HotFolder
+from ones_wrapper.process.block import Block
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import MAX_INT, ORDERS, SPOOL_MARK, Order, encode
+from ones_wrapper.protocol.standing import ORDER, StandingGuests, is_companions
+
+LOOK_S = 30.0
+"""Between two looks at the queue."""
+STOP_S = 5.0
+"""Longest wait for a command that is under way."""
+_TURN_S = 1.0
+_ACTS_S = 300.0
+"""A companion that has marked its spool since then acts."""
+
+
+class GuestKeeper:
+    """A thread, since Slurm's commands may hang while the ranks end."""
+
+    def __init__(self, block: Block, job_dir: Path, spool: Path | None, shape: tuple[int, int]) -> None:
+        """`shape` are the block's nodes and GPUs of each."""
+        self._block, self._job_dir, self._spool = block, job_dir, spool
+        self._hot = HotFolder(job_dir, block.array)
+        self._orders = OrderReader(job_dir, MAX_INT, spool, block.array)
+        self._guests = StandingGuests(
+            block.array, shape, run_slurm, self._write, lambda text: log(text, "ones-run"), time.time
+        )
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="ones-guests", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for nothing more; what Slurm does not answer is not waited for long."""
+        self._over.set()
+        self._thread.join(STOP_S)
+
+    def _keep(self) -> None:
+        due = 0.0
+        if missing := [name for name in ("squeue", "scontrol") if shutil.which(name) is None]:
+            text = f"there is no {missing[0]} here: if the job's comment names a queue for guests, run this"
+            log(f"{text} on a login node: slurm-ones guests {self._block.array}", "ones-run")
+            return
+        while not self._over.wait(_TURN_S):
+            if not self._leads() or time.monotonic() < due:
+                continue
+            if self._companion_acts() or self._hot.over() or not self._guests.look():
+                return
+            due = time.monotonic() + LOOK_S
+
+    def _leads(self) -> bool:
+        leader = self._hot.newest()
+        return leader is not None and (leader.task, leader.restart) == (self._block.task, self._block.restart)
+
+    def _companion_acts(self) -> bool:
+        """Tell whether a companion decides for the job: by its own settings, from then on."""
+        order = self._orders.poll()
+        if order is not None and is_companions(order.number):
+            return True
+        if self._spool is not None:
+            with suppress(OSError):
+                mark, owner = (self._spool / SPOOL_MARK).lstat(), self._spool.stat().st_uid
+                return mark.st_uid == owner and abs(time.time() - mark.st_mtime) < _ACTS_S
+        return False
+
+    def _write(self, tasks: tuple[int, ...]) -> str:
+        """Name them in an order; why that failed. A companion's is never replaced."""
+        order = self._orders.poll()
+        if order is not None and {*(order.blocks or ())} >= {*tasks}:
+            return ""
+        path = self._job_dir / ORDERS
+        new = path.with_name(f".{ORDERS}.{self._block.task}-{os.getpid()}")
+        try:
+            new.write_bytes(encode(Order(ORDER if order is None else order.number + 1, 0, blocks=tasks)))
+            if order is None:
+                os.link(new, path)
+            else:
+                new.replace(path)
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            new.unlink(missing_ok=True)
+        return ""
