@@ -60,9 +60,11 @@ def cost_caps(
     if not charged:
         return ()
     most: dict[int, int] = dict.fromkeys((view.job_id for view in charged), 0)
-    for kind in cluster.kinds:
-        part = cluster.of_kind(kind)
-        here = [_with_asked(view) for view in cluster.views_on(kind, charged) if view.limits.gpus]
+    parts = [(cluster, charged)]
+    if len(cluster.kinds) > 1:
+        parts = [(cluster.of_kind(kind), cluster.views_on(kind, charged)) for kind in cluster.kinds]
+    for part, there in parts:
+        here = [_with_asked(view) for view in there if view.limits.gpus]
         tables = build_tables(part, here)
         for row, view in enumerate(here):
             job = jobs[view.job_id]

@@ -437,11 +437,11 @@ class Round:
 
     @cached_property
     def _lent(self) -> Counter[str]:
-        """GPUs that guests hold on each node."""
+        """GPUs that guests hold on each node, also of those that Slurm has preempted and that are not gone yet."""
         queues, held = guests_of(self.settings), Counter[str]()
         for elastic in self.seen.elastic.values():
-            for job in elastic.job.running_blocks:
-                if is_guest(job, queues):
+            for job in elastic.job.blocks:
+                if (job.running or job.completing) and is_guest(job, queues):
                     held.update(dict.fromkeys(job.node_list, elastic.shape_of(job).gpus_per_node))
         return held
 

@@ -19,7 +19,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import guests_of
+from slurm_ones.jobs.elastic import WholeJob, guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import BLOCKS, task_of
 from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode, Qos, SlurmConf
@@ -246,7 +246,7 @@ class BlockWorld(Interrupted):
         ordered = [number for number, event in enumerate(self.events) if event == "after order"]
         assert not released or (ordered and ordered[0] < released[0]), "released before it was ordered"
 
-    def _order(self, job: Job, order: Order, spool: Path | None) -> None:
+    def _order(self, job: WholeJob, order: Order, spool: Path | None) -> None:
         assert order.blocks, "an order to a job of blocks names its blocks"
         super()._order(job, order, spool)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from ones_db import Store, migrate
-from tests.act.world import World
+from tests.act.world import World, open_copy
 
 
 @pytest.fixture(scope="session")
@@ -30,28 +29,19 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(scope="session")
-def store(empty: Path) -> Iterator[Store]:
-    """One database for many resizes, each of a job of its own."""
-    path = shutil.copy(empty, empty.with_name("ones.sqlite"))
-    with Store.open(f"sqlite:///{path}", "fake") as store:
-        yield store
-
-
 @pytest.fixture
 def own_store(empty: Path, tmp_path: Path) -> Iterator[Store]:
     """A database of the test's own."""
-    path = shutil.copy(empty, tmp_path / "ones.sqlite")
-    with Store.open(f"sqlite:///{path}", "fake") as store:
+    with open_copy(empty, tmp_path) as store:
         yield store
 
 
 @pytest.fixture
-def make_world(store: Store, tmp_path: Path) -> Iterator[Callable[..., World]]:
+def make_world(empty: Path, tmp_path: Path) -> Iterator[Callable[..., World]]:
     """Makes worlds: `make_world(running=False, …)`."""
     with ExitStack() as stack:
 
         def make(**options: Any) -> World:
-            return stack.enter_context(World(store, tmp_path, **options))
+            return stack.enter_context(World(empty, tmp_path, **options))
 
         yield make

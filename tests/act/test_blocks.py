@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, JobState, Queue, Task
 from tests.act.block_world import CONF, BlockWorld
+from tests.act.world import open_copy
 
 Make = Callable[..., BlockWorld]
 ONE, TWO, FOUR = Shape(1, 1), Shape(1, 2), Shape(1, 4)
@@ -34,11 +35,7 @@ THERE = ["preparing", "opening", "joining", "leaving", "done"]
 
 def opener(empty: Path) -> Callable[[Path], Store]:
     """Opens a database of its own for each world."""
-
-    def open_store(folder: Path) -> Store:
-        return Store.open(f"sqlite:///{shutil.copy(empty, folder / 'ones.sqlite')}", "fake")
-
-    return open_store
+    return partial(open_copy, empty)
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ones_db import Store
 from ones_db.shape import Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.jobs.elastic import WholeJob
+from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
-from tests.act.fake import FakeJob
+from tests.act.plain_job import PlainJob
 from tests.act.world import LEASE_S, NEW, Crash, World
 
 
@@ -41,16 +41,15 @@ def _not_released(world: World) -> None:
 
 
 def _never_started(world: World) -> None:
-    world.slurm.impossible = lambda shape: shape == NEW
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
 
 
 def _crowded(world: World) -> None:
-    rigid = FakeJob(world.job_id + 1_000_000, world.job.directory.parent / f"rigid{world.job_id}", Shape(1, 10))
-    world.slurm.add(rigid)
+    world.slurm.add(PlainJob(world.job.directory.parent / "rigid", Shape(3, 4)))
 
 
 def _full(world: World) -> None:
-    world.slurm.gpus = 0
+    world.slurm.leave(0)
 
 
 def _without_directory(world: World) -> None:
@@ -66,8 +65,9 @@ def _not_at_once(world: World) -> None:
 
 
 def _limited(world: World) -> None:
-    (_crowded if world.job.runs else _full)(world)
-    world.slurm.waits_for = "AssocGrpGRES"
+    if not world.job.runs:
+        _full(world)
+    world.slurm.cluster.conf = SlurmConf(account_gpus={"": NEW.gpus - 1})
 
 
 def _not_requeued_or_held(world: World) -> None:
@@ -137,17 +137,17 @@ BYWAYS = [
 """Those that are not interrupted."""
 
 
-def world_of(road: Road, store: Store, folder: Path, *, counts_early: bool) -> World:
-    world = World(store, folder, **{"counts_early": counts_early, **road.options})
+def world_of(road: Road, empty: Path, folder: Path, *, counts_early: bool) -> World:
+    world = World(empty, folder, **{"counts_early": counts_early, **road.options})
     if road.begin_s:
-        world.job.begin_time = world.clock() + road.begin_s
+        world.slurm.cluster.set_begin(world.job_id, world.clock() + road.begin_s)
     road.prepare(world)
     return world
 
 
-def steps_of(road: Road, store: Store, folder: Path) -> int:
+def steps_of(road: Road, empty: Path, folder: Path) -> int:
     """How many events an uninterrupted resize has."""
-    with world_of(road, store, folder, counts_early=False) as world:
+    with world_of(road, empty, folder, counts_early=False) as world:
         world.begin()
         assert world.finish().state == road.end
         world.check()
@@ -156,30 +156,30 @@ def steps_of(road: Road, store: Store, folder: Path) -> int:
 
 @pytest.mark.parametrize("counts_early", [False, True])
 @pytest.mark.parametrize("road", ROADS + BYWAYS, ids=lambda road: road.name)
-def test_a_road_that_nothing_interrupts(store: Store, tmp_path: Path, road: Road, counts_early: bool) -> None:
+def test_a_road_that_nothing_interrupts(empty: Path, tmp_path: Path, road: Road, counts_early: bool) -> None:
     """Its states and why it ends so, with the shape and batch that its end has (`World.check`), held by nobody."""
-    with world_of(road, store, tmp_path, counts_early=counts_early) as world:
-        begin_time = world.job.begin_time
+    with world_of(road, empty, tmp_path, counts_early=counts_early) as world:
+        begin_time = world.job.begin
         world.begin()
         resize = world.finish()
         world.check()
         assert " ".join(world.states) == road.states
         assert road.code in {step.detail.code for step in world.store.resize_steps(resize.id)}
-        assert not road.begin_s or world.job.begin_time == begin_time, "its owner's"
+        assert not road.begin_s or world.job.begin == begin_time, "its owner's"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("road", ROADS, ids=lambda road: road.name)
 @pytest.mark.parametrize("kind", [Crash, Unreachable])
 def test_an_interruption_between_any_two_steps(
-    store: Store, tmp_path: Path, road: Road, kind: type[BaseException]
+    empty: Path, tmp_path: Path, road: Road, kind: type[BaseException]
 ) -> None:
     """Killed, or cut off from Slurm, before or after each journal write, order and call: the resize still closes."""
-    number_of_steps = steps_of(road, store, tmp_path)
+    number_of_steps = steps_of(road, empty, tmp_path)
     assert number_of_steps >= 6
     interrupted = 0
     for stop in range(number_of_steps):
-        with world_of(road, store, tmp_path, counts_early=stop % 2 == 0) as world:
+        with world_of(road, empty, tmp_path, counts_early=stop % 2 == 0) as world:
 
             def interrupt(number: int, event: str, stop: int = stop) -> None:
                 nonlocal interrupted
@@ -200,12 +200,12 @@ def test_an_interruption_between_any_two_steps(
 @pytest.mark.parametrize(
     "road", [road for road in ROADS if road.name in ("there", "parked")], ids=lambda road: road.name
 )
-def test_a_companion_that_stays_away(store: Store, tmp_path: Path, road: Road, away_s: int) -> None:
+def test_a_companion_that_stays_away(empty: Path, tmp_path: Path, road: Road, away_s: int) -> None:
     """Killed anywhere and started again only after a while: the job is held no longer than that."""
     # A parked job whose lease ended meanwhile runs again.
     ends = {State.DONE, State.ABANDONED} | ({State.ROLLED_BACK} if road.parks and away_s > LEASE_S else set())
-    for stop in range(steps_of(road, store, tmp_path)):
-        with world_of(road, store, tmp_path, counts_early=False) as world:
+    for stop in range(steps_of(road, empty, tmp_path)):
+        with world_of(road, empty, tmp_path, counts_early=False) as world:
 
             def interrupt(number: int, event: str, world: World = world, stop: int = stop) -> None:
                 if number == stop:
@@ -229,13 +229,13 @@ ACTIONS: dict[str, Callable[[World], None]] = {
     "cancel": lambda world: world.slurm.end(world.job_id, JobState.CANCELLED),
     "finish": lambda world: world.slurm.end(world.job_id, JobState.COMPLETED),
     "owner releases": lambda world: world.slurm.owner_releases(world.job_id),
-    "preempt": lambda world: world.slurm.preempt(world.job_id),
-    "opt out": lambda world: setattr(world.job, "comment", "ones: gpus=1 resize=off"),
-    "opt in": lambda world: setattr(world.job, "comment", "ones: gpus=1-16"),
+    "preempt": lambda world: world.slurm.cluster.preempt(world.job_id),
+    "opt out": lambda world: world.slurm.cluster.set_comment(world.job_id, "ones: gpus=1 resize=off"),
+    "opt in": lambda world: world.slurm.cluster.set_comment(world.job_id, "ones: gpus=1-16"),
     "stop": lambda world: setattr(world, "stopped", True),
     "go": lambda world: setattr(world, "stopped", False),
-    "fill": lambda world: setattr(world.slurm, "gpus", 4),
-    "empty": lambda world: setattr(world.slurm, "gpus", 16),
+    "fill": lambda world: world.slurm.leave(4),
+    "empty": lambda world: world.slurm.leave(16),
     "refuse": _refused,
     "refuse to defer": _not_deferred,
     "take in part": _in_part,
@@ -265,11 +265,11 @@ JOBS = st.fixed_dictionaries(
     away=65,
 )
 def test_whatever_happens(
-    store: Store, job: dict[str, object], faults: dict[int, str], happenings: dict[int, str], away: int
+    empty: Path, job: dict[str, object], faults: dict[int, str], happenings: dict[int, str], away: int
 ) -> None:
     """Any mixture of crashes, silence and other people's doings leaves the job as it may be left."""
     job = job | {"parks": job["parks"] and job["running"]}  # a waiting job is parked without a resize
-    with tempfile.TemporaryDirectory() as folder, World(store, Path(folder), **job) as world:  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder, World(empty, Path(folder), **job) as world:  # type: ignore[arg-type]
 
         def interrupt(number: int, event: str) -> None:
             fault = faults.get(number)
@@ -287,7 +287,7 @@ def test_whatever_happens(
             asked = len(world.slurm.calls)
             machine = world.machine
             world.tick()
-            if not world._wanted(WholeJob.of(world.slurm._seen(world.job))):
+            if not world._wanted(WholeJob.of(world.job.record.to_model())):
                 done = world.slurm.calls[asked:]
                 assert ("reshape", NEW) not in done and ("requeue_hold", world.job_id) not in done
                 assert all(call != "defer" or until <= world.clock() for call, until in done)  # type: ignore[operator]
@@ -300,12 +300,12 @@ def test_whatever_happens(
 
 
 @pytest.mark.slow
-def test_many_random_resizes_without_faults_end_well(store: Store, tmp_path: Path) -> None:
+def test_many_random_resizes_without_faults_end_well(empty: Path, tmp_path: Path) -> None:
     """Without faults or interference a resize always takes effect, however slow the job is within the limits."""
     rng = random.Random(1)
     for _ in range(20):
         slow = {"drain_s": rng.uniform(0, 35), "completing_s": rng.uniform(0, 30), "hello_s": rng.uniform(0, 250)}
-        with World(store, tmp_path, counts_early=rng.random() < 0.5, **slow) as world:
+        with World(empty, tmp_path, counts_early=rng.random() < 0.5, **slow) as world:
             world.begin()
             assert world.finish().state == State.DONE
             world.check()

@@ -45,7 +45,7 @@ def test_a_lease_ends_by_itself_when_the_companion_dies(make_world: Make) -> Non
         world.slurm.pass_time(10)
     assert world.job.state is JobState.RUNNING
     assert world.job.start_time == pytest.approx(parked_at + LEASE_S, abs=12)
-    assert world.job.trainer is not None and world.job.trainer.batch == OLD_BATCH
+    assert world.job.run is not None and world.job.run.batch == OLD_BATCH
 
 
 def test_a_parked_job_starts_again_at_another_shape(make_world: Make) -> None:
@@ -83,7 +83,8 @@ def test_a_job_that_opts_out_while_it_is_parked_starts_again(make_world: Make, w
 
     def opt_out(number: int, event: str) -> None:
         if event == "after journal parking":
-            world.stopped, world.job.comment = way == "stop file", "ones: gpus=1-16 resize=off"
+            world.stopped = way == "stop file"
+            world.slurm.cluster.set_comment(world.job_id, "ones: gpus=1-16" + " resize=off" * (not world.stopped))
 
     world.interrupt = opt_out
     world.begin()

@@ -1,4 +1,4 @@
-"""Each way that a resize can go, step by step, in the fake cluster."""
+"""Each way that a resize can go, step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobKey, JobState
 from slurm_ones.untrusted_files import NoAnswer, run_by
-from tests.act.fake import FakeJob, FakeReports, FakeSlurm
+from tests.act.plain_job import PlainJob, PlainReports, Slurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 
 Make = Callable[..., World]
@@ -28,11 +28,9 @@ THERE = ["draining", "requeuing", "reshaping", "releasing", "waiting", "starting
 BACK = ["reshaping_back", "releasing_back", "waiting_back", "starting_back", "rolled_back"]
 
 
-def fill(world: World, gpus: int) -> FakeJob:
-    """Somebody else's job takes GPUs."""
-    shape = type(NEW)(1, gpus)
-    rigid = FakeJob(world.job_id + 1_000_000, world.job.directory.parent / "rigid", shape)
-    return world.slurm.add(rigid)
+def fill(world: World, nodes: int) -> PlainJob:
+    """Somebody else's job takes all GPUs of these nodes."""
+    return world.slurm.add(PlainJob(world.job.directory.parent / "rigid", Shape(nodes, 4)))
 
 
 def down_at(unreachable: str) -> Callable[[int, str], None]:
@@ -46,11 +44,11 @@ def down_at(unreachable: str) -> Callable[[int, str], None]:
 
 
 def switch_off(world: World) -> None:
-    world.job.comment = "ones: gpus=1-16 resize=off"
+    world.slurm.cluster.set_comment(world.job_id, "ones: gpus=1-16 resize=off")
 
 
 def remove_comment(world: World) -> None:
-    world.job.comment = ""
+    world.slurm.cluster.set_comment(world.job_id, "")
 
 
 def stop_file(world: World) -> None:
@@ -67,7 +65,7 @@ def test_a_running_job_gets_its_new_shape(make_world: Make) -> None:
     resize = world.finish()
     assert world.calls == ["requeue_hold", "reshape", "release"]
     assert resize.pause_s is not None and world.job.restart == 1
-    assert world.job.trainer is not None and world.job.trainer.batch == NEW_BATCH
+    assert world.job.run is not None and world.job.run.batch == NEW_BATCH
 
 
 def test_the_job_is_told_what_is_expected(make_world: Make) -> None:
@@ -102,10 +100,9 @@ def test_a_job_that_is_not_woken_finds_its_order(
 
 
 def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) -> None:
-    """A waiting job is held, reshaped and released; it loses neither its place nor its --begin."""
+    """A waiting job is held, reshaped and released; its start is not asked for."""
     world = make_world(running=False)
-    world.slurm.gpus = 0
-    world.job.begin_time = begin_time = world.clock() - 1000
+    world.slurm.leave(0)
     world.begin()
     resize = world.finish()
     world.check()
@@ -113,13 +110,12 @@ def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) ->
     assert world.states[:3] == ["holding", "reshaping", "releasing"] and resize.state == State.DONE
     assert str(resize.outcome) == "it waits at its new shape"
     assert ("release", False) in world.slurm.calls
-    assert world.job.begin_time == begin_time
 
 
 def test_a_hold_of_the_owners_that_came_first_is_not_lifted(make_world: Make) -> None:
     """Held between the decision and our own hold, which looks the same: it stays, and Slurm is asked nothing."""
     world = make_world(running=False)
-    world.slurm.gpus = 0
+    world.slurm.leave(0)
     world.job.held_by = "owner"
     world.machine.new.add(world.begin().id)
     resize = world.finish()
@@ -145,7 +141,7 @@ def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
     world = make_world()
     world.begin()
     world.until(State.RESHAPING, State.RELEASING, State.WAITING)
-    fill(world, 10)
+    fill(world, 3)
     began = world.clock()
     resize = world.finish()
     world.check()
@@ -160,7 +156,7 @@ def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_
     rigid = None
     world.begin()
     world.until(State.RELEASING, State.WAITING)
-    rigid = fill(world, 10)
+    rigid = fill(world, 3)
 
     def start_first(number: int, event: str) -> None:
         if event == "before hold":
@@ -210,7 +206,7 @@ def test_a_refused_hold_on_the_way_back_is_done_without(make_world: Make) -> Non
     world.slurm.hold_refused = "no"
     world.begin()
     world.until(State.RELEASING, State.WAITING)
-    fill(world, 10)
+    fill(world, 3)
     resize = world.finish()
     world.check()
     assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at its old shape")
@@ -219,7 +215,7 @@ def test_a_refused_hold_on_the_way_back_is_done_without(make_world: Make) -> Non
 def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
     """Slurm never starts the job at the new one."""
     world = make_world()
-    world.slurm.impossible = lambda shape: shape == NEW
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
     refused: list[float] = []
 
     def refuses(shape: Shape) -> str:
@@ -239,14 +235,15 @@ def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
 def test_a_shape_or_type_that_was_taken_alone_is_put_back(make_world: Make, half: dict[str, object]) -> None:
     """Slurm took one of them, refused the other, and then refuses what the job had once."""
     world = make_world(kinds=("v100", "a100"))
-    world.slurm.impossible = lambda shape: shape == NEW
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
     refused: list[Shape] = []
 
     def refuses(shape: Shape) -> str:
         if shape == OLD and OLD in refused:
             return ""
         if shape == NEW:
-            vars(world.job).update(half)
+            for name, value in half.items():
+                setattr(world.job, name, value)
         refused.append(shape)
         return "not now"
 
@@ -266,7 +263,7 @@ def test_a_companion_that_comes_back_late_leaves_the_job_to_train_on(make_world:
     world.advance()
     world.slurm.pass_time(3)
     world.slurm.pass_time(3)
-    assert world.job.trainer is not None and world.job.trainer.waits_since is not None
+    assert world.job.run is not None and world.job.run.waits_since is not None
     world.slurm.pass_time(DRAIN_WAIT_S - 8)  # it waits still, but not for much longer
     world.machine = world.companion()
     resize = world.finish()
@@ -317,12 +314,12 @@ def test_a_job_that_slurm_requeues_by_itself_keeps_its_shape_and_batch(make_worl
     world.interrupt = down_at("before requeue_hold")
     world.begin()
     world.until(state)
-    world.slurm.preempt(world.job_id)
+    world.slurm.cluster.preempt(world.job_id)
     resize = world.finish()
     world.check()
     assert resize.state == State.ABANDONED
-    assert world.job.runs[-1].restart == 1 and world.job.trainer is not None
-    assert world.job.trainer.batch == OLD_BATCH
+    assert world.job.runs[-1].restart == 1 and world.job.run is not None
+    assert world.job.run.batch == OLD_BATCH
 
 
 def test_a_suspended_job_is_waited_for_and_then_let_be(make_world: Make) -> None:
@@ -330,13 +327,13 @@ def test_a_suspended_job_is_waited_for_and_then_let_be(make_world: Make) -> None
     world = make_world()
     world.begin()
     world.advance()
-    world.job.state = JobState.SUSPENDED
+    world.job.record.state = JobState.SUSPENDED
     world.tick()
     assert world.resize.state == State.DRAINING
     for _ in range(50):
         world.tick()
     assert str(world.resize.outcome) == "no checkpoint in time"
-    world.job.state = JobState.RUNNING
+    world.job.record.state = JobState.RUNNING
     world.tick()
     world.check()
 
@@ -373,7 +370,7 @@ def test_opting_out_of_a_running_jobs_resize(make_world: Make, state: State, opt
 def test_opting_out_of_a_waiting_jobs_resize(make_world: Make, event: str, opt_out: Callable[[World], None]) -> None:
     """A waiting job is not held, or released at its old shape."""
     world = make_world(running=False)
-    world.job.begin_time = world.clock() + 1000
+    world.slurm.cluster.set_begin(world.job_id, world.clock() + 1000)
     world.interrupt = lambda number, seen: opt_out(world) if seen == event else None
     world.begin()
     if not event:
@@ -407,7 +404,7 @@ def reach(world: World, stage: Stage) -> None:
     if stage.back and stage.state is not State.HOLDING:
         world.slurm.refuses = lambda shape: "no" if shape == NEW else ""
     if stage == Stage(State.HOLDING, True):
-        world.interrupt = lambda number, event: fill(world, 10) and None if event == "before reshape" else None
+        world.interrupt = lambda number, event: fill(world, 3) and None if event == "before reshape" else None
     if stage.state is State.HOLDING:
         world.slurm.hold_refused = ""
     if stage.state is State.PARKING:
@@ -518,7 +515,7 @@ def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: Stage)
 def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make) -> None:
     """Its hold looks like the owner's: slurmctld started since the job was seen out of it."""
     world = make_world(running=False)
-    rigid = fill(world, 16)
+    rigid = fill(world, 4)
     reach(world, Stage(State.WAITING))
     world.slurm.pass_time(5)
     world.slurm.forgets_release(world.job_id, requeued=False)
@@ -531,7 +528,7 @@ def test_a_hold_after_a_start_of_slurmctld_that_forgot_nothing_is_the_owners(mak
     """It started before the release, or long after it."""
     for booted in (-10.0, 3600.0):
         world = make_world(running=False)
-        fill(world, 16)
+        fill(world, 4)
         reach(world, Stage(State.WAITING))
         world.slurm.booted = world.clock() + booted
         world.slurm.owner_holds(world.job_id)
@@ -565,7 +562,7 @@ def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Ma
     assert world.finish().state == State.DONE
     world.slurm.forgets_release(world.job_id)
     if others:
-        world.job.held_by, world.job.requeue_held = others, False
+        world.job.held_by, world.job.record.requeue_held = others, False
     Ticks(world).tick(requeue_held=True)
     assert world.job.held_by == others
     world.slurm.pass_time(130)
@@ -582,7 +579,7 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
     """By its looks it might be the owner's: it is theirs if it was seen before slurmctld started, or came later. A
     companion that starts later cannot know."""
     world = make_world(running=False)
-    fill(world, 16)
+    fill(world, 4)
     world.begin()
     world.until(State.DONE)
     ticks = Ticks(world)
@@ -652,8 +649,8 @@ def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
     world = make_world(hello_s=50.0)
     world.begin()
     world.until(State.STARTING)
-    world.slurm.preempt(world.job_id)
-    world.slurm.gpus = 0
+    world.slurm.cluster.preempt(world.job_id)
+    world.slurm.leave(0)
     resize = world.finish()
     assert str(resize.outcome) == "it waits at its new shape, and that run ended before it reported its start"
 
@@ -693,7 +690,7 @@ def test_another_error_is_looked_at_again(make_world: Make, caplog: pytest.LogCa
     """An answer that makes no sense is logged and does not spread to the caller."""
     world = make_world()
     world.begin()
-    slurm: FakeSlurm = world.slurm
+    slurm: Slurm = world.slurm
     fault = slurm.fault
 
     def nonsense(event: str) -> None:
@@ -790,12 +787,13 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_try(make_world: Make
 
 def test_a_shape_that_slurm_never_starts_is_rolled_back_of_a_waiting_job_too(make_world: Make) -> None:
     """Slurm takes it, releases the job, and says BadConstraints once it looks at it."""
-    world = make_world(running=False, begin_time=1e12)
-    world.slurm.impossible = lambda shape: shape == NEW
+    world = make_world(running=False)
+    world.slurm.cluster.set_begin(world.job_id, 1e12)
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
 
     def soon(number: int, event: str) -> None:
         if event == "before release":
-            world.job.begin_time = world.clock() + 2.0
+            world.slurm.cluster.set_begin(world.job_id, world.clock() + 2.0)
 
     world.interrupt = soon
     world.begin()
@@ -808,8 +806,8 @@ def test_a_shape_that_slurm_has_not_looked_at_is_put_back_if_our_clock_is_ahead(
     """By ours the job's start is over, and so is its wait; by Slurm's it has not begun, and nobody knows of the shape
     whether it ever starts there."""
     world = make_world(running=False)
-    world.slurm.impossible = lambda shape: shape == NEW
-    world.job.begin_time = world.clock() + 500.0
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
+    world.slurm.cluster.set_begin(world.job_id, world.clock() + 500.0)
     world.machine.clock = lambda: world.clock() + 1000.0
     world.begin()
     resize = world.finish()
@@ -820,7 +818,7 @@ def test_a_shape_that_slurm_has_not_looked_at_is_put_back_if_our_clock_is_ahead(
 def test_a_job_that_slurm_holds_since_it_never_starts_is_let_go(make_world: Make, seconds: float) -> None:
     """Of a requeued job too, however soon Slurm looks at its new shape: nobody else would release it."""
     world = make_world()
-    world.slurm.impossible = lambda shape: shape == NEW
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
     world.begin()
     world.until(State.RELEASING, State.WAITING)
     for _ in range(30):
@@ -894,7 +892,7 @@ def test_a_job_whose_files_do_not_answer(make_world: Make, state: str, lasts_s: 
         return run(lambda: (None, ""))
 
     def drained(job: WholeJob, restart: int, order: int) -> float | None:
-        return run(FakeReports(world.slurm).drained, job, restart, order)
+        return run(PlainReports(world.slurm).drained, job, restart, order)
 
     def fall_silent(number: int, event: str) -> None:
         nonlocal until

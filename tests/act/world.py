@@ -1,8 +1,9 @@
-"""A resize in the fake cluster: the real machine over the real store, and ways to interrupt it."""
+"""A resize on the simulated Slurm: the real machine over the real store, and ways to interrupt it."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,7 @@ from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Job
-from tests.act.fake import Clock, FakeJob, FakeReports, FakeSlurm
+from tests.act.plain_job import PlainJob, PlainReports, Slurm
 
 OLD, NEW = Shape(1, 1), Shape(2, 4)
 OLD_BATCH, NEW_BATCH = 32, 128
@@ -31,7 +31,12 @@ LEASE_S = 900.0
 LONGEST_S = 3000
 """Virtual seconds after which a resize counts as stuck."""
 
-_ids = itertools.count(1)
+_databases = itertools.count(1)
+
+
+def open_copy(empty: Path, folder: Path) -> Store:
+    """A database of its own for a world."""
+    return Store.open(f"sqlite:///{shutil.copy(empty, folder / 'ones.sqlite')}", "simulated")
 
 
 W = TypeVar("W", bound="Interrupted")
@@ -110,7 +115,7 @@ class Interrupted:
         self.events.append(event)
         self.interrupt(number, event)
 
-    def _order(self, job: Job, order: Order, spool: Path | None) -> None:
+    def _order(self, job: WholeJob, order: Order, spool: Path | None) -> None:
         """`write_order`, between two events."""
         self._event("before order")
         write_order(job, order, spool)
@@ -118,11 +123,11 @@ class Interrupted:
 
 
 class World(Interrupted):
-    """A resize by a requeue, or of a job that waits, in the fake cluster."""
+    """A resize by a requeue, or of a job that waits."""
 
     def __init__(
         self,
-        store: Store,
+        empty: Path,
         folder: Path,
         *,
         running: bool = True,
@@ -131,13 +136,15 @@ class World(Interrupted):
         settings: dict[str, Any] | None = None,
         **job: Any,
     ) -> None:
-        """`parks` takes the job to zero GPUs rather than to NEW; `kinds` are the types of GPU that it asks for before
-        and after."""
+        """`empty` is a database without rows. `parks` takes the job to zero GPUs rather than to NEW; `kinds` are the
+        types of GPU that it asks for before and after."""
         super().__init__()
         self.kinds = kinds
-        self.clock = Clock()
-        self.slurm = FakeSlurm(self.clock)
-        self.store = store
+        self.slurm = Slurm()
+        self.clock = self.slurm.clock
+        folder = folder / f"world-{next(_databases)}"
+        folder.mkdir()
+        self.store = open_copy(empty, folder)
         self.settings = ResizeSettings(**({"max_wait_s": 30, "drain_timeout_s": 40} | (settings or {})))
         self.parks = parks
         self.deferrals = Deferrals(self.slurm, _DeferralStore(self), LEASE_S, self.clock)
@@ -145,20 +152,22 @@ class World(Interrupted):
         """The stop file is there."""
         self.told: tuple[Spec | None, str] = (None, "")
         """What the job says that it can do, and what is wrong with that."""
-        self.job_id = next(_ids)
-        self.job = self.slurm.add(
-            FakeJob(self.job_id, folder / str(self.job_id), OLD, kind=kinds[0], **job), running=running
-        )
-        store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD)])
+        self.job = self.slurm.add(PlainJob(folder / "job", OLD, kind=kinds[0], **job), running=running)
+        self.job_id = self.job.job_id
+        self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD)])
         self.machine = self.companion()
         self.slurm.fault = lambda event: None if event in ("job", "snapshot") else self._event(event)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.store.close()
 
     def companion(self) -> ResizeMachine:
         """A companion that has just started."""
         return ResizeMachine(
             client=self.slurm,
             store=ResizeStore(self),
-            reports=FakeReports(self.slurm),
+            reports=PlainReports(self.slurm),
             settings=self.settings,
             orders=OrderWriter(self.slurm, None, self.clock),
             clock=self.clock,
@@ -214,7 +223,7 @@ class World(Interrupted):
     def check(self) -> None:
         """What must hold of every resize that was closed, however it went."""
         job, resize = self.job, self.resize
-        assert self.job_id not in {resize.job_id for resize in self.store.open_resizes()}
+        assert self.store.open_resizes() == []
         assert self.store.resizes(self.job_id)[-1] == resize
         assert job.held_by != "us", f"left held after {self.states}"
         for restart, waited in job.requeues:
@@ -229,8 +238,8 @@ class World(Interrupted):
             assert job.shape == (OLD if self.parks else NEW)
         elif resize.state in (State.ROLLED_BACK, State.ABANDONED):
             assert job.shape == OLD
-            if job.trainer is not None and job.trainer.hello is not None:
-                assert job.trainer.batch == OLD_BATCH, f"trains with the new batch after {self.states}"
+            if job.run is not None and job.run.hello is not None:
+                assert job.run.batch == OLD_BATCH, f"trains with the new batch after {self.states}"
 
 
 class _DeferralStore:
@@ -245,7 +254,7 @@ class _DeferralStore:
         self._world._event("after journal deferral")
 
     def deferrals(self) -> dict[int, float]:
-        return {id_: until for id_, until in self._world.store.deferrals().items() if id_ == self._world.job_id}
+        return self._world.store.deferrals()
 
 
 class ResizeStore:

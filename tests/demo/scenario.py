@@ -29,11 +29,16 @@ cluster = "demo"
 mode = "act"
 spool = "/scratch/ones"
 tick_s = 5
+[resize]
+preempted_s = 5
 [guests.gpu]
 partition = "scavenge"
 charged = false
+most = 2
 """
-"""All else is as shipped; the tick is shorter since these jobs last a minute."""
+"""All else is as shipped. These jobs last a minute, so tick and rest after a preemption are a twelfth of the defaults.
+Guests are few and large, since all nodes are one machine: its two cores import torch for each, as a node would with
+cores of its own; and base blocks that start between small guests end up on all nodes, so that none is left whole."""
 SITE = GRES_SCAVENGE
 
 

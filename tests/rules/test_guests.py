@@ -12,7 +12,7 @@ from ones_db import GuestRun
 from ones_db.shape import Shape
 from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, whole_job
 from slurm_ones.learn.guests import GuestLives
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
@@ -20,7 +20,7 @@ from slurm_ones.rules.blocks import guest_gpus
 from slurm_ones.rules.gate import LOOK_S, Round
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_models, job_views
-from slurm_ones.slurm.model import Partition
+from slurm_ones.slurm.model import JobState, Partition
 from tests.act.make import NOW, elastic
 from tests.rules.test_blocks import HOT, job_of_blocks, rules_for, task, told, waiting
 from tests.rules.test_growth import asked
@@ -183,10 +183,15 @@ def test_what_is_worth_most_joins_first() -> None:
         (Shape(1, 4), 5.0, {}, False),
     ],
 )
-def test_slurm_takes_guests_for_a_base_that_waits(shape: Shape, waited_s: float, guests: Any, left_alone: bool) -> None:
-    """Meanwhile it is not asked to wait for less: the guests would have left in vain. On n1 one GPU is free beside the
-    base block and two guests; on n2 two GPUs beside another guest."""
+@pytest.mark.parametrize("preempted", [{}, {"state": JobState.PREEMPTED, "flags": frozenset({"COMPLETING"})}])
+def test_slurm_takes_guests_for_a_base_that_waits(
+    shape: Shape, waited_s: float, guests: Any, left_alone: bool, preempted: dict[str, Any]
+) -> None:
+    """Meanwhile it is not asked to wait for less: the guests would have left in vain, be it that they are leaving. On
+    n1 one GPU is free beside the base block and two guests; on n2 two GPUs beside another guest."""
     holder = small(8, "ones: gpus=1-8 array=blocks", (1, 2, "n1"), (2, 2, "n2"))
+    blocks = (replace(job, **preempted) if job.qos == "guest" else job for job in holder.job.blocks)
+    holder = replace(holder, job=whole_job(1, tuple(blocks)))
     base = elastic(7, shape, submit_time=NOW - waited_s, eligible_time=0.0)
     rules = round_of([holder, base], {"n1": 1, "n2": 2}, guests).partition("gpu")
     fixed = rules.jobs[7].fixed

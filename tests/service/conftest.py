@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.act.fake import Clock, FakeSlurm
+from tests.act.plain_job import Slurm
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def url(empty_url: str) -> str:
 
 
 @pytest.fixture
-def slurm() -> FakeSlurm:
-    return FakeSlurm(Clock())
+def slurm() -> Slurm:
+    return Slurm()

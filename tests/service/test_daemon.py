@@ -19,7 +19,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.leadership import NoElection
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Snapshot
-from tests.act.fake import FakeJob, FakeSlurm, Passing
+from tests.act.plain_job import Passing, PlainJob, Slurm
 
 
 class Moody:
@@ -70,7 +70,7 @@ def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None
 
 
 @pytest.mark.slow
-def test_time_may_be_virtual(slurm: FakeSlurm, store: Store) -> None:
+def test_time_may_be_virtual(slurm: Slurm, store: Store) -> None:
     """Hours of ticks pass in no time, by the clock that was given and through the stop alone."""
     stop, ticks = Passing(slurm, 7_200.0), []
     companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
@@ -78,9 +78,9 @@ def test_time_may_be_virtual(slurm: FakeSlurm, store: Store) -> None:
     assert len(ticks) == 120 and set(stop.waits) == {60.0}
 
 
-def draining(slurm: FakeSlurm, store: Store, directory: Path) -> Companion:
+def draining(slurm: Slurm, store: Store, directory: Path) -> Companion:
     """A companion over a job that runs and is to be drained: nobody reports, so the drain is called off in 20 s."""
-    slurm.add(FakeJob(1, directory, Shape(1, 1)))
+    slurm.add(PlainJob(directory, Shape(1, 1)))
     now = slurm.clock()
     store.record_jobs([JobRecord(1, "train", "me", slurm.job(1).submit_time, Shape(1, 1), elastic=True)])
     drain = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "draining", now)
@@ -89,7 +89,7 @@ def draining(slurm: FakeSlurm, store: Store, directory: Path) -> Companion:
     return Companion(settings, slurm, store, clock=slurm.clock)
 
 
-def test_resizes_under_way_are_looked_at_between_ticks(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
+def test_resizes_under_way_are_looked_at_between_ticks(slurm: Slurm, store: Store, tmp_path: Path) -> None:
     """Every advance_s, in virtual time too, until none is left; the next tick comes when it is due."""
     companion = draining(slurm, store, tmp_path)
     stop = Passing(slurm, 130.0)
@@ -99,7 +99,7 @@ def test_resizes_under_way_are_looked_at_between_ticks(slurm: FakeSlurm, store: 
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
 
 
-def test_some_ticks_leave_no_job_that_waits_for_a_companion(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
+def test_some_ticks_leave_no_job_that_waits_for_a_companion(slurm: Slurm, store: Store, tmp_path: Path) -> None:
     """Under cron: a job that was drained waits a minute for its requeue, and the next run comes in five."""
     companion = draining(slurm, store, tmp_path)
     stop, ticks = Passing(slurm, 1000.0), []
@@ -109,7 +109,7 @@ def test_some_ticks_leave_no_job_that_waits_for_a_companion(slurm: FakeSlurm, st
     assert sum(stop.waits) == pytest.approx(20, abs=3)
 
 
-def test_some_ticks_leave_a_job_to_the_queue(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
+def test_some_ticks_leave_a_job_to_the_queue(slurm: Slurm, store: Store, tmp_path: Path) -> None:
     """One that waits for GPUs or trains needs nobody: the next run looks at it."""
     for state in (State.WAITING, State.STARTING, State.JOINING):
         assert state not in NEEDS_COMPANION
@@ -117,8 +117,8 @@ def test_some_ticks_leave_a_job_to_the_queue(slurm: FakeSlurm, store: Store, tmp
     (resize,) = store.open_resizes()
     for state in ("requeuing", "reshaping", "releasing", "waiting"):
         store.step_resize(resize.id, state, time=slurm.clock(), deadline=slurm.clock() + 300)
-    slurm.jobs[1].state, slurm.jobs[1].restart = JobState.PENDING, 1
-    slurm.jobs[1].begin_time = slurm.clock() + 5000
+    slurm.cluster.requeue(1, hold=False)
+    slurm.cluster.set_begin(1, slurm.clock() + 5000)
     stop = Passing(slurm, 1000.0)
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks=1)
     assert stop.waits == []
@@ -153,12 +153,13 @@ def test_a_policy_of_the_callers_own(store: Store) -> None:
     assert companion._policy("other") is made[-1] is not companion._policy("gpu")
 
 
-def test_a_companion_that_is_stopped_lets_jobs_start(slurm: FakeSlurm, store: Store, tmp_path: Path) -> None:
+def test_a_companion_that_is_stopped_lets_jobs_start(slurm: Slurm, store: Store, tmp_path: Path) -> None:
     """What it kept from starting need not wait for its lease to end; an owner's own begin stays."""
     for job_id in (1, 2):
-        slurm.add(FakeJob(job_id, tmp_path / str(job_id), Shape(1, 1)), running=False)
+        slurm.add(PlainJob(tmp_path / str(job_id), Shape(1, 1)), running=False)
         store.record_jobs([JobRecord(job_id, "train", "me", 1.0, Shape(1, 1), elastic=True)])
-    begin = slurm.jobs[2].begin_time = slurm.clock() + 5000.0
+    begin = slurm.clock() + 5000.0
+    slurm.cluster.set_begin(2, begin)
     until = slurm.clock() + 800.0
     slurm.defer(1, until)
     for job_id in (1, 2):
@@ -169,7 +170,7 @@ def test_a_companion_that_is_stopped_lets_jobs_start(slurm: FakeSlurm, store: St
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     assert store.deferrals() == {}
     slurm.pass_time(1)
-    assert slurm.jobs[1].state is JobState.RUNNING and slurm.jobs[2].begin_time == begin
+    assert slurm.jobs[1].state is JobState.RUNNING and slurm.jobs[2].begin == begin
 
 
 def test_a_lease_outlasts_some_ticks() -> None:

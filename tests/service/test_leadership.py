@@ -20,7 +20,7 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.service.daemon import PING_S, Daemon
 from slurm_ones.slurm.client import READS, SlurmClient, leader_only
 from slurm_ones.slurm.model import JobState, Task
-from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
+from tests.act.plain_job import Passing, PlainJob, Slurm
 
 
 class Seasons:
@@ -54,7 +54,7 @@ class Seasons:
         self.left += 1
 
 
-def maker(slurm: FakeSlurm, url: str, **settings: Any) -> tuple[Callable[[], Companion], list[Companion]]:
+def maker(slurm: Slurm, url: str, **settings: Any) -> tuple[Callable[[], Companion], list[Companion]]:
     """What makes companions over stores of their own, and those that it made."""
     made: list[Companion] = []
 
@@ -65,7 +65,7 @@ def maker(slurm: FakeSlurm, url: str, **settings: Any) -> tuple[Callable[[], Com
     return make, made
 
 
-def test_one_that_does_not_lead_does_nothing(slurm: FakeSlurm, url: str) -> None:
+def test_one_that_does_not_lead_does_nothing(slurm: Slurm, url: str) -> None:
     """Protects jobs from two companions: it asks for the lead and waits, ticks from the moment it has it, and is made
     anew each time, since what it knew may be old. What it does not have it does not give back by leaving jobs."""
     make, made = maker(slurm, url, tick_s=10)
@@ -78,7 +78,7 @@ def test_one_that_does_not_lead_does_nothing(slurm: FakeSlurm, url: str) -> None
     assert len(made) == 2 and lead.left == 1
 
 
-def test_the_lead_may_change_hands_in_a_moment(slurm: FakeSlurm, url: str) -> None:
+def test_the_lead_may_change_hands_in_a_moment(slurm: Slurm, url: str) -> None:
     """Protects from a companion that lost the lead and had it back before it looked: it is made anew."""
     make, made = maker(slurm, url, tick_s=10)
     lead = Seasons(slurm.clock, (0, 15), (15, 60))
@@ -86,7 +86,7 @@ def test_the_lead_may_change_hands_in_a_moment(slurm: FakeSlurm, url: str) -> No
     assert len(made) == 2
 
 
-def test_a_lead_of_which_nobody_can_say(slurm: FakeSlurm, url: str) -> None:
+def test_a_lead_of_which_nobody_can_say(slurm: Slurm, url: str) -> None:
     """Protects the daemon from a database that is away while it stands by: it asks again."""
     make, made = maker(slurm, url, tick_s=10)
 
@@ -100,9 +100,9 @@ def test_a_lead_of_which_nobody_can_say(slurm: FakeSlurm, url: str) -> None:
     assert len(made) == 1
 
 
-def under_way(slurm: FakeSlurm, store: Store, directory: Path, state: State) -> int:
+def under_way(slurm: Slurm, store: Store, directory: Path, state: State) -> int:
     """A job that is held by us in the middle of a resize; the resize's id."""
-    slurm.add(FakeJob(1, directory, Shape(1, 1)))
+    slurm.add(PlainJob(directory, Shape(1, 1)))
     job = slurm.job(1)
     store.record_jobs([JobRecord(1, "train", "me", job.submit_time, Shape(1, 1), elastic=True)])
     now = slurm.clock()
@@ -111,7 +111,7 @@ def under_way(slurm: FakeSlurm, store: Store, directory: Path, state: State) -> 
 
 
 def test_one_that_lost_the_lead_in_a_tick_gives_no_order(
-    slurm: FakeSlurm, url: str, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    slurm: Slurm, url: str, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Protects from the broad `except` that keeps one odd job from holding up others: losing the lead is none of
     those. Nothing is written for the job, nothing asked of Slurm, nothing stored, and the next tick is another's."""
@@ -211,7 +211,7 @@ def test_reading_asks_nobody() -> None:
     assert client.calls == ["version", "config", "snapshot", "job", "details"] and fenced.name == "recorder"
 
 
-def test_a_reload_makes_the_companion_anew(slurm: FakeSlurm, url: str) -> None:
+def test_a_reload_makes_the_companion_anew(slurm: Slurm, url: str) -> None:
     """Protects the settings in force from a bad file; a good one counts from the next tick, which does not wait for
     the interval."""
     tick_s, faults, made = [10.0], list[str](), list[Companion]()
@@ -246,10 +246,10 @@ def test_a_companion_that_cannot_be_made_at_all_is_said_at_once(url: str) -> Non
         raise ConfigError("polcy")
 
     with pytest.raises(ConfigError):
-        Daemon(make).run(Passing(FakeSlurm(Clock()), 10))
+        Daemon(make).run(Passing(Slurm(), 10))
 
 
-def test_the_pulse_is_felt(slurm: FakeSlurm, url: str) -> None:
+def test_the_pulse_is_felt(slurm: Slurm, url: str) -> None:
     """Protects a healthy daemon from its watchdog: in a wait of minutes, of one that leads or stands by, it is felt
     each `PING_S` seconds; and the ticks come when they would without it."""
     make, _ = maker(slurm, url, tick_s=60)

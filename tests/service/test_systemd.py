@@ -23,7 +23,7 @@ from slurm_ones.companion import Companion
 from slurm_ones.config import Settings, parse
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.health import Notifier
-from tests.act.fake import Clock, FakeSlurm
+from tests.act.plain_job import Slurm
 from tests.cluster import paths
 from tests.service.test_daemon import Passing
 
@@ -223,7 +223,7 @@ def test_the_settings_that_come_with_it_are_accepted_and_whole() -> None:
 
 def test_companions_do_not_strike_together(empty_url: str) -> None:
     """Each wait differs a little from the interval; two that were started at once drift apart."""
-    slurm = FakeSlurm(Clock())
+    slurm = Slurm()
     with Store.open(empty_url, "here") as store:
         companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
         stop = Passing(slurm, 600.0)

@@ -13,9 +13,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from ones_wrapper.api import join
-from ones_wrapper.group import Group, RankError
+from ones_wrapper.group import Group, RankError, TorchGroup
 from tests.wrapper.forked import Team
 
 RANKS = 3
@@ -90,6 +91,10 @@ def contract(group: Group) -> None:
     ]
     assert group.everywhere(lambda: rank * 2) == [r * 2 for r in range(world)]
     assert group.on_first(lambda: f"from {rank}") == "from 0"
+    if isinstance(group, TorchGroup):
+        shared = [torch.full((2, 3), float(rank)), torch.tensor(rank), torch.full((4,), rank + 1.0), torch.empty(0)]
+        group.share(shared)
+        assert [tensor.unique().tolist() for tensor in shared] == [[0.0], [0], [1.0], []], "rank 0's, several as one"
     assert group.here(lambda: f"mine {rank}") == f"mine {rank}"
     last = world - 1
     with pytest.raises(RankError, match=f"rank {last}: ZeroDivisionError"):

@@ -108,7 +108,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
     """One run of the history, the last of which ends the training. Puts the loss of each (step, sample)."""
     number = int(os.environ["SLURM_RESTART_COUNT"])
     now, last = history[number], number == len(history) - 1
-    job = ones.init(batch=BATCH, epochs=EPOCHS, max_local_batch=what.max_local, max_passes=BATCH)
+    job = ones.init(batch=BATCH, epochs=EPOCHS, max_local_batch=what.max_local, max_accumulation_steps=BATCH)
     torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
     plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
     model = job.ddp(plain)

@@ -58,7 +58,6 @@ def init(
     noise_scale: bool = True,
     backend: str | None = None,
     strategy: Strategy | None = None,
-    max_passes: int | None = None,
     uneven: bool = False,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
@@ -76,10 +75,10 @@ def init(
     written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
     companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
     overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is
-    how the job trains, where not in plain data parallel. `max_passes` is the former name of `max_accumulation_steps`.
+    how the job trains, where not in plain data parallel.
 
     With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
-    (`uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
+    (`data/uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
@@ -90,8 +89,7 @@ def init(
         raise RuntimeError("init: call it once")
     started = time.time()
     plain_steps.stop()
-    accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
-    spec = checked_spec(batch, max_batch, max_local_batch, epochs, accumulation_steps, multiple_of)
+    spec = checked_spec(batch, max_batch, max_local_batch, epochs, max_accumulation_steps, multiple_of)
     if lr_ramp < 0:
         raise ValueError(f"init: lr_ramp={lr_ramp} must be 0 or more")
     rule = LrRule(batch, lr_rule, lr_cap)

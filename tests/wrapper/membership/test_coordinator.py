@@ -10,7 +10,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, TURN_S, Coordinator
+from ones_wrapper.membership.coordinator import AGAIN_S, DEAD_S, DEADLINE_S, TURN_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
@@ -121,6 +121,45 @@ def test_a_term_is_planned_anew_while_no_step_ends(
         turn()
     assert board.read("newest") == "2" and leader.proposal(lambda plan: True) == (2, 2)
     assert "membership 1 was dropped: no step ended meanwhile" in capsys.readouterr().err
+
+
+def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, board: Board, turn: Turn) -> None:
+    """Protects training from standing still again and again for a state that does not arrive: the same members wait
+    30 s and then twice as long, others do not."""
+    beats = 0
+
+    def turns(count: int) -> None:
+        nonlocal beats
+        for _ in range(count):
+            beats += 1
+            for number in (7, 8):
+                board.put(f"sign-{member(number).uid}-0", str(beats))
+            turn()
+
+    def fail() -> None:
+        newest = board.read("newest")
+        for rank in range(2):
+            board.put(f"formed-{newest}-{rank}", "formed 127.0.0.1 1")
+        turns(1)
+        assert leader.proposal(lambda plan: True) == (int(newest or 0), int(newest or 0))
+        leader.dropped("the state did not arrive")
+
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    turns(2)
+    for number, wait_s in enumerate((AGAIN_S, 2 * AGAIN_S), 1):
+        assert board.read("newest") == str(number)
+        fail()
+        turns(int(wait_s) - 3)
+        assert board.read("newest") == str(number)
+        turns(5)
+    assert board.read("newest") == "3"
+    fail()
+    leader._orders.order = Order(2, 0, blocks=(0, 7, 8))
+    join(board, encode(member(8)))
+    board.put(f"ready-{member(8).uid}", "1")
+    turns(3)
+    assert board.read("newest") == "4", "other members have not failed"
 
 
 def test_an_order_that_names_blocks_nobody_knows_changes_nothing(leader: Coordinator, board: Board, turn: Turn) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from ones_wrapper.network.client import StoreClient, StoreLostError
-from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.job_network import JobNetwork, node_name
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import HOST, MEET, MEMBER, StoreServer
 from ones_wrapper.network.store import GroupStore
@@ -136,3 +136,12 @@ def test_groups_form_over_it(network: JobNetwork, monkeypatch: pytest.MonkeyPatc
 def test_a_store_that_is_gone_is_said(network: JobNetwork) -> None:
     with pytest.raises(StoreLostError, match=r"127\.0\.0\.1:1"):
         StoreClient("127.0.0.1", 1, network.secret, MEMBER, "term-1")
+
+
+def test_the_interface_that_is_named_counts() -> None:
+    """Protects the state's way from a node's name that leads to a slow network."""
+    env = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    assert node_name(env) == "n1"
+    assert node_name(env | {"ONES_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    with pytest.raises(OSError, match="ONES_SOCKET_IFNAME=none"):
+        node_name(env | {"ONES_SOCKET_IFNAME": "none"})

@@ -6,14 +6,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from ones_wrapper.network import transfer
 from ones_wrapper.network.proof import PROOF_S, ProofError
 from ones_wrapper.network.secret import JobSecret
-from ones_wrapper.network.transfer import Receiver, Sender, TransferError, send, senders, state_for
+from ones_wrapper.network.transfer import Receiver, Sender, TransferError, send, senders, state_for, unpacked
 
 PLACE = state_for("term-1-aa", 5, 3)
 
@@ -44,7 +46,10 @@ class Newcomer:
 
     def _run(self) -> None:
         try:
-            self._receiver.receive(PLACE, self.tensors, lambda rest, _: self.rest.update(rest), lambda: self._given_up)
+            if (received := self._receiver.receive(PLACE, self.tensors, lambda: self._given_up)) is not None:
+                self.rest.update(unpacked(received.packed))
+                received.answer()
+                received.close()
         except Exception as error:
             self.error = error
 
@@ -95,3 +100,69 @@ def test_another_model_is_refused_with_its_name(secret: JobSecret, receiver: Rec
         send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, other, {})
     newcomer.end()
     assert isinstance(newcomer.error, TransferError) and "a is" in str(newcomer.error)
+
+
+@pytest.mark.parametrize("slow_s", [1.2, 0.0])
+def test_a_newcomer_that_is_slow_and_alive_gets_all(
+    secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> None:
+    """Protects states of gigabytes: no sender gives up while the newcomer waits for others, or loads what it got."""
+    monkeypatch.setattr(transfer, "ALIVE_S", 0.1)
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
+    monkeypatch.setattr(transfer, "patience_s", lambda size, timeout_s: 10.0)
+    tensors = {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+    answered = threading.Event()
+
+    def newcomer() -> None:
+        received = receiver.receive(PLACE, tensors, str, 5.0)
+        assert received is not None
+        time.sleep(slow_s)
+        answered.set()
+        received.answer()
+        received.close()
+
+    thread = threading.Thread(target=newcomer)
+    thread.start()
+    parts = [one for rank in range(3) for one in senders(3, rank, [("127.0.0.1", receiver.port, PLACE)])]
+    with ThreadPoolExecutor(3) as pool:
+        sent = [pool.submit(send, one, secret, state(), {"x": 1}, 0.5) for one in parts]
+        assert sum(one.result() for one in sent) == 4024 and answered.is_set()
+    thread.join()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in state().items())
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_newcomer_that_hangs_is_given_up(
+    secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    """Protects those who train: silence ends the wait, and bytes that say "alive" for ever do, too."""
+    monkeypatch.setattr(transfer, "ALIVE_S", 0.1 if alive else 60.0)
+    monkeypatch.setattr(transfer, "patience_s", lambda size, timeout_s: 1.0)
+    tensors = {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+    held: list[Any] = []
+    thread = threading.Thread(target=lambda: held.append(receiver.receive(PLACE, tensors, str, 5.0)))
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises((TransferError, TimeoutError)):
+        send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), {}, 0.5)
+    assert time.monotonic() - began < 5.0
+    thread.join()
+    held[0].close()
+
+
+def test_a_state_is_sent_in_chunks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the memory of a node: of a large tensor no more than two chunks are copied at a time."""
+    monkeypatch.setattr(transfer, "CHUNK", 100)
+    tensors = [torch.arange(60, dtype=torch.float32), torch.arange(9).reshape(3, 3).t(), torch.tensor(7.0)]
+    whole = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
+    for count in (1, 2, 3):
+        chunks = [
+            list(transfer._views(tensors, transfer._stretches([240, 72, 4], number, count))) for number in range(count)
+        ]
+        assert b"".join(bytes(view) for some in chunks for chunk in some for view in chunk) == whole
+        assert max(sum(map(len, chunk)) for some in chunks for chunk in some) <= 100
+
+
+def test_patience_grows_with_the_state() -> None:
+    assert transfer.patience_s(0) == transfer.TIMEOUT_S
+    assert transfer.patience_s(3_000_000_000) > 33.0 + transfer.TIMEOUT_S

@@ -8,7 +8,6 @@ only its own host sees, the file's time does, which the holder renews. Nothing h
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Protocol
 
+from ones_wrapper.files.job_lock import try_lock
 from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.process.log import log
 
@@ -108,7 +108,7 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError:
             return Claim(None, holder)
-        locked, other = _lock(handle), _holder_in(handle)
+        locked, other = try_lock(handle), _holder_in(handle)
         free = other is None or other.earlier_than(holder)
         if locked and (free or (other is not None and other.host == holder.host)):
             break
@@ -126,7 +126,7 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
             if _beats(path, WATCH_S):
                 raise ClaimedError(_refusal(path, other, holder))
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            if _lock(handle) is False:
+            if try_lock(handle) is False:
                 os.close(handle)
                 continue
         break
@@ -164,17 +164,6 @@ def claim_for_ranks(ranks: Ranks, take: Callable[[], Claim | None]) -> Claim | N
 def _holder_in(handle: int) -> Holder | None:
     try:
         return Holder.of(os.pread(handle, 400, 0).decode(errors="replace"))
-    except OSError:
-        return None
-
-
-def _lock(handle: int) -> bool | None:
-    """Whether the lock is ours now; None where the file system has none."""
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except (BlockingIOError, PermissionError):  # POSIX allows either
-        return False
     except OSError:
         return None
 

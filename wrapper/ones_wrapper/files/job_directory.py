@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.process.block import own_block
 from ones_wrapper.process.exit_codes import explaining_code
 from ones_wrapper.process.placement import number
@@ -104,9 +105,7 @@ def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int 
     """
     start = _start(restart, task)
     try:
-        new = job_dir / f".new-exit-{start}-{who}"
-        new.write_text(f"{time.time():.6f} {code}")
-        new.rename(job_dir / f".exit-{start}-{who}")
+        replace_small(job_dir / f".exit-{start}-{who}", f"{time.time():.6f} {code}".encode(), sync=False)
     except OSError:
         return False
     return True

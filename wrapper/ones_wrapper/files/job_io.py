@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import (
     MAX_LINE,
@@ -100,10 +101,8 @@ class ReportWriter:
 
 def write_spec(job_dir: Path, spec: Spec) -> None:
     """Replace `spec.json` atomically; a failure is logged."""
-    new = job_dir / f".{SPEC}"
     try:
-        new.write_bytes(encode(spec))
-        new.replace(job_dir / SPEC)
+        replace_small(job_dir / SPEC, encode(spec), sync=False)
     except OSError as error:
         log(f"{job_dir / SPEC} cannot be written ({error.strerror}); the companion will not resize this job")
 
@@ -111,34 +110,21 @@ def write_spec(job_dir: Path, spec: Spec) -> None:
 def read_spec(job_dir: Path) -> Spec | None:
     """What the job's last run wrote; None where there is none that can be read."""
     try:
-        with (job_dir / SPEC).open("rb") as file:
-            return decode_spec(file.read(MAX_SPEC + 1))
-    except (OSError, ProtocolError):
+        return decode_spec(read_small(job_dir / SPEC, MAX_SPEC))
+    except (OSError, ValueError):
         return None
 
 
 def read_order(path: Path, owners: frozenset[int]) -> Order | None:
-    """The order in a file, None where there is no file.
+    """The order in a file, None if there is no file.
 
-    Raises ValueError (`ProtocolError` among them) or OSError where the file is a link, not regular, too
-    large, written by nobody we listen to, or not an order.
+    Raises OSError or ValueError for a link, a file that is not regular, too large or of none of `owners`, and for what
+    is no order.
     """
     try:
-        # Opened at each look rather than judged by its time: on NFS only an open asks the server.
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return decode_order(read_small(path, MAX_LINE, owners))
     except FileNotFoundError:
         return None
-    try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise ProtocolError("is not a regular file")
-        if state.st_uid not in owners:
-            raise ProtocolError(f"belongs to user {state.st_uid}, whose orders this job does not take")
-        if state.st_size > MAX_LINE:
-            raise ProtocolError(f"is larger than {MAX_LINE} bytes")
-        return decode_order(os.read(file, MAX_LINE + 1))
-    finally:
-        os.close(file)
 
 
 class OrderReader:

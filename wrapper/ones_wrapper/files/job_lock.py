@@ -80,14 +80,22 @@ def _held_by(handle: int) -> list[str]:
     return line if len(line) == 3 else ["?", "?", "?"]
 
 
+def try_lock(handle: int) -> bool | None:
+    """Whether the lock is ours now; None if the file system has none."""
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except (BlockingIOError, PermissionError):  # POSIX allows either
+        return False
+    except OSError:
+        return None
+
+
 def _lock(handle: int, wait_s: float) -> bool:
-    """Whether it is ours now; OSError where there are no locks."""
+    """Whether it is ours within `wait_s`; OSError if there are no locks."""
     until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except (BlockingIOError, PermissionError):  # POSIX allows either
-            if time.monotonic() >= until:
-                return False
+    while (locked := try_lock(handle)) is False and time.monotonic() < until:
         time.sleep(0.1)
+    if locked is None:
+        raise OSError("no locks")
+    return locked

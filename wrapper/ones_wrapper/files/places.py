@@ -6,13 +6,13 @@ pointer there (`protocol.pointer_name`).
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ones_wrapper.files.job_io import not_ours
+from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.process.block import own_block
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError, number
@@ -82,7 +82,7 @@ def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
             if place / directory_name(job_id) == path:
                 pointer.unlink(missing_ok=True)  # of an earlier job with this id
             else:
-                _replace(pointer, encode_pointer(str(path)))
+                _point(pointer, encode_pointer(str(path)))
         except (ProtocolError, OSError) as error:
             if place == submitted:
                 log(
@@ -92,21 +92,11 @@ def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
                 )
 
 
-def _replace(path: Path, text: bytes) -> None:
-    with suppress(OSError):
-        if path.lstat().st_size <= MAX_POINTER and not path.is_symlink() and path.read_bytes() == text:
+def _point(pointer: Path, text: bytes) -> None:
+    with suppress(OSError, ValueError):
+        if read_small(pointer, MAX_POINTER) == text:
             return
-    new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
-    try:
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(file, "wb") as out:
-            out.write(text)
-            os.fchmod(file, 0o644)
-        new.replace(path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
-        raise
+    replace_small(pointer, text, 0o644)
 
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:

@@ -21,6 +21,7 @@ from ones_wrapper.files.claim import CLAIM, Claim, Holder, take_claim
 from ones_wrapper.files.job_directory import LEFT, MEMORY, RESULT, TAKEN, checkpoints, newest_checkpoint
 from ones_wrapper.files.job_lock import WAIT_S, holder, last_job
 from ones_wrapper.files.places import leave_pointer, make_job_directory, make_root, own_job
+from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
@@ -89,9 +90,7 @@ def take_over(path: Path, job_id: int) -> None:
                 one.replace(_free(aside / one.name))
         log(f"{path} was the directory of job {before or 'unknown'}: this job goes on there", "ones-run")
     with suppress(OSError):  # a full disk: it is moved again at the next start
-        new = path / f"{OWNER}-{os.urandom(4).hex()}"
-        new.write_text(f"{job_id}\n")
-        new.replace(path / OWNER)
+        replace_small(path / OWNER, f"{job_id}\n".encode())
 
 
 def _owner(path: Path) -> int:

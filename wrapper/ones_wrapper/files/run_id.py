@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+
+from ones_wrapper.files.small_files import create_small
 
 FILE = "run-id"
 """In the job's directory: who removes that starts from scratch, and gets another name."""
@@ -21,12 +21,8 @@ def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
     """
     path = directory / FILE
     cluster = re.sub(r"[^A-Za-z0-9_.-]", "-", env.get("SLURM_CLUSTER_NAME") or "local")[:40]
-    mine = directory / f".{FILE}-{os.getpid()}-{secrets.token_hex(4)}"
     if not path.exists():
-        mine.write_text(f"{cluster}-{job_id}-{secrets.token_hex(4)}")
-        with suppress(FileExistsError):
-            os.link(mine, path)  # whole, or not there
-        mine.unlink()
+        create_small(path, f"{cluster}-{job_id}-{secrets.token_hex(4)}".encode())
     found = path.read_text()[:200].strip()
     if not _ALLOWED.fullmatch(found):
         raise ValueError(f"{path} holds no name of letters, digits, dots and dashes; remove it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -18,6 +18,9 @@ from ones_wrapper.network import plain, rendezvous
 from ones_wrapper.network.pairwise import prove_groups
 
 T = TypeVar("T")
+
+TOGETHER = 64 << 20
+"""Most bytes of several tensors that are sent as one."""
 
 
 class RankError(Exception):
@@ -176,11 +179,15 @@ class TorchGroup(Group):
         return [plain.decode(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Rank 0's values of these tensors on all ranks."""
-        for tensor in tensors if self.world > 1 else ():
-            values = tensor.detach().cpu().contiguous()
-            self.control.broadcast([values], dist.BroadcastOptions()).wait()
-            tensor.detach().copy_(values)
+        """Rank 0's values of these tensors on all ranks, many in one message."""
+        for some in _alike(tensors) if self.world > 1 else ():
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in some])
+            if flat.device.type == "cuda":
+                dist.broadcast(flat, 0)
+            else:
+                self.control.broadcast([flat], dist.BroadcastOptions()).wait()
+            for tensor, values in zip(some, torch.split(flat, [one.numel() for one in some]), strict=True):
+                tensor.detach().copy_(values.view(tensor.shape))
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
         return self.control.allreduce([tensor], _options(operation))
@@ -193,6 +200,18 @@ class TorchGroup(Group):
             dist.destroy_process_group()
         elif self.again is None:
             dist.destroy_process_group(self.control)
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """In lists of one type and device, of at most `TOGETHER` bytes or one tensor."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        some = kinds.setdefault((tensor.dtype, tensor.device), [])
+        if some and sum(one.nbytes for one in some) + tensor.nbytes > TOGETHER:
+            yield some
+            some = kinds[tensor.dtype, tensor.device] = []
+        some.append(tensor)
+    yield from kinds.values()
 
 
 @cache

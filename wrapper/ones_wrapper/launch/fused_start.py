@@ -22,6 +22,7 @@ from typing import Any
 
 from ones_wrapper.files.job_directory import LEFT, RESULT, TAKEN, newest_checkpoint
 from ones_wrapper.files.job_io import OrderReader, ReportWriter
+from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import number
@@ -31,6 +32,7 @@ COLLECTED = "collected"
 """In the result, once its job has ended with it."""
 FUSED = "ONES_FUSED"
 """In the environment of a script that trains others: the file that says whom."""
+MOST_BYTES = 1 << 20
 WAIT_S = 60.0
 """How long a job waits for the companion's answer."""
 
@@ -62,7 +64,7 @@ def before_ranks(
     untouched = not any(job_dir.glob("reports-*.jsonl")) and newest_checkpoint(job_dir) is None
     if (code := _collect(job_dir, words, untouched, restart)) is not None:
         return code
-    if _read(job_dir / FUSION).get("rows"):
+    if read_fused(job_dir / FUSION).get("rows"):
         env[FUSED] = str(job_dir / FUSION)
         return None
     if not job_id or restart or not untouched or job_dir.name != directory_name(job_id):
@@ -76,10 +78,10 @@ def before_ranks(
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
     """The exit code in a result that is for this job and these very words, which goes into its report too; where
     another job has not come to its end, this one takes itself out."""
-    taken = _read(job_dir / TAKEN)
+    taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
-    result = _read(job_dir / RESULT)
+    result = read_fused(job_dir / RESULT)
     code = result.get("code")
     # Once it was collected there is a report, and whoever starts again is told the same.
     known = untouched or result.get(COLLECTED) is True
@@ -92,7 +94,7 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
             # For the database: its own run takes a GPU for a moment alone.
             note = f"job {by} trained it: {seconds:.2f} s of that job's GPU"
             with suppress(OSError):  # without the mark no report
-                _replace(job_dir / RESULT, json.dumps({**result, COLLECTED: True}).encode())
+                replace_small(job_dir / RESULT, json.dumps({**result, COLLECTED: True}).encode())
                 ReportWriter(job_dir, restart).send(Bye("error" if code else "finished", 0, code, note))
         return code
     with suppress(FileExistsError), (job_dir / LEFT).open("x"):
@@ -107,14 +109,14 @@ def _ask(
     `program` the words that name the script: its path, or -m and the module."""
     path = job_dir / FUSION
     try:
-        _replace(path, encode(Fusion(0, asks=True)))
+        replace_small(path, encode(Fusion(0, asks=True)))
         named = _answer(job_dir, env, job_id, wait_s)
         rows = _rows(job_dir, named, job_id, given, len(program))
         rows = [row for row in rows if row.job_id == job_id or _take(row, job_id)] if rows else []
         if len(rows) < 2:
             rows = []
         told = {**asdict(Fusion(0, asks=False, members=tuple(row.job_id for row in rows[1:]))), "program": program}
-        _replace(path, json.dumps({**told, "rows": [asdict(row) for row in rows]}).encode())
+        replace_small(path, json.dumps({**told, "rows": [asdict(row) for row in rows]}).encode())
     except OSError as error:
         log(f"{path}: {error.strerror}; it trains alone", "ones-run")
         return []
@@ -164,25 +166,14 @@ def _take(row: Row, by: int) -> bool:
         folder.chmod(0o755)
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or any(folder.glob("reports-*.jsonl")):
         return False
-    _replace(folder / TAKEN, json.dumps({"by": by}).encode())
+    replace_small(folder / TAKEN, json.dumps({"by": by}).encode())
     return not (folder / LEFT).exists()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_fused(path: Path) -> dict[str, Any]:
     """A file of this user's; empty where there is none, or it says nothing."""
     try:
-        if path.is_symlink() or path.stat().st_uid != os.geteuid():
-            return {}
-        found = json.loads(path.read_text())
+        found = json.loads(read_small(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _replace(path: Path, text: bytes) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with new.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -7,9 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ones_wrapper.files.job_directory import STEP_NAME
+from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.launch.restart_policy import Tries
 
 TRIES = "tries.json"
+MOST_BYTES = 4096
 
 
 def _tries_name(task: int | None) -> str:
@@ -19,7 +21,7 @@ def _tries_name(task: int | None) -> str:
 def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
     """What was tried before for this job; another job's tries in the same directory do not count."""
     try:
-        data = json.loads((job_dir / _tries_name(task)).read_text())
+        data = json.loads(read_small(job_dir / _tries_name(task), MOST_BYTES))
         tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Tries(job_id)
@@ -33,11 +35,8 @@ def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
 
 def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
     """Replace the file; False where it could not be written, so that nothing is tried without being counted."""
-    path = job_dir / _tries_name(task)
-    new = path.with_name(f".{path.name}")
     try:
-        new.write_text(json.dumps(asdict(tries), indent=1) + "\n")
-        new.replace(path)
+        replace_small(job_dir / _tries_name(task), (json.dumps(asdict(tries), indent=1) + "\n").encode())
     except OSError:
         return False
     return True

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.files.job_io import OrderReader
-from ones_wrapper.group import TorchGroup
+from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.ahead import Ahead
 from ones_wrapper.membership.board import Board, in_time
@@ -28,11 +28,22 @@ from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.watch import Watch
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.network.transfer import Receiver, send, senders, state_for
+from ones_wrapper.network.transfer import (
+    Received,
+    Receiver,
+    TransferError,
+    patience_s,
+    send,
+    senders,
+    state_for,
+    unpacked,
+)
 from ones_wrapper.process.log import log
 
 VERDICT_S = 30.0
-"""How long a new rank waits for the verdict on a change."""
+"""How long a new rank waits for the verdict on a change, besides what other new ranks may take to receive."""
+LOOK_S = 0.5
+"""How long a block's first rank looks for a plan before the others hear that it goes on."""
 THROUGH_S = 10.0
 """How long a leader that leaves keeps its board for the others."""
 
@@ -46,7 +57,7 @@ class Change:
     """Whether this rank is none of its members."""
     moves: bool
     bytes: int
-    """State that was sent, over all new ranks."""
+    """State that was sent, over all new blocks."""
     transfer_s: float
     began: float
     """Unix time at which training stood still."""
@@ -266,7 +277,7 @@ class Blocks:
             seconds = time.monotonic() - started
         if group.rank == 0:
             self._board.put(f"verdict-{plan.generation}", "committed")
-        total = sent * sum(member.ranks for member in newcomers)
+        total = sent * len(newcomers)
         leaves = plan.first_rank(self._me.uid) is None
         result = Change(plan, leaves, plan.moves, total, seconds, began, {})
         if leaves:
@@ -295,7 +306,7 @@ class Blocks:
         tensors: dict[str, torch.Tensor],
         take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
     ) -> Change:
-        """Say that this block is ready, wait for a plan and change over. Collective over the block, at first.
+        """Say that this block is ready, wait for a plan and change over. Collective over the block.
 
         `tensors` are those that this rank trains with, and `take_over` loads the rest. Raises `NotWantedError`,
         `PeersLostError` where the leader is gone, and `TransferError`.
@@ -310,14 +321,16 @@ class Blocks:
                 self._board.put(f"ready-{self._me.uid}", "1")
             seen = 0
             while True:
-                self._check_wanted()
-                newest = int(self._board.read("newest") or 0)
+                newest, unwanted, lost = self._group.on_first(lambda seen=seen: self._newer_plan(seen))  # type: ignore[misc]
+                if unwanted:
+                    raise NotWantedError(unwanted)
+                if lost:
+                    raise StoreLostError(lost)
                 if newest > seen:
                     seen = newest
                     change = self._try_to_join(newest, receiver, tensors, take_over)
                     if change is not None:
                         return change
-                time.sleep(0.02)
         except StoreLostError as error:
             if self.folder.over():
                 raise NotWantedError("the job is over") from None
@@ -325,11 +338,21 @@ class Blocks:
         finally:
             receiver.close()
 
-    def _check_wanted(self) -> None:
-        if self._leaving():
-            raise NotWantedError("it is to end before it joined")
-        if why := self._board.read(f"leave-{self._me.uid}"):
-            raise NotWantedError(why)
+    def _newer_plan(self, seen: int) -> tuple[int, str, str]:
+        """(the newest plan, why this block is not wanted, why the board is lost): of the block's first rank, soon."""
+        until = time.monotonic() + LOOK_S
+        try:
+            while time.monotonic() < until:
+                if self._leaving():
+                    return 0, "it is to end before it joined", ""
+                if why := self._board.read(f"leave-{self._me.uid}"):
+                    return 0, why, ""
+                if (newest := int(self._board.read("newest") or 0)) > seen:
+                    return newest, "", ""
+                time.sleep(0.02)
+        except StoreLostError as error:
+            return 0, "", str(error) or "lost"
+        return seen, "", ""
 
     def _try_to_join(
         self,
@@ -347,16 +370,21 @@ class Blocks:
         former.join()
         if former.formed is None:
             log(f"membership {generation} could not be formed: {former.error}")
+        if self._group.maximum([int(former.formed is None)])[0]:
+            self._forget()
             return None
 
         def verdict() -> str:
             return self._board.read(f"verdict-{generation}") or ""
 
-        received = receiver.receive(state_for(self._board.place, generation, former.rank), tensors, take_over, verdict)
-        if received is None:
+        got = self._receive(
+            state_for(self._board.place, generation, former.rank), receiver, tensors, take_over, verdict
+        )
+        if got is None:
             self._forget()
             return None
-        until = time.monotonic() + VERDICT_S
+        rest, size, seconds = got
+        until = time.monotonic() + VERDICT_S + patience_s(size)
         while not (found := verdict()):
             if time.monotonic() > until:
                 raise PeersLostError("no verdict came on the change")
@@ -365,9 +393,52 @@ class Blocks:
             self._forget()
             return None
         self._become(former)
-        rest = received.rest
-        each = float(rest["began"])
-        return Change(plan, False, plan.moves, received.bytes, received.seconds, each, rest)
+        return Change(plan, False, plan.moves, size, seconds, float(rest["began"]), rest)
+
+    def _receive(
+        self,
+        place: str,
+        receiver: Receiver,
+        tensors: dict[str, torch.Tensor],
+        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
+        given_up: Callable[[], str],
+    ) -> tuple[dict[str, Any], int, float] | None:
+        """The state over the network to the block's first rank, and from there to the others: (what is no tensor,
+        bytes, seconds), None if none comes. Collective over the block. Raises `TransferError`."""
+        group, held = self._group, list[Received]()
+
+        def first() -> tuple[list[str], int, int, float] | str:
+            try:
+                received = receiver.receive(place, tensors, given_up)
+            except StoreLostError as error:
+                return str(error) or "lost"
+            if received is None:
+                return [], 0, 0, 0.0
+            held.append(received)
+            return received.names, len(received.packed), received.bytes, received.seconds
+
+        try:
+            got = group.on_first(first)
+            if isinstance(got, str):
+                raise StoreLostError(got)
+            names, length, size, seconds = got
+            if not length:
+                return None
+            packed = torch.empty(length, dtype=torch.uint8)
+            if held:
+                packed = torch.frombuffer(held[0].packed, dtype=torch.uint8)
+            sent = {name: tensors[name] for name in names}
+            group.share([packed, *sent.values()])
+            rest = unpacked(packed.numpy().tobytes())
+            group.here(lambda: take_over(rest, sent))
+            for received in held:
+                received.answer()
+            return rest, size, seconds
+        except RankError as error:
+            raise TransferError(str(error)) from None
+        finally:
+            for received in held:
+                received.close()
 
     def _send(
         self,
@@ -381,9 +452,8 @@ class Blocks:
         for member in newcomers:
             first = plan.first_rank(member.uid)
             assert first is not None
-            for rank in range(first, first + member.ranks):
-                _, host, port = (board.read(f"formed-{plan.generation}-{rank}") or "").split()
-                places.append((host, int(port), state_for(board.place, plan.generation, rank)))
+            _, host, port = (board.read(f"formed-{plan.generation}-{first}") or "").split()
+            places.append((host, int(port), state_for(board.place, plan.generation, first)))
         mine = senders(self._group.world, self._group.rank, places)
         if not mine:
             return 0

@@ -23,8 +23,9 @@ DEAD_S = 5.0
 """A rank that has given no sign for so long is lost."""
 UNWANTED_S = 3.0
 """How long a newcomer that no order names waits for one: a file system may show a new order late."""
-AGAIN_S = 30.0
-"""After a checkpoint that could not be written the next term waits so long before it is tried again."""
+AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
+"""How long the same members are not planned again after a plan of theirs failed: the state did not arrive, a checkpoint
+could not be written, a group could not be formed. It doubles with each failure."""
 DEADLINE_S = FORM_S + 5.0
 """A published plan that not all could form by then is dropped, and one by terms for which no step ended."""
 
@@ -62,7 +63,8 @@ class Coordinator:
         self._orders = orders
         self._own, self._superseded, self._fits = own, superseded, fits
         self._hot = hot
-        self._not_before = 0.0
+        self._failures: dict[tuple[str, ...], tuple[int, float]] = {}
+        """Of members whose plan failed: how often, and until when they are not planned again."""
         self._refused = 0
         """Ranks of the membership that did not fit last."""
         self._lock = threading.Lock()
@@ -126,21 +128,24 @@ class Coordinator:
         """The change was made."""
         with self._lock:
             self._before, self._present, self._plan = self._present.generation, plan, None
+            self._failures.clear()
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
         """The change that was offered was not made; training goes on as before."""
         with self._lock:
             self._offered = False
-        if not self._hot:
-            self._not_before = time.monotonic() + AGAIN_S
         self._drop(why)
 
-    def _drop(self, why: str) -> None:
+    def _drop(self, why: str, failed: bool = True) -> None:
         with self._lock:
             if self._plan is None or self._offered:
                 return
             plan, self._plan, self._formed = self._plan, None, False
+        if failed:
+            uids = tuple(member.uid for member in plan.members)
+            count = self._failures.get(uids, (0, 0.0))[0] + 1
+            self._failures[uids] = count, time.monotonic() + min(MOST_AGAIN_S, AGAIN_S * 2.0 ** (count - 1))
         log(f"membership {plan.generation} was dropped: {why}")
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
@@ -159,6 +164,7 @@ class Coordinator:
         if stood_s := self._still.look():
             self._published_at += stood_s
             self._ordered = self._ordered[0], self._ordered[1] + stood_s
+            self._failures = {uids: (count, at + stood_s) for uids, (count, at) in self._failures.items()}
             for times in (self._since, self._ready):
                 times.update({uid: at + stood_s for uid, at in times.items()})
             for signs in self._signs.values():
@@ -230,7 +236,7 @@ class Coordinator:
             del self._registered[uid]
             self._ready.pop(uid, None)
             if self._plan is not None and self._plan.first_rank(uid) is not None:
-                self._drop(silent[uid])
+                self._drop(silent[uid], failed=False)
         known = {member.uid for member in (*self._present.members, *self._registered.values())}
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
         self._signs = {key: signs for key, signs in self._signs.items() if key.rpartition("-")[0] in known}
@@ -258,7 +264,9 @@ class Coordinator:
         waited = now - min(self._ready.values(), default=now)
         choice = next_plan(present.members, wanted, ready, leaving, waited)
         self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
-        if choice is None or now < self._not_before or not self._usable(sum(member.ranks for member in choice.members)):
+        if choice is None or self._failed_lately(choice.members, now):
+            return
+        if not self._usable(sum(member.ranks for member in choice.members)):
             return
         self._left |= {member.task for member in present.members if member.uid in leaving}
         self._last += 1
@@ -284,6 +292,9 @@ class Coordinator:
         self._board.put("newest", str(plan.generation))
         with self._lock:
             self._plan, self._formed = plan, not self._hot
+
+    def _failed_lately(self, members: tuple[Member, ...], now: float) -> bool:
+        return now < self._failures.get(tuple(member.uid for member in members), (0, 0.0))[1]
 
     def _usable(self, world: int) -> bool:
         """Whether the job can train with so many ranks; else it is said once, and training goes on as it is."""
@@ -313,4 +324,5 @@ class Coordinator:
             if None not in told:
                 self._formed = True
         if time.monotonic() - self._published_at > DEADLINE_S:
-            self._drop("not all ranks could form its groups in time" if self._hot else "no step ended meanwhile")
+            why = "not all ranks could form its groups in time" if self._hot else "no step ended meanwhile"
+            self._drop(why, failed=self._hot)

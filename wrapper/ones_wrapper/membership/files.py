@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ones_wrapper.files.job_io import not_ours
+from ones_wrapper.files.small_files import create_small, read_small, replace_small
 from ones_wrapper.network.client import StoreClient, StoreLostError
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
@@ -125,16 +125,8 @@ class HotFolder:
         if self._later(leader.term - 1):
             return False
         path = self._file(leader.term)
-        new = self.path / f".{path.name}-{os.urandom(8).hex()}"
         try:
-            _write(new, text)
-            try:
-                os.link(new, path)
-                won = True
-            except OSError:
-                # A server that answers late may have made the link all the same.
-                won = new.lstat().st_nlink > 1
-            new.unlink()
+            won = create_small(path, text, 0o600)
         except OSError as error:
             self._say(f"{path} cannot be written ({error.strerror})")
             return False
@@ -151,14 +143,14 @@ class HotFolder:
         """Whether the job has ended."""
         try:
             # A directory may have been another job's before.
-            return _read_own(self.path / OVER).strip() == str(self._array).encode()
+            return read_small(self.path / OVER, MOST_BYTES).strip() == str(self._array).encode()
         except (OSError, ValueError):
             return False
 
     def end(self) -> None:
         """The job has ended; a failure is logged."""
         try:
-            self._replace(OVER, f"{self._array}\n".encode())
+            replace_small(self.path / OVER, f"{self._array}\n".encode(), 0o600)
         except OSError as error:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
@@ -166,29 +158,18 @@ class HotFolder:
         """Say what the next term begins with; why that failed, empty where it did not."""
         text = json.dumps(dict(coming) | {"array": self._array})
         try:
-            self._replace(COMING, text.encode())
+            replace_small(self.path / COMING, text.encode(), 0o600)
         except OSError as error:
             # A server that answers late may have renamed it all the same, and blocks that start believe it.
             if self.announced() != json.loads(text):
                 return f"{self.path / COMING} cannot be written ({error.strerror})"
         return ""
 
-    def _replace(self, name: str, text: bytes) -> None:
-        """Raises OSError, and leaves nothing."""
-        new = self.path / f".{name}-{os.urandom(8).hex()}"
-        try:
-            _write(new, text)
-            new.replace(self.path / name)
-        except OSError:
-            with suppress(OSError):
-                new.unlink()
-            raise
-
     def announced(self) -> dict[str, Any] | None:
         """What `announce` was given last; None where that is not of this job. What cannot be read is named in the log
         once."""
         try:
-            data = json.loads(_read_own(self.path / COMING, MOST_COMING))
+            data = json.loads(read_small(self.path / COMING, MOST_COMING))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -224,7 +205,7 @@ class HotFolder:
     def _read(self, term: int) -> Leader | None:
         path = self._file(term)
         try:
-            return self._decoded(_read_own(path), term)
+            return self._decoded(read_small(path, MOST_BYTES), term)
         except FileNotFoundError:  # pruned since
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -257,7 +238,7 @@ class HotFolder:
             if term <= newest - KEPT:
                 with suppress(OSError):
                     self._file(term).unlink()
-        for path in self.path.glob(".leader-*"):  # of claims that were killed
+        for path in self.path.glob(".new-leader-*"):  # of claims that were killed
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > _STALE_S:
                     path.unlink()
@@ -266,31 +247,6 @@ class HotFolder:
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             log(text)
-
-
-def _read_own(path: Path, most: int = MOST_BYTES) -> bytes:
-    """What a small file of this user says. Raises OSError or ValueError."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise ValueError("is not a regular file")
-        if state.st_uid != os.geteuid():
-            raise ValueError(f"belongs to user {state.st_uid}, not to you")
-        if state.st_size > most:
-            raise ValueError(f"is larger than {most} bytes")
-        return os.read(file, most + 1)
-    finally:
-        os.close(file)
-
-
-def _write(path: Path, text: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(file, text)
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _count(data: Mapping[str, Any], name: str, least: int, most: int) -> int:

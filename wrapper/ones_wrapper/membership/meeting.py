@@ -11,7 +11,7 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
 from ones_wrapper.membership.files import HotFolder, Leader, living
 from ones_wrapper.network.client import ANSWER_S, StoreLostError
-from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.job_network import JobNetwork, node_name
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.faults import Fault, fault_of
 
@@ -40,6 +40,8 @@ def is_peer_lost(error: BaseException) -> bool:
 
 def own_address(env: Mapping[str, str]) -> str:
     """By which name other nodes find this one."""
+    if env.get("ONES_SOCKET_IFNAME"):
+        return node_name(env)
     if env.get("SLURM_JOB_ID") and env.get("SLURMD_NODENAME"):
         return env["SLURMD_NODENAME"]
     return env.get("MASTER_ADDR") or "127.0.0.1"

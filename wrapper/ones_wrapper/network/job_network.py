@@ -4,6 +4,7 @@ standard library alone.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import socket
 from collections.abc import Mapping
@@ -21,14 +22,30 @@ PLACE = "ONES_PLACE"
 _PATIENCE_S = 60.0
 """How long the secret may be missing: a network file system shows a file that another node made by then."""
 _LOCAL = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
+"""Linux: netdevice(7)."""
 _here: dict[str, StoreServer] = {}
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    """By which name other nodes of the job find this one; the loopback address outside Slurm."""
+    """By which name other nodes of the job find this one; the loopback address outside Slurm. A node's name may lead
+    to a slow network: `ONES_SOCKET_IFNAME` names the interface whose address counts.
+    """
+    if interface := env.get("ONES_SOCKET_IFNAME"):
+        return address_of(interface)
     if not env.get("SLURM_JOB_ID"):
         return _LOCAL
     return env.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def address_of(interface: str) -> str:
+    """Its IPv4 address. Raises OSError with what is wrong."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            found = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, interface.encode()[:15].ljust(256, b"\0"))
+        except OSError as error:
+            raise OSError(error.errno, f"ONES_SOCKET_IFNAME={interface}: {error.strerror}") from None
+    return socket.inet_ntoa(found[20:24])
 
 
 @dataclass(frozen=True)

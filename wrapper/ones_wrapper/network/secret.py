@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import stat
 import time
-from contextlib import suppress
 from pathlib import Path
+
+from ones_wrapper.files.small_files import create_small, read_small, replace_small
 
 SECRET = "secret"
 SIZE = 32
@@ -40,16 +40,9 @@ class JobSecret:
 
         Raises `SecretError`.
         """
-        new = folder / f".{SECRET}-{os.urandom(8).hex()}"
         try:
             if not os.path.lexists(folder / SECRET):
-                _write(new)
-                try:
-                    os.link(new, folder / SECRET)  # whole or not at all, and once
-                except FileExistsError:
-                    pass
-                finally:
-                    new.unlink()
+                create_small(folder / SECRET, os.urandom(SIZE), 0o600)
         except OSError as error:
             raise SecretError(f"{folder / SECRET} cannot be made ({error.strerror})") from None
         return cls.read(folder)
@@ -63,7 +56,10 @@ class JobSecret:
         until = time.monotonic() + patience_s
         while True:
             try:
-                return cls(_read(folder / SECRET))
+                value = read_small(folder / SECRET, SIZE, private=True)
+                if len(value) != SIZE:
+                    raise ValueError(f"has {len(value)} bytes, not {SIZE}")
+                return cls(value)
             except FileNotFoundError:
                 if time.monotonic() > until:
                     raise SecretError(f"{folder / SECRET} is missing: ones-run makes it") from None
@@ -75,39 +71,4 @@ class JobSecret:
     @classmethod
     def renew(cls, folder: Path) -> None:
         """Put another secret in place of the one that others saw. Raises OSError."""
-        new = folder / f".{SECRET}-{os.urandom(8).hex()}"
-        try:
-            _write(new)
-            new.replace(folder / SECRET)
-        except OSError:
-            with suppress(OSError):
-                new.unlink()
-            raise
-
-
-def _write(path: Path) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(file, 0o600)
-        os.write(file, os.urandom(SIZE))
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _read(path: Path) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            raise ValueError("is not a regular file")
-        if state.st_uid != os.geteuid():
-            raise ValueError(f"belongs to user {state.st_uid}, not to you")
-        if state.st_mode & 0o077:
-            raise ValueError("may be read by others")
-        value = os.read(file, SIZE + 1)
-    finally:
-        os.close(file)
-    if len(value) != SIZE:
-        raise ValueError(f"has {len(value)} bytes, not {SIZE}")
-    return value
+        replace_small(folder / SECRET, os.urandom(SIZE), 0o600)

@@ -1,9 +1,12 @@
 """State from the memory of ranks that train into that of new ones, over plain connections.
 
-All tensors make one row of bytes; each of a newcomer's senders sends a stretch of it, so several send at once. The
-newcomer receives into the tensors that it trains with. The first sender also sends what is no tensor, as
-`torch.load(weights_only=True)` takes it. A connection begins with a proof that is worth something to one newcomer of
-one generation alone.
+All tensors make one row of bytes; each of a newcomer's senders sends a stretch of it, so several send at once, in
+chunks of `CHUNK` bytes, of which two are held. The newcomer receives into the tensors that it trains with. The first
+sender also sends what is no tensor, as `torch.load(weights_only=True)` takes it. A connection begins with a proof that
+is worth something to one newcomer of one generation alone.
+
+Nobody waits for the whole: a connection is given up when nothing moves on it for `TIMEOUT_S`, and a newcomer that waits
+for others, or loads what it got, says so with a byte every `ALIVE_S`, for as long as `patience_s` allows.
 """
 
 from __future__ import annotations
@@ -14,19 +17,31 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from ones_wrapper.devices import streams
 from ones_wrapper.network.door import Door, listen
 from ones_wrapper.network.frames import hang_up
 from ones_wrapper.network.proof import prove
 from ones_wrapper.network.secret import JobSecret
 
+T = TypeVar("T")
+
 TIMEOUT_S = 20.0
 """Longest silence on a connection."""
+ALIVE_S = 2.0
+"""Time between two bytes of a newcomer that is not done."""
+SLOWEST = 50e6
+"""Bytes a second, all senders of a newcomer together, below which a transfer is given up: half of gigabit Ethernet."""
+CHUNK = 64 << 20
+"""Bytes that are copied from or to a device at once."""
+_ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Most ranks that send to one newcomer."""
 _HEAD = struct.Struct("!II")
@@ -34,6 +49,11 @@ _MOST_HEADER = 64 << 20
 _MOST_REST = 1 << 31
 _VECTOR = 256
 """Stretches of memory handed to the kernel at once."""
+
+
+def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
+    """How long a state of so many bytes may take."""
+    return timeout_s + size / SLOWEST
 
 
 class TransferError(RuntimeError):
@@ -52,13 +72,21 @@ class Sender:
     count: int
 
 
-@dataclass(frozen=True)
 class Received:
-    """What a newcomer got beside the tensors."""
+    """What a newcomer got; `answer` once it was taken over, `close` in any case."""
 
-    rest: dict[str, Any]
-    bytes: int
-    seconds: float
+    def __init__(self, joined: _Connections, seconds: float) -> None:
+        self.packed, self.names, self.bytes, self.seconds = joined.packed, joined.names, joined.bytes, seconds
+        """What is no tensor, as `unpacked` takes it, and the tensors that were sent."""
+        self._joined = joined
+
+    def answer(self) -> None:
+        """Tell the senders that all was taken over."""
+        self._joined.answer(_DONE)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._joined.close()
 
 
 def state_for(board: str, generation: int, rank: int) -> str:
@@ -127,19 +155,59 @@ def send(
         connection.sendall(encoded)
         connection.sendall(plain.getbuffer())
         sizes = [_size(tensors[name]) for name in names]
-        views: list[memoryview] = []
-        sent = 0
-        for index, first, last in _stretches(sizes, to.number, to.count):
-            tensor = tensors[names[index]].detach()
-            views.append(_bytes_of(tensor.cpu().contiguous())[first:last])
-            sent += last - first
-            if len(views) == _VECTOR:
+        stretches = _stretches(sizes, to.number, to.count)
+        with ThreadPoolExecutor(1, "ones-copy") as copier:
+            for views in _ahead(copier, _views([tensors[name] for name in names], stretches)):
                 _send_views(connection, views)
-                views = []
-        _send_views(connection, views)
-        if connection.recv(1) != b"1":
-            raise TransferError(f"{to.address[0]} did not take the state over")
-    return sent
+        _await_answer(connection, to.address[0], patience_s(sum(sizes), timeout_s))
+    return sum(last - first for _, first, last in stretches)
+
+
+def _await_answer(connection: socket.socket, host: str, patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while (word := connection.recv(1)) == _ALIVE:
+        if time.monotonic() > until:
+            raise TransferError(f"{host} did not take the state over within {patience_s:g} s")
+    if word != _DONE:
+        raise TransferError(f"{host} did not take the state over")
+
+
+def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, int]]) -> Iterator[list[memoryview]]:
+    """The stretches' bytes in lists of at most `CHUNK` bytes and `_VECTOR` pieces; those of a CPU are not copied."""
+    views: list[memoryview] = []
+    held = 0
+    for index, first, last in stretches:
+        flat = _flat(tensors[index])
+        for begin in range(first, last, CHUNK):
+            end = min(last, begin + CHUNK)
+            if views and (held + end - begin > CHUNK or len(views) == _VECTOR):
+                yield views
+                views, held = [], 0
+            views.append(_bytes_of(_on_host(flat[begin:end])))
+            held += end - begin
+    yield views
+
+
+def _on_host(piece: torch.Tensor) -> torch.Tensor:
+    if piece.device.type == "cpu":
+        return piece
+    pinned = torch.empty(len(piece), dtype=torch.uint8, pin_memory=True)
+    pinned.copy_(piece, non_blocking=True)
+    torch.cuda.current_stream(piece.device).synchronize()
+    return pinned
+
+
+def _ahead(copier: ThreadPoolExecutor, chunks: Iterator[T]) -> Iterator[T]:
+    """The chunks, the next of which is made while one is sent."""
+    coming = copier.submit(next, chunks, None)
+    while (chunk := coming.result()) is not None:
+        coming = copier.submit(next, chunks, None)
+        yield chunk
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, in a row, without a copy if it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _send_views(connection: socket.socket, views: list[memoryview]) -> None:
@@ -165,6 +233,12 @@ def _into(connection: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
+def unpacked(packed: bytes | bytearray) -> dict[str, Any]:
+    """What the first sender sent that is no tensor."""
+    found: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
+    return found
+
+
 class Receiver:
     """A newcomer's end. Listens from the beginning; `receive` takes the state."""
 
@@ -185,14 +259,12 @@ class Receiver:
         self,
         place: str,
         tensors: dict[str, torch.Tensor],
-        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
         given_up: Callable[[], str],
         timeout_s: float = TIMEOUT_S,
     ) -> Received | None:
-        """Wait for the senders of the state at this place, receive into `tensors`, have `take_over` load the rest, with
-        those tensors that were sent, and tell the senders.
+        """Wait for the senders of the state at this place, and receive into `tensors`.
 
-        None where `given_up` says, before the first of them came, why none will. Raises `TransferError`.
+        None if `given_up` says, before the first of them came, why none will. Raises `TransferError`.
         """
         joined, self._place = _Connections(tensors), place
         until = float("inf")
@@ -202,6 +274,7 @@ class Receiver:
                 if time.monotonic() > until:
                     raise TransferError("not all senders came")
                 if not joined.begun and given_up():
+                    joined.close()
                     return None
                 for caller in self._door.look(0.02 if not joined.begun else 0.2):
                     if not joined.begun:
@@ -209,11 +282,10 @@ class Receiver:
                     caller.connection.settimeout(timeout_s)
                     joined.add(caller.connection)
             joined.wait()
-            take_over(joined.rest, {name: tensors[name] for name in joined.names})
-            joined.answer(b"1")
-            return Received(joined.rest, joined.bytes, time.monotonic() - started)
-        finally:
+            return Received(joined, time.monotonic() - started)
+        except BaseException:
             joined.close()
+            raise
 
 
 class _Connections:
@@ -221,8 +293,13 @@ class _Connections:
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
-        # What the kernel cannot write into is received beside it, and copied at the end.
-        self._places = {name: t if _plain(t) else torch.empty(t.shape, dtype=t.dtype) for name, t in tensors.items()}
+        # What is not in a row is received next to it, and copied at the end.
+        self._places = {
+            name: t if t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            for name, t in tensors.items()
+        }
+        self._over = threading.Event()
+        self._answering = threading.Lock()
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._count: int | None = None
@@ -231,7 +308,7 @@ class _Connections:
         self._errors: list[str] = []
         self._lock = threading.Lock()
         self._header = threading.Event()
-        self.rest: dict[str, Any] = {}
+        self.packed = bytearray()
         self.bytes = 0
 
     @property
@@ -247,6 +324,8 @@ class _Connections:
         return self._count is not None and len(self._open) >= self._count
 
     def add(self, connection: socket.socket) -> None:
+        if not self._open:
+            threading.Thread(target=self._say_alive, name="ones-alive", daemon=True).start()
         self._open.append(connection)
         thread = threading.Thread(target=self._run, args=(connection,), name="ones-receive", daemon=True)
         self._threads.append(thread)
@@ -260,12 +339,23 @@ class _Connections:
         for name in self.names:
             if self._places[name] is not self._tensors[name]:
                 self._tensors[name].copy_(self._places[name])
+        for device in {t.device for t in self._tensors.values()}:
+            streams.wait(device)  # the threads' streams are their own
 
     def answer(self, word: bytes) -> None:
-        for connection in self._open:
-            connection.sendall(word)
+        with self._answering:
+            self._over.set()
+            for connection in self._open:
+                connection.sendall(word)
+
+    def _say_alive(self) -> None:
+        while not self._over.wait(ALIVE_S):
+            with self._answering, suppress(OSError):
+                for connection in () if self._over.is_set() else tuple(self._open):
+                    connection.sendall(_ALIVE)
 
     def close(self) -> None:
+        self._over.set()
         for connection in self._open:
             hang_up(connection)
 
@@ -295,14 +385,29 @@ class _Connections:
         self._count, self.names = count, names
         self._header.set()
         if rest_size:
-            self.rest = torch.load(io.BytesIO(_read(connection, rest_size)), weights_only=True, map_location="cpu")
+            self.packed = _read(connection, rest_size)
         got = 0
         for index, first, last in _stretches([_size(self._places[name]) for name in names], number, count):
-            _into(connection, _bytes_of(self._places[names[index]])[first:last])
+            _fill(connection, _flat(self._places[names[index]])[first:last])
             got += last - first
         with self._lock:
             self.bytes += got
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous()
+def _fill(connection: socket.socket, place: torch.Tensor) -> None:
+    """Receive bytes into a tensor of them: straight, or on a device in chunks, of which one is copied while the next
+    comes."""
+    if place.device.type == "cpu":
+        _into(connection, _bytes_of(place))
+        return
+    chunks = [torch.empty(min(CHUNK, len(place)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    copied = [torch.cuda.Event() for _ in chunks]  # type: ignore[no-untyped-call]
+    for number, begin in enumerate(range(0, len(place), CHUNK)):
+        target = place[begin : begin + CHUNK]
+        chunk, event = chunks[number % 2][: len(target)], copied[number % 2]
+        event.synchronize()
+        _into(connection, _bytes_of(chunk))
+        target.copy_(chunk, non_blocking=True)
+        event.record()
+    for event in copied:
+        event.synchronize()

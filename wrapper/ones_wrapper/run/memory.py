@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ones_wrapper.files.job_directory import MEMORY
+from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
 from ones_wrapper.process.log import log
 
@@ -103,16 +102,8 @@ def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: 
 
 def write(directory: Path, declared: int, found: Found, device: str) -> None:
     """Keep what was found. Raises OSError."""
-    temporary = directory / f"{MEMORY}-{os.uname().nodename}-{os.getpid()}"
-    try:
-        temporary.write_text(
-            json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
-        )
-        temporary.replace(directory / MEMORY)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    text = json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
+    replace_small(directory / MEMORY, text.encode())
 
 
 def classify_error(
@@ -135,17 +126,7 @@ def classify_error(
 def _read(path: Path, declared: int, device: str) -> Found | None:
     """What the file says for this script and device; None where there is none, or none that is valid."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        log(f"{path} is ignored: {error.strerror}")
-        return None
-    try:
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_size > MOST_BYTES:
-            raise ValueError("not a small regular file of this user")
-        stored = json.loads(os.read(file, MOST_BYTES + 1))
+        stored = json.loads(read_small(path, MOST_BYTES))
         found = stored["found"]
         if type(found) is not int or found < 1:
             raise ValueError(f"found={found!r:.40} is not a batch")
@@ -155,8 +136,8 @@ def _read(path: Path, declared: int, device: str) -> Found | None:
         if type(gpus) is not int or gpus < 0:
             raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
         return Found(min(found, declared), gpus)
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log(f"{path} is ignored: {error}")
         return None
-    finally:
-        os.close(file)

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from ones_wrapper.files.job_directory import LEFT, RESULT
 from ones_wrapper.files.job_io import OrderReader
-from ones_wrapper.launch.fused_start import FUSED, Row, _read, _replace
+from ones_wrapper.files.small_files import replace_small
+from ones_wrapper.launch.fused_start import FUSED, Row, read_fused
 from ones_wrapper.process.log import log
 
 
@@ -34,7 +35,7 @@ class Sweep:
         own = Row(int(os.environ.get("SLURM_JOB_ID") or 0), tuple(sys.argv[1:]), os.environ.get("ONES_JOB_DIR") or ".")
         path = os.environ.get(FUSED)
         self._file = Path(path) if path else None
-        told = _read(self._file) if self._file else {}
+        told = read_fused(self._file) if self._file else {}
         rows = [Row(row["job_id"], tuple(row["arguments"]), row["folder"]) for row in told.get("rows", ())] or [own]
         self._program = [str(word) for word in told.get("program", ())]
         self._rows = {str(row.job_id): row for row in rows}
@@ -86,9 +87,9 @@ class Sweep:
             self._drop(name)
         self.members, self._gone = {self._own: self.members[self._own]}, []
         if self._file is not None:
-            told = _read(self._file)
+            told = read_fused(self._file)
             told["rows"] = [row for row in told.get("rows", ()) if str(row["job_id"]) == self._own]
-            _replace(self._file, json.dumps(told).encode())
+            replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
         """This member's training has ended, with this exit code: its job will end with it. What it is to find in its
@@ -99,7 +100,7 @@ class Sweep:
         folder = self._folder(name)
         if name != self._own and not (folder / LEFT).exists():
             told = {"by": int(self._own), "code": code, "gpu_s": round(self._seconds[name], 2)}
-            _replace(
+            replace_small(
                 folder / RESULT, json.dumps({**told, "words": [*self._program, *self._rows[name].arguments]}).encode()
             )
         self._trains.remove(name)
@@ -108,9 +109,9 @@ class Sweep:
         self._count()
         self._trains.remove(name)
         if self._file is not None:
-            told = _read(self._file)
+            told = read_fused(self._file)
             told["members"] = [one for one in told["members"] if str(one) != name]
-            _replace(self._file, json.dumps(told).encode())
+            replace_small(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:
         """Each member that trains used an equal part of the time."""

@@ -97,7 +97,7 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if locks == "none":
             raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(claim.fcntl, "lockf", lockf)
+    monkeypatch.setattr("fcntl.lockf", lockf)
     with held(tmp_path, host="elsewhere"):
         monkeypatch.setattr(claim, "WATCH_S", 20.0)  # one look a second, until it has beaten
         with pytest.raises(ClaimedError, match="on elsewhere"):

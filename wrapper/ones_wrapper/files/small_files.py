@@ -1,0 +1,83 @@
+"""Small files: read whole, from whoever is believed; written whole or not at all. The standard library alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+
+def read_small(path: Path, most: int, owners: Collection[int] = (), private: bool = False) -> bytes:
+    """Return the bytes of a regular file of this user, or of one of `owners`. No link is followed, no FIFO waited for.
+
+    Raises OSError, and ValueError with a reason that ends a sentence about the file. With `private` no other user may
+    read it. It is opened rather than judged by its time: on NFS only an open asks the server.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("is not a regular file")
+        if state.st_uid not in (owners or (os.geteuid(),)):
+            raise ValueError(f"belongs to user {state.st_uid}, not to {'anyone it is taken from' if owners else 'you'}")
+        if private and state.st_mode & 0o077:
+            raise ValueError("may be read by others")
+        if state.st_size > most:
+            raise ValueError(f"is larger than {most} bytes")
+        return os.read(file, most + 1)
+    finally:
+        os.close(file)
+
+
+def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:
+    """Put a file with this text in place of what is there. Raises OSError, and leaves nothing then.
+
+    `mode` holds whatever the umask; without `sync` the file may be empty after its host lost power.
+    """
+    new = _temporary(path)
+    try:
+        _write(new, text, mode, sync)
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
+def create_small(path: Path, text: bytes, mode: int | None = None) -> bool:
+    """Make a file with this text; False if there is one. Of several processes that do so at once, one makes it.
+
+    Raises OSError.
+    """
+    new = _temporary(path)
+    try:
+        _write(new, text, mode, sync=True)
+        try:
+            os.link(new, path)
+        except OSError:
+            if new.lstat().st_nlink > 1:
+                return True  # a server that answers late made the link all the same
+            if not os.path.lexists(path):
+                raise
+            return False
+        return True
+    finally:
+        with suppress(OSError):
+            new.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".new-{path.name.lstrip('.')}-{os.urandom(8).hex()}")
+
+
+def _write(path: Path, text: bytes, mode: int | None, sync: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644 if mode is None else mode), "wb") as out:
+        if mode is not None:
+            os.fchmod(out.fileno(), mode)
+        out.write(text)
+        out.flush()
+        if sync:
+            os.fsync(out.fileno())
