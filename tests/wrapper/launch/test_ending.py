@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch.restart_policy import USAGE_ERROR
+from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.protocol import Bye, Checkpoint, First, Order
 from tests.marks import nightly
 from tests.wrapper.runs import Run, write_order
