@@ -18,8 +18,8 @@ import torch
 
 from ones_wrapper.process.log import log
 
-RESCUE_S = 10.0
-"""How long a rank that lost its peers may take to end, its checkpoint included."""
+END_S = 10.0
+"""How long a rank that lost its peers may take to end, besides a checkpoint whose copying cannot hang."""
 DONE_S = 2.0
 """How long a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
@@ -71,17 +71,23 @@ def side_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
-def end_within(seconds: float, code: int, what: str, end: Callable[[int], Any] = os._exit) -> Callable[[], None]:
-    """End this process with `code` if the function that is returned is not called in time."""
-    over = threading.Event()
+class EndTimer:
+    """Ends this process with a code, whatever its threads wait for."""
 
-    def run() -> None:
-        if not over.wait(seconds):
-            log(f"{what} took more than {seconds:g} s; the rank ends without it")
-            end(code)
+    def __init__(self, seconds: float, code: int, end: Callable[[int], Any] = os._exit) -> None:
+        self._code, self._end = code, end
+        self.allow(seconds)
+        threading.Thread(target=self._run, name="ones-deadline", daemon=True).start()
 
-    threading.Thread(target=run, name="ones-deadline", daemon=True).start()
-    return over.set
+    def allow(self, seconds: float) -> None:
+        """So long from now."""
+        self._at = time.monotonic() + seconds
+
+    def _run(self) -> None:
+        while time.monotonic() < self._at:
+            time.sleep(_POLL_S)
+        log("the device hangs, or a checkpoint takes too long; the rank ends without it")
+        self._end(self._code)
 
 
 def cleans_up() -> bool:

@@ -44,7 +44,7 @@ class Ahead(threading.Thread):
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
-                _drop(self._formers.pop(past))
+                connections.drop(self._formers.pop(past).formed)
             return self._formers.pop(generation, None)
 
     def stop(self) -> None:
@@ -72,9 +72,3 @@ class Ahead(threading.Thread):
             if first is not None:
                 self._formers[generation] = former = self._make(plan, first, self._board.again())
                 former.start()
-
-
-def _drop(former: Former) -> None:
-    """Its plan came to nothing."""
-    if former.formed is not None:
-        connections.keep((former.formed.data, former.formed.control))

@@ -254,13 +254,16 @@ class Blocks:
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
-    def change(self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]]) -> Change | None:
+    def change(
+        self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]], began: float
+    ) -> Change | None:
         """Send the state to new ranks and change over; None where that failed and training goes on as before.
-        Collective. `collected` gives the tensors and the rest. Raises `PeersLostError`.
+        Collective; the devices are idle, and training stands still since `began`, in Unix time. `collected` gives the
+        tensors and the rest. Raises `PeersLostError`.
         """
         plan, present, group = self._coming, self.present, self._group
         assert plan is not None and present is not None
-        began, sent, seconds = time.time(), 0, 0.0
+        sent, seconds = 0, 0.0
         if newcomers := plan.newcomers(present):
             started, why = time.monotonic(), ""
             try:
@@ -510,8 +513,7 @@ class Blocks:
     def _forget(self) -> None:
         """The plan that was prepared for comes to nothing."""
         former, self._former, self._coming = self._former, None, None
-        if former is not None and former.formed is not None:
-            connections.keep((former.formed.data, former.formed.control))
+        connections.drop(former.formed if former is not None else None)
 
     def _become(self, former: Former) -> None:
         """Change over to what was formed. Not collective: nothing here waits for others."""

@@ -159,13 +159,32 @@ class Former(threading.Thread):
         return Board.connect(self._board.network, str(host), int(port), str(place))
 
 
+def destroy() -> None:
+    """Leave the default group, if there is one."""
+    if dist.is_initialized():
+        _kept.append(dist.group.WORLD)
+        dist.destroy_process_group()
+
+
+def drop(formed: Formed | None) -> None:
+    """A group that came to nothing: NCCL's threads and memory are given back at once, and the shells are kept."""
+    if formed is None:
+        return
+    keep((formed.data, formed.control))
+    if hasattr(formed.data, "abort"):
+        threading.Thread(target=_abort, args=(formed.data,), name="ones-abort", daemon=True).start()
+
+
+def _abort(group: Any) -> None:
+    with suppress(RuntimeError):
+        group.abort()
+
+
 def enter(formed: Formed, backend: str) -> None:
     """Make what was formed the process's default group, in place of the one there is. Not collective."""
     name = _register(backend)
     hook = sys.excepthook
-    if dist.is_initialized():
-        _kept.append(dist.group.WORLD)
-        dist.destroy_process_group()
+    destroy()
     with _lock:
         _formed[name] = formed.data
         dist.init_process_group(name, store=formed.store, rank=formed.rank, world_size=formed.plan.world)

@@ -1,19 +1,87 @@
 """Which process writes the checkpoint of a membership that is lost, and how the next term waits for it.
 
 Two empty files in the job's folder: one claims, the other says that it is over. The first of the ranks that notice
-writes; no other does.
+writes; no other does. On a GPU only a step whose event is done is written: a collective whose peer died never ends, and
+what waits for it is a model that is behind its progress.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+import torch
+
+from ones_wrapper.devices.streams import END_S, EndTimer, Marks, cleans_up, side_stream
+from ones_wrapper.process.exit_codes import PEER_LOST
+from ones_wrapper.process.log import log
 
 WAIT_S = 20.0
 """How long a new leader waits for a checkpoint that another process of the term before is writing. What is written
 later does not count."""
+
+
+class Ending:
+    """The end of a rank that lost its peers, by the thread that notices first: the script's, or the watch's. The
+    deadline runs before anything is waited for, the lock included."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        write: Callable[[], None],
+        forget: Callable[[], None],
+        deadline: Callable[[float, int], EndTimer] = EndTimer,
+    ) -> None:
+        """`write` writes the checkpoint if this rank's model is whole, and `forget` drops what waits for the device."""
+        self.marks = Marks(device)
+        self._device, self._write, self._forget, self._deadline = device, write, forget, deadline
+        self._running: EndTimer | None = None
+        self._starting = threading.Lock()
+        self._one = threading.Lock()
+        """What is written from memory must not be cut short by the other thread's exit."""
+        self._over = False
+
+    def _start(self) -> EndTimer:
+        with self._starting:
+            self._running = self._running or self._deadline(END_S, PEER_LOST)
+            return self._running
+
+    def by_script(self, say: Callable[[], None]) -> None:
+        """The script's thread raised an error, and ends once it is told how. `say` tells the log and the others."""
+        deadline = self._start()
+        with self._one:  # kept for ever by the watch's thread, if that came first
+            self._over = True
+            say()
+            self._rescue(deadline)
+
+    def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
+        """The script's thread waits for those who are lost. Returns only if that noticed at last, and ends the process
+        itself; else `end` does."""
+        deadline = self._start()
+        with self._one:
+            if self._over:
+                return
+            with suppress(Exception):
+                say()
+                self._rescue(deadline)
+            end()
+
+    def _rescue(self, deadline: EndTimer) -> None:
+        if cleans_up():
+            log("no checkpoint is written from memory: TORCH_NCCL_ASYNC_ERROR_HANDLING lets broken sums through")
+            self._forget()
+        elif self.marks.done():
+            deadline.allow(WAIT_S)
+            with side_stream(self._device):
+                self._write()
+        else:
+            log("no checkpoint is written from memory: the device has not finished the last step")
+            self._forget()
+        deadline.allow(END_S)
 
 
 def claim(folder: Path, term: int) -> bool:

@@ -13,6 +13,7 @@ import torch
 from ones_wrapper.checkpoint import State
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, pack, restore, unpack
 from ones_wrapper.data.progress import Progress
+from ones_wrapper.devices import streams
 from ones_wrapper.files.job_io import OwnerRequests, ReportWriter, last_generation, write_spec
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections, rescue
@@ -42,10 +43,7 @@ class HotRun(Run):
         self._epoch_ends: int | None = None
         """The epoch that is being reported, and not counted yet."""
         self._leaving_now = False
-        self._losing = threading.Lock()
-        """Held by the thread that ends this process since others are lost: the script's, or the watch's. What it writes
-        from memory must not be cut short by the other's exit."""
-        self._lost_others = False
+        self._ending = rescue.Ending(group.device, self._rescue, lambda: self.meter.forget())
         self._shape = ""
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
@@ -187,6 +185,12 @@ class HotRun(Run):
         if self._boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):
             self._change() if self._blocks.hot else self._end_term()
 
+    def _drain_device(self) -> None:
+        """The device of every rank did all that was enqueued: a group that is destroyed before that cuts a sum short
+        (pytorch#141510), and one whose process is gone never ends it. Collective."""
+        streams.wait(self.group.device)
+        self.group.maximum([0])
+
     def _end_term(self) -> None:
         """Write a checkpoint, from which the next term begins with the blocks of the plan, and end these ranks. Their
         launchers start those of blocks that stay again. Returns where the checkpoint cannot be written."""
@@ -205,23 +209,24 @@ class HotRun(Run):
             log(f"term {plan.term} begins at step {self.progress.step}, with blocks {names}")
         self._reporter.bye("moved", self.progress.step, 0, f"the next term begins with blocks {names}")
         self._leaving_now = FLAGS.leaving = True
-        self.group.maximum([0])  # none may end before rank 0 has spoken
+        self._drain_device()  # nor may any end before rank 0 has spoken
         blocks.close()
         self.saver.let_go()
         raise SystemExit(0 if blocks.leaves else NEXT_TERM)
 
     def _change(self) -> None:
         self._reporter.flush()
-        before, state = self.group.rank, self.state
+        before, state, began = self.group.rank, self.state, time.time()
         assert state is not None
         self.loop.exchanges.settle()
+        self._drain_device()
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
                     values = self.group.on_first(lambda extra=extra: pack(extra.state_dict(), "extra"))  # type: ignore[misc]
                     extra.load_state_dict(unpack(values, {}))
-        change = self._blocks.change(self._collected)
+        change = self._blocks.change(self._collected, began)
         if change is None:
             return
         if change.moves and before == 0:
@@ -246,6 +251,7 @@ class HotRun(Run):
         """The others train on without this block."""
         self._leaving_now = FLAGS.leaving = True
         self.saver.let_go()
+        connections.destroy()  # the others do, too, which on a node waits for all (NCCL, ncclCommDestroy)
         self._blocks.leave()
         if self._blocks.local_rank == 0:
             log(f"block {self._blocks.block.task} left at step {self.progress.step}; the others train on")
@@ -365,25 +371,31 @@ class HotRun(Run):
         if self._blocks.alone and not isinstance(error, PeersLostError):
             return None
         why = str(error).splitlines()[0][:300]
-        with self._losing:  # kept for ever by the watch's thread, where that came first
-            self._lost_others = True
+
+        def say() -> None:
             log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
             self._blocks.give_up(why)
-            self._rescue()
+
+        self._ending.by_script(say)
         return PEER_LOST, why
 
     def _abandon(self, why: str) -> None:
-        """The watch found that others are lost, and the script's thread waits for them. Returns only where that noticed
-        at last, and ends the process itself."""
-        with self._losing:
-            if self._lost_others:
-                return
+        """The watch found that others are lost, and the script's thread waits for them."""
+
+        def say() -> None:
             log(f"block {self._blocks.block.task}: {why}; it joins anew")
+            self._count_epoch()
+
+        def end() -> None:
             with suppress(Exception):
-                self._count_epoch()
-                self._rescue()
                 self._reporter.bye("error", self.progress.step, PEER_LOST, why)
             leave(PEER_LOST)
+
+        self._ending.by_watch(say, end)
+
+    def commit(self, total: int) -> None:
+        super().commit(total)
+        self._ending.marks.step()
 
     def _rescue(self) -> None:
         """Write a checkpoint where this rank's model is whole and nobody else does."""
