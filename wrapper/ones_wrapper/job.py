@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ones_wrapper.checkpoint.registered import check_exchanged, mapped, state_of
+from ones_wrapper.checkpoint.registered import check_exchanged, mapped, normalizes_batches, state_of
 from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.feed import Feed
 from ones_wrapper.data.progress import Progress
@@ -22,9 +23,11 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.gradients.schedule import Schedules
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.plugins import load
+from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.run.evaluation import Evaluation
 from ones_wrapper.run.loop import Loader
 from ones_wrapper.run.run import Run
+from ones_wrapper.script.left import left_on_purpose
 from ones_wrapper.strategy import Strategy
 
 
@@ -233,6 +236,7 @@ class Job:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
         run.load(state)
         run.loop.accumulation, run.loop.schedules = accumulation, schedules
+        run.loop.least = 2 if normalizes_batches(state.model) else 1
         return carried[0] if len(carried) == 1 else tuple(carried)
 
     def loader(
@@ -277,7 +281,7 @@ class Job:
             options=options,
             whole=self._run.spec.base_batch if drop_last else 1,
         )
-        return Loader(self._run)
+        return Loader(self._run, dataset, {"num_workers": num_workers, "drop_last": drop_last, **options})
 
     def evaluate(
         self,
@@ -296,6 +300,13 @@ class Job:
             dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
         )
         return Evaluation(self._run, feed, batch or self._run.spec.max_local_batch)
+
+    def any(self, bad: torch.Tensor | bool) -> bool:
+        """Whether any rank says so: to leave a step out on all of them, since a rank that skips its backward pass alone
+        leaves the others waiting: `if job.any(not loss.isfinite()): continue`. Synchronises all ranks, and waits for
+        the GPU.
+        """
+        return bool(self._run.group.maximum([int(bool(bad))])[0])
 
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
         """The mean over all ranks' samples, from each rank's sum over its own and their number, in double precision.
@@ -318,13 +329,22 @@ class Job:
     def epochs(self) -> Iterator[int]:
         """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
         0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
+
+        To leave it by `break` or `return` writes the last checkpoint, too, and a start after that goes on behind it,
+        unless init's `epochs` is another by then. All ranks must leave it.
         """
         run = self._run
-        if not run.finished_before:
+        over = run.finished_before
+        if not over:
             run.begin()
-        while run.spec.epochs == 0 or run.progress.epoch < run.spec.epochs:
-            epoch = run.progress.epoch
-            yield epoch
+        while not over and (run.spec.epochs == 0 or run.progress.epoch < run.spec.epochs):
+            epoch, run.loop.in_epochs = run.progress.epoch, True
+            try:
+                yield epoch
+            except GeneratorExit:
+                if left_on_purpose(sys._getframe().f_back) and not FLAGS.tested:
+                    run.leave_epochs()
+                raise
             if run.progress.epoch == epoch:
                 run.end_epoch(None, None)
         run.finish()

@@ -290,6 +290,7 @@ class Start:
         rendezvous.install(os.environ)
         torch.set_num_threads(1)  # a pool of threads does not survive the fork
         vars(FLAGS).update(vars(Flags()))
+        FLAGS.tested = True
         process_hooks._callbacks.clear()
         stack = self._stack(rank).open("a", buffering=1)
         faulthandler.register(_STACK_SIGNAL, stack, all_threads=False)

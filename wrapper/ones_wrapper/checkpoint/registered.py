@@ -10,6 +10,7 @@ import torch
 from ones_wrapper.checkpoint import State, Stateful
 from ones_wrapper.checkpoint.state import CannotSaveError, PlainValues, pack
 from ones_wrapper.gradients.exchanges import Exchanges
+from ones_wrapper.script.optimizers import is_plain, plain_state
 
 
 def named(what: str, given: Any) -> dict[str, Any]:
@@ -49,6 +50,14 @@ def state_of(
                 f"register: {_called('optimizer', name)} has parameters that are in no registered model; register all "
                 "models that are trained: model={'g': G, 'd': D}"
             )
+        if is_plain(one):
+            try:
+                pack(plain_state(one), _called("optimizer", name))
+            except CannotSaveError as error:
+                raise TypeError(
+                    f"register: the state_dict of {_called('optimizer', name)}, a {type(one).__name__}, is not as that "
+                    f"of torch's optimizers, and cannot be carried: {error}"
+                ) from None
     extras: dict[str, Stateful] = {}
     for name, other in others.items():
         extras |= _stateful(name, other)
@@ -71,6 +80,12 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
             "register: a model was given to job.ddp, job.fsdp or job.exchange and is not registered, so no checkpoint "
             "would hold it; register all: model={'g': G, 'd': D}"
         )
+
+
+def normalizes_batches(model: torch.nn.Module) -> bool:
+    """Whether its forward pass takes statistics over the local batch, which one sample may have none of."""
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(one, kinds) and not isinstance(one, torch.nn.SyncBatchNorm) for one in model.modules())
 
 
 def _all(kind: str, given: Any, wanted: type[Any]) -> dict[str, Any]:

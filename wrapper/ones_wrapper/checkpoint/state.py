@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint.safetensors import refusal
 from ones_wrapper.data.progress import Progress
+from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_state, stepping_without_closure
 
 
 class Stateful(Protocol):
@@ -239,7 +240,11 @@ def collect(state: State, *, template: bool = False) -> Content:
     rest = {"model": {key: pack(value, f"model.{key}", every) for key, value in model.items()}}
     for name, optimizer in state.optimizers.items():
         path = _path_of(name)
-        with _as_it_is(optimizer, not template):
+        if is_plain(optimizer):
+            packed = pack(plain_state(optimizer), path)
+            rest[path] = {"state": {}, "param_groups": [{}] * len(optimizer.param_groups), "plain": packed}
+            continue
+        with _as_it_is(optimizer, not template), stepping_without_closure(optimizer):
             found = get_optimizer_state_dict(state.model, optimizer)
         rest[path] = {
             "state": pack(found["state"], f"{path}.state", every),
@@ -338,7 +343,11 @@ def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]
     options = StateDictOptions(strict=False)
     for name, optimizer in state.optimizers.items():
         saved = unpack(rest[_path_of(name)], tensors)
-        set_optimizer_state_dict(state.model, optimizer, saved, options=options)
+        if "plain" in saved:
+            load_plain_state(optimizer, saved["plain"])
+            continue
+        with stepping_without_closure(optimizer):
+            set_optimizer_state_dict(state.model, optimizer, saved, options=options)
         if not saved["state"]:
             optimizer.state.clear()
     for key, extra in state.extras.items():

@@ -60,6 +60,8 @@ class AccumulationStep:
     """Passes of the step, the same on all ranks."""
     largest: int
     """Most samples of any pass of this step on any rank, 1 or more."""
+    borrows: int = 1
+    """How often a pass without samples takes the one that it borrows."""
 
     @property
     def last(self) -> bool:
@@ -67,12 +69,18 @@ class AccumulationStep:
         return self.index == self.count - 1
 
 
-def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1) -> Share:
+def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, least: int = 1) -> Share:
     """The share of replica number `replica` of the `total` samples from `cursor` on; shares differ by one `unit` at
     most, and are multiples of it. What an epoch's last step has beyond a multiple is the last share's.
 
-    The first replicas get the larger ones, so the first always has samples.
+    The first replicas get the larger ones, so the first always has samples. Where shares would be smaller than `least`,
+    fewer replicas have one.
     """
+    if unit == 1 and total < least * replicas:
+        sharing = max(1, total // least)
+        if replica >= sharing:
+            return Share(cursor + total, cursor + total, total)
+        replicas = sharing
     units, rest = divmod(total, unit)
     each, left = divmod(units, replicas)
     start = cursor + (replica * each + min(replica, left)) * unit
@@ -107,20 +115,25 @@ def clamp_batch(
 
 
 @lru_cache(maxsize=256)
-def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1) -> int:
+def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1, least: int = 1) -> int:
     """Passes of a step of `total` samples: as few as keep every replica within `max_local` samples a pass, which is a
     multiple of `unit`."""
-    return -(-_largest(total, replicas, unit) // max_local)
+    return -(-_largest(total, replicas, unit, least) // max_local)
 
 
 @lru_cache(maxsize=256)
-def _largest(total: int, parts: int, unit: int) -> int:
+def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
     """Samples of the largest part."""
-    return max(split(0, total, parts, part, unit).samples for part in {0, parts - 1})
+    return max(split(0, total, parts, part, unit, least).samples for part in {0, parts - 1})
 
 
 def accumulation_steps(
-    share: Share, replicas: int, max_local: int, unit: int = 1, largest_share: int | None = None
+    share: Share,
+    replicas: int,
+    max_local: int,
+    unit: int = 1,
+    largest_share: int | None = None,
+    least: int = 1,
 ) -> Iterator[AccumulationStep]:
     """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass where shares are
     even, and as equal as can be in multiples of `unit`. `largest_share` is the largest share of any; by default shares
@@ -129,17 +142,16 @@ def accumulation_steps(
     A pass without samples borrows the sample before: the step's last or the replica's own last, so one that
     every rank can fetch.
     """
-    count = accumulation_count(share.total, replicas, max_local, unit)
-    largest = _largest(largest_share or _largest(share.total, replicas, unit), count, unit)
+    count = accumulation_count(share.total, replicas, max_local, unit, least)
+    largest = _largest(largest_share or _largest(share.total, replicas, unit, least), count, unit)
     if count == 1:
         start = share.start if share.samples else share.start - 1
-        yield AccumulationStep(share, start, share.samples, 0, 1, largest)
+        yield AccumulationStep(share, start, share.samples, 0, 1, largest, least)
         return
     for index in range(count):
-        part = split(share.start, share.samples, count, index, unit)
-        yield AccumulationStep(
-            share, part.start if part.samples else part.start - 1, part.samples, index, count, largest
-        )
+        part = split(share.start, share.samples, count, index, unit, least)
+        start = part.start if part.samples else part.start - 1
+        yield AccumulationStep(share, start, part.samples, index, count, largest, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +169,18 @@ class Cut:
     """Shares and passes are multiples of this, but in an epoch's last step."""
     uneven: Shares | None = None
     """Shares by speed; None: even ones."""
+    least: int = 1
+    """Fewest samples of a share that has any."""
 
 
 def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]:
     """The replica's passes of the step of `total` samples from `cursor` on."""
     replicas, replica, max_local, unit = cut.replicas, cut.replica, cut.max_local, cut.unit
-    if cut.uneven is None:
-        return accumulation_steps(split(cursor, total, replicas, replica, unit), replicas, max_local, unit)
-    counts = cut.uneven.samples(total, accumulation_count(total, replicas, max_local))
+    least = cut.least
+    counts = () if cut.uneven is None else cut.uneven.samples(total, accumulation_count(total, replicas, max_local))
+    if min(counts, default=0) < least:
+        share = split(cursor, total, replicas, replica, unit, least)
+        return accumulation_steps(share, replicas, max_local, unit, least=least)
     start = cursor + sum(counts[:replica])
     share = Share(start, start + counts[replica], total)
     return accumulation_steps(share, replicas, max_local, largest_share=max(counts))
@@ -280,7 +296,7 @@ class Feed:
 def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> list[int]:
     """The dataset indices that a pass fetches: those it counts, or one that it does not count."""
     chosen: list[int] = order[part.start : part.start + max(part.samples, 1)].tolist()
-    return chosen
+    return chosen if part.samples else chosen * part.borrows
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:

@@ -38,5 +38,7 @@ class Progress:
     """Where it goes, for the batch in force."""
     lr_ramp: int = 0
     """Steps that are left on the way there."""
+    left: int = -1
+    """`epochs` of init when the script left the loop over epochs before its end; -1: it has not."""
     run_id: str = ""
     """The job's name for loggers; of the first job where others went on from its checkpoints."""

@@ -114,7 +114,8 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
                 first = part.start - cursor
                 with self._own_numbers():
                     self._seed(part.start, max(part.samples, 1))
-                    local = stream.collate(step[first : first + max(part.samples, 1)])
+                    chosen = step[first : first + max(part.samples, 1)]
+                    local = stream.collate(chosen if part.samples else chosen * part.borrows)
                 yield part, local
             cursor += len(step)
             full = len(step) == self._cut.batch

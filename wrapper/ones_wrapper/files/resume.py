@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from ones_wrapper.files.checksums import RESUMED_FROM, damage, sync
 from ones_wrapper.files.claim import CLAIM, Claim, Holder, take_claim
 from ones_wrapper.files.job_directory import LEFT, MEMORY, RESULT, TAKEN, checkpoints, newest_checkpoint
+from ones_wrapper.files.job_io import SAVE, STOP
 from ones_wrapper.files.job_lock import WAIT_S, holder, last_job
 from ones_wrapper.files.places import leave_pointer, make_job_directory, make_root, own_job
 from ones_wrapper.files.small_files import replace_small
@@ -59,10 +61,21 @@ def prepare_job_directory(
         return None
     claim = take_claim(path, Holder.here(env), f"{CLAIM}-{block.task}" if block else CLAIM)
     take_over(path, own_job(env))
+    if not block:  # others of the job may train
+        drop_left(path)
     if resume_from:
         resume(resume_from, path, env, cwd)
     leave_pointer(path, env, cwd)
     return claim
+
+
+def drop_left(path: Path) -> None:
+    """Remove what the owner asked of an earlier run, which nobody answered: it had just ended."""
+    for name in (STOP, SAVE):
+        with suppress(OSError):
+            asked = (path / name).lstat().st_mtime
+            (path / name).unlink()
+            log(f"{name} of {time.strftime('%Y-%m-%d %H:%M', time.localtime(asked))}, before this start, is removed")
 
 
 def take_over(path: Path, job_id: int) -> None:

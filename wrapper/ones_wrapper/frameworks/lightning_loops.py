@@ -70,7 +70,7 @@ class Boundaries(Callback):
         steps = fit.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         steps.ready = steps.completed = progress.step
         fit.epoch_loop.on_load_checkpoint({"_batches_that_stepped": progress.step})
-        FLAGS.install()
+        FLAGS.install(keep=False)
         run.begin()
 
     def expect(self, total: int) -> None:
@@ -94,10 +94,10 @@ class Boundaries(Callback):
             loop.max_steps = trainer.global_step + 1 if done else NEVER
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        FLAGS.install()  # Lightning's own handler of SIGTERM would end the ranks at different steps
+        FLAGS.install(keep=False)  # Lightning's own handler of SIGTERM would end the ranks at different steps
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        FLAGS.install()
+        FLAGS.install(keep=False)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if self._within:

@@ -174,7 +174,7 @@ class Steps:
         run.loop.exchanges.check()
         run.meter.start()
         cursor = run.progress.cursor + (pending.share.total if pending else 0)
-        return feed.batches(run.progress.epoch, cursor, run.division.cut(run.batch, run.shares))
+        return feed.batches(run.progress.epoch, cursor, run.cut)
 
     def _commit(self) -> None:
         if self._pending is None:

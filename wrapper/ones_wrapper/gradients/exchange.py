@@ -40,6 +40,8 @@ class Exchange(ABC):
         """Whether gradients were exchanged since the present pass began."""
         self._stepped = False
         """Whether an optimizer has taken them: what comes then in this pass is another model's doing."""
+        self.begun = 0
+        """Exchanges that were begun."""
         self._unit = 0
         """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
 
@@ -119,13 +121,18 @@ class Exchange(ABC):
         if part is None or not part.last:
             return
         self._stepped = True
-        if self._group.world > 1 and not self._arrived:
+        if not self._arrived and self._shows:
             raise RuntimeError(
                 "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
                 "job.ddp or job.fsdp returned, not the one inside it, and run within the loader's loop"
             )
         if self.watch is not None:
             self.watch.exchanged()
+
+    @property
+    def _shows(self) -> bool:
+        """Whether a backward pass of the model arrives here: on one rank alone not always."""
+        return self._group.world > 1
 
     @property
     def idle(self) -> bool:
@@ -198,10 +205,15 @@ class Exchange(ABC):
             raise RuntimeError(
                 "a backward pass outside the loader's loop: how many samples its gradients count is not known"
             )
+        self.begun += not self._arrived
         self._arrived = True
         if self.watch is not None:
             self.watch.arrived()
         return self._part
+
+
+LOOK = 3
+"""Passes in which one rank alone is looked at as several would be."""
 
 
 class DdpExchange(Exchange):
@@ -216,6 +228,10 @@ class DdpExchange(Exchange):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._options: dict[str, Any] = {}
+        self._looked = 0
+        """Passes of one rank alone in which DDP was to show them: so it refuses at once what several would."""
+        self._hooked = True
+        """Whether the present pass goes through DDP's hook."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         """`options` are those of DistributedDataParallel."""
@@ -245,9 +261,12 @@ class DdpExchange(Exchange):
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         # One rank alone needs DDP only to add up passes of different size, or to show the noise scale its gradients.
-        idle = self._group.world == 1 and part.count == 1 and self._noise is None
+        alone = self._group.world == 1 and part.count == 1 and self._noise is None
+        self._looked += alone
+        idle = alone and self._looked > LOOK
         # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
         apart = (idle or not part.last) and not model.static_graph
+        self._hooked = not apart
         with self._within(part):
             if part.count == 1 and not apart:
                 self._unit = part.samples  # nothing adds up
@@ -255,6 +274,10 @@ class DdpExchange(Exchange):
                 return
             with self._adding_up(part), model.no_sync() if apart else nullcontext():
                 yield
+
+    @property
+    def _shows(self) -> bool:
+        return self._hooked
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -274,6 +297,7 @@ class DdpExchange(Exchange):
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: the bucket becomes the mean over all samples, in place."""
+        self.begun += self._arrived and bucket == 0  # one more of the same pass
         part, noise = self._now(), self._measured
         samples, total = part.share.samples, part.share.total
         if not part.last:

@@ -72,6 +72,16 @@ class Exchanges:
                         "not be averaged over the ranks: call requires_grad_(False) after job.ddp, or leave it trained"
                     )
 
+    @property
+    def begun(self) -> int:
+        """Exchanges of gradients that were begun."""
+        return sum(exchange.begun for exchange in self._all)
+
+    @begun.setter
+    def begun(self, value: int) -> None:
+        for exchange in self._all:
+            exchange.begun = value
+
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Around one forward and backward pass of the loop."""
         return self._all[0].during(part) if len(self._all) == 1 else self._during_all(part)

@@ -14,6 +14,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
@@ -44,29 +45,61 @@ class Flags:
         """
         self.leaving = False
         """Whether others wait for the end of this process although it ends with 0."""
+        self.tested = False
+        """Whether this is a test's rank, which leaves its loop to go on at another size."""
         self._quiet_until = 0.0
+        self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
+        """The script's own handlers, by signal, which are called after ours."""
+        self._calling = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The handler: little but flags, since it may run between any two lines of the script."""
         if number in CHECKPOINT:
             self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
-            return
-        if number in LOOK:
+        elif number in LOOK:
             self.look = True
-            return
-        self.stop = True
-        if not self.armed:
+        else:
+            self.stop = True
+        self._call_script(number, frame)
+        if self.stop and not self.armed and number not in CHECKPOINT + LOOK:
             raise SystemExit(STOP_CODE)
+
+    def _call_script(self, number: int, frame: FrameType | None) -> None:
+        """Call the script's own handler. One that would end the script stops it after a checkpoint instead."""
+        handler = self.scripts.get(number)
+        if handler is None or self._calling:  # the latter where it calls the handler that it found: ours
+            return
+        self._calling = True
+        try:
+            handler(number, frame)
+        except (SystemExit, KeyboardInterrupt):
+            if not self.armed:
+                raise
+            self.stop = True
+        finally:
+            self._calling = False
 
     def checkpoint_taken(self) -> None:
         """The request is answered."""
         self.checkpoint = False
         self._quiet_until = time.monotonic() + QUIET_S
 
-    def install(self) -> None:
-        """Take over the signals of this process (main thread only)."""
+    def install(self, keep: bool = True) -> None:
+        """Take over the signals of this process (main thread only), and `keep` the script's handlers to be called."""
         for number in STOP + CHECKPOINT + LOOK:
+            before = signal.getsignal(number)
+            if before == self.handle:
+                continue
+            if keep and callable(before):
+                self.scripts[number] = before
             signal.signal(number, self.handle)
+
+    def keep(self) -> None:
+        """The script may have installed handlers of its own since: ours act again, and call them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if any(signal.getsignal(number) != self.handle for number in STOP + CHECKPOINT):
+            self.install()
 
 
 FLAGS = Flags()
@@ -167,7 +200,7 @@ def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
     if env.get("SUBMITIT_EXECUTOR") == "slurm":
         return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
     for number in sorted(signal.valid_signals()):
-        for handler in _handlers(signal.getsignal(number), _DEEP):
+        for handler in _handlers(FLAGS.scripts.get(number) or signal.getsignal(number), _DEEP):
             package = str(getattr(handler, "__module__", "")).partition(".")[0]
             name = str(getattr(handler, "__name__", ""))
             if text := _HANDLERS.get((package, name)):

@@ -1,9 +1,10 @@
 """Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
 
-The agreement is begun at one boundary and obeyed at the next. It is one maximum over a single integer, which says
-whether any rank asks for anything. Where one does, a second one over ten integers says what (and two for each rank,
-where shares are uneven). When steps are so short that this would cost more than `SHARE` of them, or several make up
-`EVERY_S`, the ranks agree at every n-th boundary only; rank 0 says n, as part of the agreement.
+The agreement is begun at one boundary and obeyed at the next. It is one maximum over three integers: whether any rank
+asks for anything, and the most and fewest exchanges of gradients that ranks have begun, which must be equal. Where one
+asks, a second maximum over ten integers says what (and two for each rank, where shares are uneven). When steps are so
+short that this would cost more than `SHARE` of them, or several make up `EVERY_S`, the ranks agree at every n-th
+boundary only; rank 0 says n, as part of the agreement.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ones_wrapper.files.job_io import SAVE, STOP, OrderReader, OwnerRequests
 from ones_wrapper.group import Group
 from ones_wrapper.process.hooks import FLAGS, Flags
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
+from ones_wrapper.script.stuck import fewer_passes
 
 SHARE = 0.01
 """Most of a step's time that agreeing may take."""
@@ -27,6 +29,8 @@ EVERY_S = 0.1
 """Time between two agreements that is short enough, whatever they cost: who asks waits as long."""
 MOST_LEFT_OUT = 3
 """Most boundaries in a row at which the ranks do not agree for the sake of `EVERY_S`."""
+HELD_S = 30.0
+"""Longest time for which a boundary is put off that comes amid gradients which no optimizer has used yet."""
 _ASKS = 2**32
 """In the single integer: a rank asks for something. Below that stands rank 0's n."""
 
@@ -104,6 +108,10 @@ class Boundary:
         """What is agreed where no rank asks for anything."""
         self._began_s = self._cost_s = 0.0
         self._answered = 0
+        self._held_since = 0.0
+        self._counted = 0
+        self.exchanges: Callable[[], int] = lambda: 0
+        """How many exchanges of gradients this rank has begun: as many as all others."""
         self.applied = 0
         """Number of the order whose batch is in force."""
         self.members: Members | None = None
@@ -174,28 +182,42 @@ class Boundary:
         word = interval if first else 0
         self._proposed = proposal
         started = time.perf_counter()
-        self._later = self._group.maximum_later([_ASKS + word if self._asks(proposal) else word])
+        self._counted = self.exchanges()
+        word += _ASKS if self._asks(proposal) else 0
+        self._later = self._group.maximum_later([word, self._counted, -self._counted])
         self._began_s = time.perf_counter() - started
 
-    def finish_agreement(self) -> Agreement | None:
+    def finish_agreement(self, unused: bool = False) -> Agreement | None:
         """Called by all ranks at every step boundary: what was agreed during the step that has just ended; None where
-        nothing was.
+        nothing was. Where any rank has `unused` gradients nothing is done yet, and what was asked for is asked again.
         """
         if self._later is None:
             return None
         later, self._later = self._later, None
         started = time.perf_counter()
-        word = later()[0]
+        word, most, least = later()
         cost = self._began_s + time.perf_counter() - started
         # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
         self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
+        if most != -least:
+            raise RuntimeError(fewer_passes(self._group.rank, most - self._counted))
         if word < _ASKS:
             self._skip = word - 1
             return self._quiet
-        agreed = self._agreed(self._group.maximum(self._proposed))
+        *proposal, held = self._group.maximum([*self._proposed, int(unused and self._may_hold())])
+        if held:
+            self._flags.checkpoint = self._flags.checkpoint or bool(self._proposed[1])
+            self._skip = 0
+            return self._quiet
+        self._held_since = 0.0
+        agreed = self._agreed(proposal)
         if agreed.drain:
             self._answered = agreed.number
         return agreed
+
+    def _may_hold(self) -> bool:
+        self._held_since = self._held_since or time.monotonic()
+        return time.monotonic() - self._held_since < HELD_S
 
     def _interval(self, step_s: float) -> int:
         if step_s <= 0 or self._group.world == 1:

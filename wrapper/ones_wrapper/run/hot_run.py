@@ -285,6 +285,8 @@ class HotRun(Run):
         self.meter.ranks_changed()
         self._boundary.ranks_changed(applied, answered)
         self.generation = plan.generation
+        self.loop.exchanges.begun = self._begun_before = 0
+        self._watch_others()
         if self.trace:
             self.trace.ranks_changed(plan.term, group.rank, group.world, plan.generation)
         self._lead_or_follow(change, largest)

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from ones_wrapper.data.coreset import Floats, Ints, select
 from ones_wrapper.data.coreset_feed import CoresetFeed
-from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.data.feed import AccumulationStep, Feed
 from ones_wrapper.data.randomness import keep_generators, seed_step
+from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
 from ones_wrapper.run.run import Run
+
+AHEAD = (
+    "the loader was asked for a third batch before the first was trained on: asking for the next one ends a step, and "
+    "one batch ahead is the most. To fetch ahead give job.loader num_workers=N and pin_memory=True"
+)
+USED_UP = (
+    "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`, or end it with "
+    "job.epoch_end() before the next pass. An endless loop is `for epoch in job.epochs(): for batch in loader:` with "
+    "ones.init(epochs=0); count its steps by job.base_steps, which goes on after a resize"
+)
+OUTSIDE = (
+    "the loader is used outside job.epochs(){line}, so a resize begins the script's own count of epochs again: write "
+    "`for epoch in job.epochs():`"
+)
+
+
+class Sampler:
+    """Stands for a DistributedSampler: the order of each epoch follows from the loader's seed and its number."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing is left to do."""
 
 
 class Loader:
@@ -25,8 +49,32 @@ class Loader:
     is to be written in.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, dataset: Any = None, options: dict[str, Any] | None = None) -> None:
         self._run = run
+        self.dataset = dataset
+        self._options = options or {}
+        self.sampler = Sampler()
+        self._given: deque[AccumulationStep] = deque()
+        """The passes that were handed out and have not ended: one, or two where the script asks ahead."""
+        self._pass = ExitStack()
+        """Around the first of them."""
+        self._passed = -1
+        """The epoch that was walked through to its end."""
+
+    @property
+    def batch_size(self) -> int:
+        """The batch that the script's learning rate was chosen for; `len` counts steps of it."""
+        return self._run.spec.base_batch
+
+    def __getattr__(self, name: str) -> Any:
+        """What a DataLoader's options say of it."""
+        options = self.__dict__.get("_options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(
+            f"job.loader's {name}: which samples a step uses is decided by the job, so of a DataLoader it has dataset, "
+            "batch_size (init's batch), sampler.set_epoch and the options that it was given"
+        )
 
     def __len__(self) -> int:
         """Steps of an epoch at the base batch. Raises TypeError for a stream that gives no length."""
@@ -42,38 +90,103 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """The local batches of this rank's replica from the cursor to the end of the present epoch; all ranks take as
         many.
+
+        A script may ask one batch ahead, as prefetchers do: it asks for the second before it has trained on the first.
+        A step then ends when the batch after the next is asked for, or with the epoch.
         """
         run = self._run
         run.begin()
         loop, progress = run.loop, run.progress
-        feed, rate = loop.feed, loop.rate
-        assert feed is not None and rate is not None
+        feed, first = loop.feed, loop.first_steps
+        assert feed is not None and first is not None
+        self._check_pass(progress.epoch)
         loop.exchanges.check()
         if isinstance(feed, CoresetFeed) and feed.due(progress.epoch, progress.cursor):
             self._select(feed)
-        epoch, changed = progress.epoch, True
+        run.meter.start()
+        first.begin()
+        self._given.clear()
+        coming, number, ahead = self._coming(feed), 0, False
+        while True:
+            if number == 1 and not first.touched and not self._stepped:
+                ahead = True
+            elif number == 2 and ahead and not first.touched and not self._stepped:
+                raise RuntimeError(AHEAD)
+            elif self._given:
+                self._end_pass()
+            found = next(coming, None)
+            if found is None:
+                break
+            self._given.append(found[0])
+            if len(self._given) == 1:
+                self._begin_pass()
+            number += 1
+            try:
+                yield found[1]
+            except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
+                self._pass.__exit__(*sys.exc_info())
+                if self._given[0].last and self._stepped:
+                    run.commit(self._given[0].share.total)
+                self.leave(early=True)
+                raise
+        self._passed = progress.epoch
+        run.meter.settle()  # an evaluation may follow
+        if self._given:
+            loop.end_open = self._end_open
+        else:
+            self.leave(early=False)
+
+    @property
+    def _stepped(self) -> bool:
+        rate = self._run.loop.rate
+        return rate is not None and rate.stepped
+
+    def _check_pass(self, epoch: int) -> None:
+        """Raises RuntimeError for another pass over an epoch that is used up."""
+        if self._passed == epoch:
+            raise RuntimeError(USED_UP.format(epoch=epoch))
+        if not self._run.loop.in_epochs and self._run.loop.first_steps is not None:
+            self._run.loop.first_steps.say(OUTSIDE)
+
+    def _coming(self, feed: Feed | StreamFeed) -> Iterator[tuple[AccumulationStep, Any]]:
+        """The passes still to hand out, cut anew where the batch or the ranks change."""
+        run, epoch, changed = self._run, self._run.progress.epoch, True
         while changed:
             before, changed = run.cut_by, False
             run.use_batch()
+            ahead = sum(part.share.total for part in self._given if part.last)
+            for part, local in feed.batches(epoch, run.progress.cursor + ahead, run.cut, seeded=True):
+                yield part, local
+                if part.last and run.cut_by != before:
+                    changed = True
+                    break
+
+    def _begin_pass(self) -> None:
+        self._pass = ExitStack()
+        self._pass.enter_context(self.passing(self._given[0]))
+
+    def _end_pass(self) -> None:
+        """The first of those handed out ends, and the step with its last; the next one begins."""
+        run = self._run
+        self._pass.close()
+        part = self._given.popleft()
+        if part.last:
+            self.complete(part)
+            run.act()
             run.meter.start()
-            cut = run.division.cut(run.batch, run.shares)
-            for part, local in feed.batches(epoch, progress.cursor, cut, seeded=True):
-                try:
-                    with self.passing(part):
-                        yield local
-                except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
-                    if part.last and rate.stepped:
-                        run.commit(part.share.total)
-                    self.leave(early=True)
-                    raise
-                if part.last:
-                    self.complete(part)
-                    run.act()
-                    run.meter.start()
-                    if run.cut_by != before:
-                        changed = True
-                        break
-        run.meter.settle()  # an evaluation may follow
+        if self._given:
+            self._begin_pass()
+
+    def _end_open(self) -> None:
+        """End what was asked for ahead, and trained on after the loader's last batch."""
+        self._run.loop.end_open = lambda: None
+        while self._given:
+            self._pass.close()
+            part = self._given.popleft()
+            if part.last:
+                self.complete(part)
+            if self._given:
+                self._begin_pass()
         self.leave(early=False)
 
     def _select(self, feed: CoresetFeed) -> None:
@@ -125,6 +238,8 @@ class Loader:
             loop.used = []
             if loop.rate:
                 loop.rate.expect()
+            if loop.first_steps is not None:
+                loop.first_steps.begin()
             if run.noise is not None:
                 run.noise.begin(run.progress.step)
             strategy = run.settings.strategy

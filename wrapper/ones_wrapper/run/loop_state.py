@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share
 from ones_wrapper.data.streams import StreamFeed
@@ -9,6 +11,7 @@ from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.learning_rate import Rate
 from ones_wrapper.gradients.schedule import Schedules
+from ones_wrapper.script.first_steps import FirstSteps
 
 
 class Loop:
@@ -26,6 +29,13 @@ class Loop:
         """The pass that the script is in, or was in last."""
         self.within = False
         """Whether an error of the script may be one of a pass: not after an epoch's last."""
+        self.in_epochs = False
+        """Whether the script goes by `Job.epochs`."""
+        self.end_open: Callable[[], None] = lambda: None
+        """Ends the last step of an epoch, where the script asked for its batches ahead."""
+        self.least = 1
+        """Fewest samples of a share: two where BatchNorm takes no less."""
+        self.first_steps: FirstSteps | None = None
         self.used: list[int] = []
         """Dataset indices that this rank used in the step, where there is a trace."""
 

@@ -23,10 +23,20 @@ def look_at(spec: Spec) -> None:
         log("init has no epochs=…, so job.epochs() has no end and nobody knows how far the job is: say epochs=N")
 
 
-def finished(epoch: int, epochs: int) -> str:
+def finished(epoch: int, epochs: int, left: bool) -> str:
     """There is nothing left to train."""
-    done = f"{epoch} of {epochs} epochs"
+    done = f"{epoch} of {epochs or 'any number of'} epochs"
+    if left:
+        done += ", where the script left job.epochs()"
     return f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew"
+
+
+def groups_added(name: str) -> str:
+    """A parameter group came after `register`."""
+    return (
+        f"{name}.add_param_group was called after job.register, so no checkpoint would fit the next start: add all "
+        "groups before job.register, those for later with requires_grad_(False), and unfreeze them later"
+    )
 
 
 def no_steps(step: int) -> str:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from ones_wrapper.checkpoint import Checkpoints, State
 from ones_wrapper.checkpoint.saver import Saver
 from ones_wrapper.data.progress import Progress
@@ -24,7 +26,7 @@ from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.gradients.schedule import counted
 from ones_wrapper.group import Group
 from ones_wrapper.process import hang_detector
-from ones_wrapper.process.ending import flush_files
+from ones_wrapper.process.ending import flush_files, leave
 from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
 from ones_wrapper.process.hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.process.log import log
@@ -37,6 +39,9 @@ from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.run.settings import Identity, Settings
 from ones_wrapper.run.sizes import Sized
+from ones_wrapper.script import stuck
+from ones_wrapper.script.first_steps import FirstSteps
+from ones_wrapper.script.optimizers import stepper
 
 
 class Run(Sized):
@@ -77,6 +82,7 @@ class Run(Sized):
         orders = self._orders(self._restart) if first else None
         self._requests = OwnerRequests(self.directory) if first else None
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
+        self._boundary.exchanges = lambda: self.loop.exchanges.begun
         if self.uneven is not None:
             self._boundary.measured, self.meter.watch = self.uneven.proposal, self.uneven.watch
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
@@ -87,6 +93,9 @@ class Run(Sized):
         self._idle, self._loaded, self._note = idle, "", ""
         self._first = False
         self._still = 0  # steps in a row that the optimizer has not made
+        self._unused = False  # the last step ended without one of an optimizer
+        self._begun_before = 0  # exchanges of gradients in the steps that were completed
+        self._watch: stuck.Watch | None = None
         self.ended = False  # the script has
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
         self.files = KeptFiles(lambda: self.rank == 0)
@@ -144,10 +153,19 @@ class Run(Sized):
     def _carry(self, state: State) -> None:
         """Take over what training carries, as it is. Not collective."""
         self.state = state
-        optimizers = state.optimizers.values()
+        optimizers = [stepper(optimizer) for optimizer in state.optimizers.values()]
         self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
+        groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
+
+        def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if len(optimizer.param_groups) != groups[optimizer]:
+                raise RuntimeError(mistakes.groups_added(type(optimizer).__name__))
+            self.loop.exchanges.finish(optimizer)
+
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(lambda optimizer, *_: self.loop.exchanges.finish(optimizer))
+            optimizer.register_step_pre_hook(before_step)
+        its = list(state.optimizers.values())
+        self.loop.first_steps = FirstSteps(self.group.rank == 0, its, state.extras.values())
 
     def begin(self) -> None:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
@@ -178,6 +196,25 @@ class Run(Sized):
         self._log_start()
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
+        self._watch_others()
+
+    def _watch_others(self) -> None:
+        """Look for ranks that made fewer backward passes than others. Not collective."""
+        if self._watch is not None:
+            self._watch.close()
+        if self.group.world == 1:
+            return
+
+        def counts() -> stuck.Counts:
+            return self.progress.step, self.loop.exchanges.begun, self._begun_before, self.meter.step_s
+
+        def end(why: str) -> None:
+            log(why)
+            self._reporter.bye("error", self.progress.step, 1, why[:300])
+            leave(1)
+
+        where = stuck.meeting(os.environ, self.generation)
+        self._watch = stuck.Watch(self.directory, self.group.rank, where, counts, end)
 
     def _log_start(self) -> None:
         """What changed since the start before. Not collective."""
@@ -194,6 +231,7 @@ class Run(Sized):
         if self.state is None or self.loop.feed is None:
             missing = "job.register(...)" if self.state is None else "job.loader(...)"
             raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
+        FLAGS.keep()
         if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
@@ -218,7 +256,11 @@ class Run(Sized):
             self.noise.step(total)
         if self.uneven is not None:
             self.uneven.step(self.loop.part.share.samples)
+        self._begun_before = self.loop.exchanges.begun
         if rate := self.loop.rate:
+            self._unused = not rate.stepped
+            if self.loop.first_steps is not None:
+                self.loop.first_steps.end(rate.stepped)
             self._still = 0 if rate.stepped else self._still + 1
             if self._still == mistakes.NO_STEPS and self.group.rank == 0:
                 log(mistakes.no_steps(progress.step + 1))
@@ -247,7 +289,8 @@ class Run(Sized):
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
         self.saver.report_finished()
         self._batch_fixed()
-        agreed = self._boundary.finish_agreement()
+        FLAGS.keep()
+        agreed = self._boundary.finish_agreement(self._unused)
         if agreed is not None:
             self._carry_out(agreed)
         due = self.group.rank == 0 and self.saver.due(self.progress)
@@ -285,6 +328,7 @@ class Run(Sized):
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         """Report the epoch and go on to the next, at a step boundary."""
         self.begin()
+        self.loop.end_open()
         progress, losses = self.progress, self.meter.take_epoch()
         sums = [float(losses.total), float(losses.samples)]
         total, samples = self.group.total(sums)
@@ -300,13 +344,20 @@ class Run(Sized):
     @property
     def finished_before(self) -> bool:
         """Whether the checkpoint that was loaded is of a training that had come to its end. Not collective."""
-        epochs = self.spec.epochs
-        return not self._begun and bool(self._loaded) and 0 < epochs <= self.progress.epoch
+        epochs, progress = self.spec.epochs, self.progress
+        over = 0 < epochs <= progress.epoch or progress.left == epochs
+        return not self._begun and bool(self._loaded) and over
+
+    def leave_epochs(self) -> None:
+        """The script leaves the loop over epochs before its end, on all ranks: the last checkpoint."""
+        self.loop.end_open()
+        self.progress.left = self.spec.epochs
+        self.finish()
 
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
         if self.finished_before:
-            text = mistakes.finished(self.progress.epoch, self.spec.epochs)
+            text = mistakes.finished(self.progress.epoch, self.spec.epochs, self.progress.left >= 0)
             if self.group.rank == 0:
                 log(text)
             # No hello: nothing begins.
@@ -316,6 +367,8 @@ class Run(Sized):
             self.loop.exchanges.settle()
             self.save("at the end")
         self.saver.close()
+        if self._watch is not None:
+            self._watch.close()
         self.reason = "finished"
         FLAGS.armed = False
         hang_detector.pause()
@@ -396,6 +449,8 @@ class Run(Sized):
         """The script ended. Not collective: other ranks may be gone."""
         FLAGS.armed, self.ended = False, True
         hang_detector.pause()
+        if self._watch is not None:
+            self._watch.close()
         reason = self.reason
         if code == DONT_RESTART:
             reason = "stopped"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ones_wrapper.checkpoint import State
+from ones_wrapper.data.feed import Cut
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import Uneven
@@ -47,6 +48,11 @@ class Sized:
     def shares(self) -> Shares | None:
         """How steps are divided over the ranks; None for evenly. Not collective."""
         return self.uneven.shares if self.uneven is not None else None
+
+    @property
+    def cut(self) -> Cut:
+        """By what the data is cut for this rank. Not collective."""
+        return replace(self.division.cut(self.batch, self.shares), least=self.loop.least)
 
     @property
     def cut_by(self) -> tuple[object, ...]:

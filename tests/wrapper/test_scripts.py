@@ -1,0 +1,567 @@
+"""What scripts do besides the documented loop: it is carried through a resize, or said before the first.
+
+Each test is one kind, from public scripts. Ranks are forked from the test's process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import ones_wrapper as ones
+from ones_wrapper import testing
+from ones_wrapper.process.hooks import FLAGS
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Numbers(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """Samples that say which they are."""
+
+    def __init__(self, samples: int = 20, bad: int = -1) -> None:
+        self.samples, self.bad = samples, bad
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        y = float("nan") if index == self.bad else index % 10 / 5.0
+        return index, torch.full((4,), index % 10 / 10.0), torch.tensor([y])
+
+
+class Loop:
+    """A script's objects, registered."""
+
+    def __init__(
+        self,
+        batch: int = 4,
+        epochs: int = 2,
+        data: Dataset[Any] | None = None,
+        model: torch.nn.Module | None = None,
+        optimizer: Callable[[Any], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        **others: Any,
+    ) -> None:
+        self.job = job = ones.init(batch=batch, max_local_batch=batch, epochs=epochs, noise_scale=False)
+        torch.manual_seed(0)
+        self.model = job.ddp(model or torch.nn.Linear(4, 1))
+        found = job.register(model=self.model, optimizer=optimizer(list(self.model.parameters())), **others)
+        self.optimizer = found[0] if others else found
+        self.loader = job.loader(data or Numbers(), seed=3)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        _, x, y = batch
+        loss: torch.Tensor = (self.model(x) - y).square().mean()
+        return loss
+
+    def step(self, batch: Batch) -> None:
+        loss = self.loss(batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    @property
+    def weights(self) -> list[float]:
+        return [round(value, 5) for p in self.job.unwrap(self.model).parameters() for value in p.flatten().tolist()]
+
+
+def logged(body: Callable[[], Any], capfd: pytest.CaptureFixture[str], ranks: int = 1) -> tuple[list[Any], str]:
+    """What the ranks put, and the job's log."""
+    capfd.readouterr()
+    put = testing.run(body, ranks=ranks)
+    return [one.value for one in put], capfd.readouterr().err
+
+
+# -- gradients -----------------------------------------------------------------------------------------------------
+
+
+def by_hand(stop_at: int) -> int | None:
+    loop = Loop(epochs=1)
+    loop.optimizer.zero_grad()
+    for _ in loop.job.epochs():
+        for turn, batch in enumerate(loop.loader):
+            if stop_at and loop.job.progress.step == stop_at and not loop.job.progress.resizes:
+                os.kill(os.getpid(), signal.SIGUSR1)  # a checkpoint at the next boundary that takes one
+            (loop.loss(batch) / 2).backward()
+            if turn % 2:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+    testing.put(loop.job.progress.step)
+    return None
+
+
+def test_gradients_that_are_left_are_said(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects who accumulates by hand from losing his place at a resize without a word."""
+    _, log = logged(partial(by_hand, 0), capfd)
+    assert log.count("max_accumulation_steps=N") == 1 and "(test_scripts.py:" in log
+
+
+class Agreeing:
+    """One rank's group, which counts."""
+
+    rank, world = 0, 1
+
+    def maximum(self, values: list[int]) -> list[int]:
+        return list(values)
+
+    def maximum_later(self, values: list[int]) -> Callable[[], list[int]]:
+        return lambda: list(values)
+
+
+def test_a_boundary_amid_unused_gradients_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects gradients that no optimizer has used yet: what was asked for is asked again, but not for ever."""
+    from ones_wrapper.process.hooks import Flags
+    from ones_wrapper.run import boundary
+
+    flags = Flags()
+    boundaries = boundary.Boundary(Agreeing(), None, None, 0, flags)  # type: ignore[arg-type]
+    flags.checkpoint = True
+    boundaries.start_agreement(1.0, False, False)
+    held = boundaries.finish_agreement(True)
+    assert held is not None and not held.checkpoint and flags.checkpoint
+    boundaries.start_agreement(1.0, False, False)
+    agreed = boundaries.finish_agreement(False)
+    assert agreed is not None and agreed.checkpoint and not flags.checkpoint
+    flags.stop = True
+    boundaries.start_agreement(1.0, False, False)
+    assert boundaries.finish_agreement(True).stop == 0  # type: ignore[union-attr]
+    monkeypatch.setattr(boundary, "HELD_S", 0.0)
+    boundaries.start_agreement(1.0, False, False)
+    assert boundaries.finish_agreement(True).stop == boundary.BY_SIGNAL  # type: ignore[union-attr]
+
+
+def skips(agreed: bool) -> None:
+    loop = Loop(data=Numbers(bad=7), epochs=1)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            bad = not loop.loss(batch).isfinite()
+            if loop.job.any(bad) if agreed else bad:
+                continue
+            loop.step(batch)
+    testing.put(loop.weights)
+
+
+def test_a_skipped_backward_pass_is_said_on_one_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects from a hang at the first resize."""
+    _, log = logged(partial(skips, False), capfd)
+    assert log.count("a turn of the loop (test_scripts.py:") == 1 and "job.any(bad)" in log
+
+
+def test_ranks_skip_together(capfd: pytest.CaptureFixture[str]) -> None:
+    put, _ = logged(partial(skips, True), capfd, 2)
+    assert put[0] == put[1]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "culprit"),
+    [
+        ((5, 5, 5), (4, 5, 4), False),  # the other is in the exchange that this one has begun, too
+        ((5, 4, 4), (4, 5, 4), True),
+        ((5, 4, 4), (5, 5, 5), True),  # by NCCL the other does not wait for it at once
+        ((4, 4, 4), (4, 5, 4), False),  # this one is slow
+    ],
+)
+def test_who_made_fewer_passes_is_named(mine: tuple[int, ...], other: tuple[int, ...], culprit: bool) -> None:
+    """Protects from a rank that is taken for the one that skipped."""
+    from ones_wrapper.script.stuck import Place, unequal
+
+    why = unequal(Place(1, *mine, " (a.py:3)"), [Place(0, *other, " (a.py:9)")])
+    assert bool(why) == culprit
+    assert not culprit or ("rank 1 made 1" in why and "(a.py:3)" in why and "(a.py:9)" in why)
+
+
+def hangs() -> None:
+    from ones_wrapper.script import stuck
+
+    stuck.STILL_S, stuck.Watch.POLL_S = 0.3, 0.05
+    loop = Loop(epochs=1)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            if loop.job.rank == 1 and loop.job.progress.step == 2:
+                continue
+            loop.step(batch)
+
+
+def test_a_rank_that_skips_alone_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects from ranks that wait for each other for ever, deaf to signals."""
+    began = time.monotonic()
+    with pytest.raises(testing.RankFailed) as failed:
+        testing.run(hangs, ranks=2)
+    assert time.monotonic() - began < 20
+    log = str(failed.value) + capfd.readouterr().err
+    said = (
+        r"rank 1 made 1 backward pass\(es\) fewer than (rank 0 .*it is|others up to this step) \(test_scripts.py:\d+\)"
+    )
+    assert re.search(said, log), log
+
+
+def inner() -> None:
+    loop = Loop()
+    model = loop.job.unwrap(loop.model)
+    for _ in loop.job.epochs():
+        for _, x, y in loop.loader:
+            loop.optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            loop.optimizer.step()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_forward_on_the_inner_model_is_refused_on_one_rank_too(ranks: int) -> None:
+    with pytest.raises(testing.RankFailed, match="gradients were not exchanged"):
+        testing.run(inner, ranks=ranks)
+
+
+# -- the loop --------------------------------------------------------------------------------------------------------
+
+
+def ahead(depth: int, samples: int) -> None:
+    loop = Loop(data=Numbers(samples))
+    for _ in loop.job.epochs():
+        coming = iter(loop.loader)
+        queue = [next(coming) for _ in range(depth + 1)]
+        while queue:
+            batch, *queue = queue
+            loop.step(batch)
+            testing.put((loop.job.progress.epoch, loop.job.progress.step, batch[0].tolist()))
+            if (more := next(coming, None)) is not None:
+                queue.append(more)
+        loop.job.epoch_end()
+    assert loop.job.progress.samples == 2 * samples
+
+
+def fetches_between() -> None:
+    loop = Loop(epochs=2)
+    for _ in loop.job.epochs():
+        coming = iter(loop.loader)
+        batch = next(coming)
+        while batch is not None:
+            loss = loop.loss(batch)
+            batch = next(coming, None)
+            loop.optimizer.zero_grad()
+            loss.backward()
+            loop.optimizer.step()
+    assert loop.job.progress.samples == 40 and loop.job.progress.step == 10
+
+
+def test_one_batch_may_be_asked_for_ahead() -> None:
+    """Protects a prefetcher's last batch of each epoch, and the count of what was trained on."""
+    put = [one.value for one in testing.run(partial(ahead, 1, 22))]
+    assert [step for _, step, _ in put] == list(range(12))
+    for epoch in (0, 1):
+        assert sorted(i for at, _, ids in put for i in ids if at == epoch) == list(range(22))
+    testing.run(fetches_between)
+
+
+def test_two_batches_ahead_are_an_error_at_once() -> None:
+    with pytest.raises(testing.RankFailed, match="one batch ahead is the most"):
+        testing.run(partial(ahead, 2, 20))
+
+
+def endless() -> None:
+    loop = Loop()
+
+    def cycle() -> Iterator[Batch]:
+        while True:
+            yield from loop.loader
+
+    for _, batch in zip(range(12), cycle(), strict=False):
+        loop.step(batch)
+
+
+def in_range() -> None:
+    loop = Loop()
+    for _ in range(2):
+        for batch in loop.loader:
+            loop.step(batch)
+
+
+@pytest.mark.parametrize("body", [endless, in_range])
+def test_a_second_pass_over_an_epoch_names_job_epochs(
+    body: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Protects from a loop that spins, and from epochs without a batch."""
+    with pytest.raises(testing.RankFailed, match="epoch 0 is used up"):
+        testing.run(body)
+    assert "outside job.epochs() (test_scripts.py:" in capfd.readouterr().err
+
+
+def test_leaving_the_epochs_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects an early stop: a restart in what follows the loop trains nothing again."""
+
+    def body() -> int | None:
+        FLAGS.tested = False
+        loop = Loop(epochs=3)
+        again = loop.job.progress.step > 0
+        for epoch in loop.job.epochs():
+            for batch in loop.loader:
+                loop.step(batch)
+            testing.put(("trained", epoch))
+            loop.job.epoch_end()
+            if epoch == 1:
+                break
+        testing.put(("behind", loop.job.progress.step))
+        return None if again else 1
+
+    put = [one.value for one in testing.run(body)]
+    assert put == [("trained", 0), ("trained", 1), ("behind", 10), ("behind", 10)]
+    assert "the script left job.epochs()" in capfd.readouterr().err
+
+
+def test_an_error_is_no_leaving() -> None:
+    """Protects the other ranks from waiting for one that failed."""
+    from ones_wrapper.script.left import left_on_purpose
+
+    def loop(error: bool) -> list[bool]:
+        found = []
+
+        def numbers() -> Iterator[int]:
+            try:
+                yield 1
+            except GeneratorExit:
+                found.append(left_on_purpose(sys._getframe().f_back))
+
+        try:
+            for _ in numbers():
+                if error:
+                    raise ValueError
+                break
+        except ValueError:
+            pass
+        return found
+
+    assert loop(False) == [True] and loop(True) == [False]
+
+
+# -- what is registered ------------------------------------------------------------------------------------------------
+
+
+class NoClosure(torch.optim.Optimizer):
+    """As LARS in public scripts has it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(0.9).add_(p.grad)
+                p.sub_(mean, alpha=group["lr"])
+
+
+class TwoSteps(torch.optim.Optimizer):
+    """As SAM: first to where the loss is worst, then by another optimizer."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is None:
+            raise ValueError("give a closure")
+        self.base_optimizer.step()
+
+    def second_step(self) -> None:
+        self.base_optimizer.step()
+
+
+class Slow(torch.optim.Optimizer):
+    """As Lookahead: another state_dict than torch's."""
+
+    def __init__(self, params: Any) -> None:
+        self.optimizer = torch.optim.AdamW(params, lr=0.05)
+        self.counter = 0
+
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.counter += 1
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counter": self.counter, "base_optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.counter = state_dict["counter"]
+        self.optimizer.load_state_dict(state_dict["base_optimizer"])
+
+
+def optimizes(kind: Callable[[Any], torch.optim.Optimizer], stops: bool) -> int | None:
+    loop = Loop(optimizer=kind, batch=2, epochs=3)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            if stops and loop.job.progress.step == 7:
+                loop.job.checkpoint()
+                stops = False
+                if not loop.job.progress.resizes:
+                    return 2
+            loop.optimizer.zero_grad()
+            loop.loss(batch).backward()
+            getattr(loop.optimizer, "second_step", loop.optimizer.step)()
+    testing.put(loop.weights)
+    return None
+
+
+@pytest.mark.parametrize("kind", [NoClosure, TwoSteps, Slow])
+def test_optimizers_of_other_forms_go_on(
+    kind: Callable[[Any], torch.optim.Optimizer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Protects what an optimizer knows: the same weights with a resize and without."""
+    (still,), log = logged(partial(optimizes, kind, False), capfd)
+    moved, _ = logged(partial(optimizes, kind, True), capfd)
+    assert all(one == pytest.approx(still, abs=2e-5) for one in moved) and len(moved) == 2
+    assert "has not stepped" not in log
+
+
+def unfreezes() -> None:
+    loop = Loop(model=torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)), epochs=1)
+    extra = torch.nn.Parameter(torch.zeros(1))
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            if loop.job.progress.step == 2 and len(loop.optimizer.param_groups) == 1:
+                loop.optimizer.add_param_group({"params": [extra]})
+            loop.step(batch)
+
+
+def test_groups_that_are_added_later_are_refused() -> None:
+    """Protects a job from an end at its next resize."""
+    with pytest.raises(testing.RankFailed, match=r"SGD\.add_param_group was called after job\.register"):
+        testing.run(unfreezes)
+
+
+def forgets() -> None:
+    loop = Loop(epochs=1)
+    late = torch.optim.lr_scheduler.StepLR(loop.optimizer, 3)
+    average = torch.optim.swa_utils.AveragedModel(loop.model.module)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+            late.step()
+            average.update_parameters(loop.model.module)
+
+
+def test_what_is_not_registered_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects schedules and averages that begin anew at each resize."""
+    _, log = logged(forgets, capfd)
+    assert log.count("StepLR drives a registered optimizer") == log.count("AveragedModel is not registered") == 1
+
+
+def normalized() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    loop = Loop(batch=6, data=Numbers(20), model=net, epochs=1)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            assert len(batch[0]) > 1
+            loop.step(batch)
+            testing.put((loop.job.rank, loop.job.progress.step, loop.job._run.loop.part.samples))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_batchnorm_never_gets_one_sample(ranks: int) -> None:
+    """Protects the end of an epoch, whose last two samples two ranks would share."""
+    put = [one.value for one in testing.run(normalized, ranks=ranks)]
+    assert sum(samples for _, _, samples in put) == 20
+    assert all(samples != 1 for _, _, samples in put)
+
+
+def test_a_loader_has_what_scripts_ask_of_one() -> None:
+    def body() -> None:
+        data = Numbers()
+        loader = Loop(data=data).loader
+        loader.sampler.set_epoch(3)
+        assert (loader.dataset, loader.batch_size, loader.drop_last, loader.num_workers) == (data, 4, False, 0)
+        with pytest.raises(AttributeError, match="batch_sampler: which samples"):
+            _ = loader.batch_sampler
+
+    testing.run(body)
+
+
+# -- signals and files -------------------------------------------------------------------------------------------------
+
+
+def handles(late: bool) -> None:
+    seen: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        seen.append(number)
+        if number == signal.SIGTERM:
+            raise SystemExit(0)
+
+    if not late:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, own)
+    loop = Loop(epochs=0)
+    if late:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, own)
+    folder = loop.job._run.directory
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+            if loop.job.progress.step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            if loop.job.progress.step == 8:
+                assert seen == [signal.SIGUSR1] * 2 and list((folder / "checkpoints").glob("step-*"))
+                testing.put("a checkpoint")
+                return
+            if loop.job.progress.step == 6:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_handlers_of_the_script_are_called_besides_ours(late: bool) -> None:
+    """Protects both: what a script does at a signal, and the checkpoint that ours takes."""
+    testing.run(partial(handles, late))
+
+
+def test_a_handler_that_ends_the_script_waits_for_the_checkpoint() -> None:
+    from ones_wrapper.process.hooks import Flags
+
+    flags, seen = Flags(), []
+
+    def own(number: int, frame: object) -> None:
+        seen.append(number)
+        before(number, None)  # type: ignore[operator]
+        raise SystemExit(0)
+
+    kept = {number: signal.getsignal(number) for number in (15, 10, 12, signal.SIGURG)}
+    try:
+        flags.install(keep=False)
+        before = signal.getsignal(15)
+        signal.signal(15, own)
+        flags.armed = True
+        flags.keep()
+        os.kill(os.getpid(), 15)
+        assert seen == [15] and flags.stop
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def test_a_leftover_stop_is_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects a training from a request that came too late for the one before."""
+    from ones_wrapper.files.resume import prepare_job_directory
+
+    (tmp_path / "ones.stop").touch()
+    claim = prepare_job_directory(tmp_path, {}, tmp_path)
+    assert claim is not None
+    claim.release()
+    assert not (tmp_path / "ones.stop").exists() and "ones.stop of " in capfd.readouterr().err
+    (tmp_path / "ones.stop").touch()
+    prepare_job_directory(tmp_path, {"ONES_LAUNCHED": "1"}, tmp_path)  # the ranks start again
+    assert (tmp_path / "ones.stop").exists()

@@ -1,0 +1,132 @@
+"""A look at the first steps of a run: what works on these ranks, and would not survive the first resize.
+
+Each thing is said once, by rank 0, with the script's line and what to write. Training goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from ones_wrapper.process.log import log
+from ones_wrapper.script.line import line
+
+LOOK = 20
+"""Steps of a run in which gradients are looked for that no optimizer used."""
+FORGOTTEN_AT = 2
+"""The step after which the script's objects are looked through: what it makes late in the first turn is there."""
+
+UNUSED = (
+    "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
+    "when the job is resized, which waits until the optimizer has stepped. Write ones.init(batch=what one step takes, "
+    "max_local_batch=what one backward takes, max_accumulation_steps=N) and step in each turn of the loop"
+)
+SKIPPED = (
+    "a turn of the loop{line} made no backward pass: on several GPUs the ranks wait for each other in it, so all or "
+    "none must skip: `if job.any(bad): continue`"
+)
+FORGOTTEN = {
+    LRScheduler: (
+        "{name} drives a registered optimizer and is not registered, so it begins anew at each resize: give it to "
+        "job.register(scheduler=...), or to accelerator.prepare together with model and optimizer"
+    ),
+    torch.amp.GradScaler: (
+        "{name} is not registered, so its scale begins anew at each resize: job.register(..., scaler=scaler)"
+    ),
+    AveragedModel: (
+        "{name} is not registered, so the average begins anew at each resize: job.register(..., average=average)"
+    ),
+}
+"""By the type of what training should carry."""
+
+
+class FirstSteps:
+    """The look at one run."""
+
+    def __init__(self, speaks: bool, optimizers: Sequence[torch.optim.Optimizer], carried: Iterable[Any]) -> None:
+        """`carried` is all that is registered beside model and optimizers; `speaks` says that this is rank 0."""
+        self._speaks = speaks
+        self._optimizers = optimizers
+        self._carried = {id(part) for thing in carried for part in _parts(thing)}
+        self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in carried)
+        held = [[p for group in one.param_groups for p in group["params"]] for one in optimizers]
+        trained = [[p for p in its if p.requires_grad and p.is_leaf] for its in held]
+        self._shown = list({id(p): p for its in trained for p in (*its[:1], *its[-1:])}.values())
+        """Two parameters of each optimizer show each backward pass; either may be unused in a model."""
+        for parameter in self._shown:
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+        self.touched = False
+        """A backward pass was made since `begin`."""
+        self._steps = 0
+        self._said: set[str] = set()
+
+    def begin(self) -> None:
+        """A step begins, or the loop over an epoch."""
+        self.touched = False
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        self.touched = True
+
+    def end(self, stepped: bool) -> None:
+        """The step was made, with or without one of an optimizer."""
+        self._steps += 1
+        if not stepped and not self.touched:
+            self.say(SKIPPED)
+        elif not stepped and self._steps <= LOOK and not self._scaled and self._left():
+            self.say(UNUSED)
+        if self._steps == FORGOTTEN_AT and self._speaks:
+            for text in self._forgotten():
+                log(text)
+
+    def say(self, text: str) -> None:
+        """Say it once, with the script's line."""
+        if self._speaks and text not in self._said:
+            self._said.add(text)
+            log(text.format(line=line()))
+
+    def _left(self) -> bool:
+        return any(p.grad is not None and bool(p.grad.any()) for p in self._shown)
+
+    def _forgotten(self) -> list[str]:
+        """Sentences on objects of the script that training should carry and nobody registered."""
+        own = {id(one) for one in self._optimizers}
+        found: list[str] = []
+        for thing in gc.get_objects():
+            kind = next((kind for kind in FORGOTTEN if issubclass(type(thing), kind)), None)
+            if kind is None or id(thing) in self._carried:
+                continue
+            if kind is LRScheduler and not {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
+                continue
+            if kind is torch.amp.GradScaler and not thing.is_enabled():
+                continue
+            found.append(FORGOTTEN[kind].format(name=type(thing).__name__))
+        return list(dict.fromkeys(found))
+
+
+def _parts(thing: Any) -> list[Any]:
+    """A thing, and what it is made of: schedulers in schedulers, and what our wrappers and a framework's hold."""
+    found: list[Any] = []
+    left = [thing]
+    while left and len(found) < 100:
+        one = left.pop()
+        found.append(one)
+        for name in ("scheduler", "_scheduler", "scaler"):
+            if name in (getattr(one, "__dict__", None) or {}):
+                left.append(vars(one)[name])
+        left += [part for part in getattr(one, "_schedulers", ()) if part is not None]
+    return found
+
+
+def _layers(optimizer: Any) -> list[Any]:
+    """An optimizer, and those that it wraps."""
+    found: list[Any] = []
+    while optimizer is not None and len(found) < 10:
+        found.append(optimizer)
+        held = getattr(optimizer, "__dict__", {})
+        optimizer = held.get("optimizer") or held.get("base_optimizer")
+    return found

@@ -1,0 +1,17 @@
+"""How a script's loop over epochs was left."""
+
+from __future__ import annotations
+
+import dis
+from types import FrameType
+
+_DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER") if name in dis.opmap}
+
+
+def left_on_purpose(frame: FrameType | None) -> bool:
+    """Whether the frame in which a loop's iterator was dropped is at a `break` or `return`, which drop it themselves.
+
+    At an error it is at the instruction that failed: then other ranks may be anywhere, and nothing collective may
+    follow. The error itself is not visible here, since it is on its way.
+    """
+    return frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _DROPS

@@ -1,0 +1,22 @@
+"""The line that a script is at, for the sentences that are said to its owner."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+_OURS = str(Path(__file__).parents[1])
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+
+
+def line(frame: FrameType | None = None) -> str:
+    """The innermost line outside this package and installed ones, as ` (train.py:12)`; empty for none."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(("<", _OURS, *_LIBRARIES)):
+            return f" ({Path(name).name}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,72 @@
+"""Optimizers that are made of others, or whose state is not as torch's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+_INNER = ("base_optimizer", "optimizer", "_optimizer")
+"""Names under which optimizers hold the one that they go by: SAM, Lookahead, and others like them."""
+
+
+def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose `step` changes the parameters: of one that goes by another, that one."""
+    for name in _INNER:
+        held = getattr(optimizer, "__dict__", {}).get(name)
+        if isinstance(held, torch.optim.Optimizer) and held is not optimizer:
+            return stepper(held)
+    return optimizer
+
+
+def is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its state is carried as plain data, since torch.distributed.checkpoint cannot fill it: one made of
+    others, one with another `state_dict` than torch's, and one that steps by a closure alone.
+    """
+    if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
+        return True
+    closure = _parameters(optimizer).get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its state; and that of the one it goes by, if it does not hold that itself."""
+    found, inner = [optimizer.state_dict()], stepper(optimizer)
+    if inner is not optimizer and "state" in found[0] and inner.state is not optimizer.state:
+        found.append(inner.state_dict())
+    return found
+
+
+def load_plain_state(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> None:
+    """Take over what `plain_state` gave."""
+    for one, state in zip((optimizer, stepper(optimizer)), states, strict=False):
+        one.load_state_dict(state)
+
+
+@contextmanager
+def stepping_without_closure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Around what calls `step(closure=None)`, as torch.distributed.checkpoint does to fill an empty state."""
+    parameters = _parameters(optimizer)
+    taken = "closure" in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    if taken:
+        yield
+        return
+    own, step = "step" in vars(optimizer), cast("Callable[[], Any]", optimizer.step)
+    vars(optimizer)["step"] = lambda closure=None: step()
+    try:
+        yield
+    finally:
+        if own:
+            vars(optimizer)["step"] = step
+        else:
+            del vars(optimizer)["step"]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(optimizer.step).parameters)
+    except (TypeError, ValueError):
+        return {"closure": inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default=None)}

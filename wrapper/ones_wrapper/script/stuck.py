@@ -1,0 +1,144 @@
+"""Ranks that wait for each other for ever, since one made fewer backward passes than another.
+
+A rank that skips a loss, or makes one micro-batch less, is at its next step boundary while the others wait for its
+gradients. Each rank counts the exchanges of gradients that it began. One that stands still says where it is, in a file
+in the job's directory, and reads those of the others: who has completed as many steps with fewer exchanges names
+itself, and ends with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ones_wrapper.script.line import line
+
+PREFIX = ".at-rank-"
+STILL_S = 4.0
+"""A rank that is at the same place for so long, and for three of its steps, says where it is."""
+ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
+UNEQUAL = (
+    "rank {rank} made {fewer} backward pass(es) fewer than rank {other} by step {step}, so the ranks wait for each "
+    "other: it is{mine}, rank {other}{theirs}. " + ALL
+)
+
+
+def fewer_passes(rank: int, fewer: int) -> str:
+    """Ranks at the same step boundary have begun unequally many exchanges."""
+    if not fewer:
+        return "another rank made fewer backward passes than this one: it says where"
+    return (
+        f"rank {rank} made {fewer} backward pass(es) fewer than others up to this step{line()}, so gradients of "
+        f"different steps were averaged. {ALL}"
+    )
+
+
+class Place(NamedTuple):
+    """The place of one rank."""
+
+    rank: int
+    steps: int
+    """Completed."""
+    begun: int
+    """Exchanges of gradients since the ranks met."""
+    done: int
+    """Those of the completed steps."""
+    line: str
+
+
+Counts = tuple[int, int, int, float]
+"""Steps, exchanges, those of whole steps, and the seconds of a step."""
+
+
+class Watch:
+    """A thread that looks for unequal ranks. Nothing of it is collective."""
+
+    POLL_S = 1.0
+
+    def __init__(
+        self, directory: Path, rank: int, meeting: str, now: Callable[[], Counts], end: Callable[[str], None]
+    ) -> None:
+        """`meeting` names these ranks, and `end` ends the process."""
+        self._directory, self._rank, self._meeting, self._now, self._end = directory, rank, meeting, now, end
+        self._own = directory / f"{PREFIX}{rank}"
+        self._main = threading.main_thread().ident
+        self._stop = threading.Event()
+        self._written = False
+        self._forget()
+        threading.Thread(target=self._run, name="ones-places", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._stop.set()
+        self._forget()
+
+    def _forget(self) -> None:
+        with suppress(OSError):
+            self._own.unlink(missing_ok=True)
+        self._written = False
+
+    def _run(self) -> None:
+        mine = os.getpid()
+        last, since = self._now()[:3], time.monotonic()
+        while not self._stop.wait(self.POLL_S) and os.getpid() == mine:
+            *here, step_s = self._now()
+            if here != [*last]:
+                last, since = (here[0], here[1], here[2]), time.monotonic()
+                if self._written:
+                    self._forget()
+            elif last[1] and time.monotonic() - since > max(STILL_S, 3 * step_s):
+                place = Place(self._rank, *last, self._line())
+                if not self._written:
+                    self._write(place)
+                if why := unequal(place, self._others()):
+                    self._end(why)
+                    return
+
+    def _line(self) -> str:
+        frame = sys._current_frames().get(self._main or 0)
+        return line(frame) if frame is not None else ""
+
+    def _write(self, here: Place) -> None:
+        new = self._own.with_name(f"{self._own.name}.new")
+        with suppress(OSError):
+            new.write_text("\n".join((self._meeting, *map(str, here))))
+            new.replace(self._own)
+            self._written = True
+
+    def _others(self) -> list[Place]:
+        found = []
+        for path in self._directory.glob(f"{PREFIX}*"):
+            with suppress(OSError, ValueError):
+                meeting, *numbers, place = path.read_text(errors="replace")[:1000].split("\n")
+                if meeting == self._meeting and path != self._own and "\x1b" not in place:
+                    rank, steps, begun, done = map(int, numbers)
+                    found.append(Place(rank, steps, begun, done, place))
+        return found
+
+
+def meeting(env: Mapping[str, str], generation: int) -> str:
+    """The name of a start's ranks, of which others may have been in the same directory."""
+    names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
+    return "/".join((*(env.get(name, "") for name in names), str(generation)))
+
+
+def unequal(mine: Place, others: list[Place]) -> str:
+    """What is wrong if this rank completed its steps with fewer exchanges than another began in them; else empty."""
+    for other in sorted(others):
+        ahead = mine.steps > other.steps and mine.begun < other.begun
+        if ahead or (mine.steps == other.steps and mine.done < other.done):
+            return UNEQUAL.format(
+                rank=mine.rank,
+                fewer=(other.begun - mine.begun) if ahead else (other.done - mine.done),
+                other=other.rank,
+                step=mine.steps,
+                mine=mine.line,
+                theirs=other.line,
+            )
+    return ""
