@@ -44,6 +44,7 @@ def forkable(env: Mapping[str, str]) -> bool:
 
     def read(env: Mapping[str, str]) -> dict[str, str]:
         found = _DEFAULT | {name: value for name, value in env.items() if name.startswith(_AT_START)}
+        found.pop("PYTHONHASHSEED", None)
         return found | {"PYTHONPATH": found.get("PYTHONPATH", "").removeprefix(str(_ROOT))}
 
     return read(env) == read(os.environ)

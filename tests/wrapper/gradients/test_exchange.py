@@ -120,17 +120,19 @@ def test_wrong_uses_are_said(teams: dict[int, Team]) -> None:
             assert expected in text
 
 
-def exchanged(group: Group, noise: bool, sizes: Sizes) -> bool:
+def exchanged(group: Group, noise: bool, sizes: Sizes, steps: int = 1) -> bool:
     exchange = DdpExchange(group, Seen(group) if noise else None)
     model = exchange.wrap(made())
-    for part in passes_of(sizes, group.rank, 0):
+    for part in [part for _ in range(steps) for part in passes_of(sizes, group.rank, 0)]:
         with exchange.during(part):
             loss(model(local_batch(part.start, part.samples))).backward()
     return exchange._arrived
 
 
 def test_one_rank_alone_does_nothing_that_it_need_not(teams: dict[int, Team]) -> None:
-    """No bucket is filled for one pass of one rank, unless the noise scale is measured."""
-    assert teams[1].run(exchanged, False, [[3]]) == [False]
+    """No bucket is filled for one pass of one rank, unless the noise scale is measured; but the first ones, which show
+    whether the script calls the model that several ranks would need."""
+    assert teams[1].run(exchanged, False, [[3]]) == [True]
+    assert teams[1].run(exchanged, False, [[3]], 4) == [False]
     assert teams[1].run(exchanged, True, [[3]]) == [True]
     assert teams[1].run(exchanged, False, [[3, 2]]) == [True]

@@ -23,6 +23,7 @@ from ones_wrapper.files.job_directory import LEFT, MEMORY, RESULT, TAKEN, checkp
 from ones_wrapper.files.job_io import SAVE, STOP
 from ones_wrapper.files.job_lock import WAIT_S, holder, last_job
 from ones_wrapper.files.places import leave_pointer, make_job_directory, make_root, own_job
+from ones_wrapper.files.run_id import FILE as RUN_ID
 from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
@@ -148,8 +149,9 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
         raise LaunchError(f"{what}: there is no good checkpoint in {earlier / CHECKPOINTS}; leave it out to start anew")
     try:
         _copy(found, path, job_id)
-        if (earlier / MEMORY).exists() and not (path / MEMORY).exists():
-            shutil.copyfile(earlier / MEMORY, path / MEMORY, follow_symlinks=False)
+        for name in (MEMORY, RUN_ID):  # by the second a script draws the same at its start
+            if (earlier / name).exists() and not (path / name).exists():
+                shutil.copyfile(earlier / name, path / name, follow_symlinks=False)
     except OSError as error:
         if not newest_checkpoint(path):  # else another block of this job was faster
             raise LaunchError(f"{what}: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ones_wrapper.files.small_files import create_small
 
 FILE = "run-id"
 """In the job's directory: who removes that starts from scratch, and gets another name."""
+SEED = "ONES_SEED"
+"""Variable with the number by which a script's generators are seeded before its first line."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -27,3 +30,11 @@ def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
     if not _ALLOWED.fullmatch(found):
         raise ValueError(f"{path} holds no name of letters, digits, dots and dashes; remove it")
     return found
+
+
+def seeds(name: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that let a script choose alike on all ranks and at all starts of the run of this name, where it gives
+    no seed: the hash of texts, by which sets are ordered, and the first state of its generators.
+    """
+    seed = str(zlib.crc32(name.encode()))
+    return {SEED: seed, "PYTHONHASHSEED": env.get("PYTHONHASHSEED") or seed}

@@ -12,9 +12,11 @@ prepared by ours, with Accelerate's mixed precision and device; evaluation, gath
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import accelerate
@@ -25,7 +27,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
 from ones_wrapper.frameworks.steps import SAMPLER, join, options_of, shuffles
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
 from ones_wrapper.run.loop import Loader
+from ones_wrapper.script.line import line
 
 TOGETHER = (
     "accelerator.prepare: an elastic job prepares its model, its optimizer and its training DataLoader in one call, "
@@ -33,6 +38,17 @@ TOGETHER = (
     "{loaders} DataLoader(s)"
 )
 RANKS = "Accelerate found {theirs} process(es) and ones-run started {ours}: on CPUs say Accelerator(cpu=True)"
+CONTINUE = (
+    "load_state({given!r}): this job has no checkpoint of its own yet, and Accelerate's says nothing of which samples "
+    "were used. Load its weights into the model before accelerator.prepare, or start the job with "
+    "`ones-run --resume-from`"
+)
+PROCESSES = (
+    "accelerator.num_processes was asked for before accelerator.prepare{line}: schedules are in steps of what one "
+    "process takes, at any number of processes, so do not multiply them by it"
+)
+OWN = "ones-run-id"
+"""File in what `save_state` exports: the run that did."""
 NOT_YET = "call accelerator.prepare(model, optimizer, loader) before accelerator.{name}"
 
 
@@ -52,6 +68,48 @@ class Accelerator(accelerate.Accelerator):
         self._accumulation = gradient_accumulation_steps
         self._elastic = elastic
         self._job: Job | None = None
+        self._registered = Registered()
+        self._said = False
+
+    @property
+    def num_processes(self) -> int:
+        """As Accelerate's. A script that asks before `prepare` may write its schedule by it, which is said."""
+        found: int = self.state.num_processes
+        at = line(sys._getframe(1), 1) if self._asks() else ""
+        if at:
+            self._said = True
+            if self.is_main_process:
+                log(PROCESSES.format(line=at))
+        return found
+
+    def _asks(self) -> bool:
+        return getattr(self, "_job", self) is None and not self._said
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """As Accelerate's, and the job's checkpoints carry them, too: before `prepare` or after it."""
+        super().register_for_checkpointing(*objects)
+        for one in objects:
+            self._registered.add(one)
+
+    def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Export as Accelerate does; the job's own checkpoint is written with it, at the end of this step."""
+        found = super().save_state(output_dir, *args, **kwargs)
+        if self._job is not None:
+            FLAGS.checkpoint = True
+            if self.is_main_process:
+                (Path(found) / OWN).write_text(self._job.run_id)
+        return found
+
+    def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Not read once the job has a checkpoint of its own, which is newer. Raises ValueError before that."""
+        if self._job is None:
+            super().load_state(input_dir, *args, **kwargs)
+            return
+        step, own = self._job.progress.step, Path(input_dir or ".") / OWN
+        if not step and not (own.is_file() and own.read_text() == self._job.run_id):
+            raise ValueError(CONTINUE.format(given=input_dir))
+        if self.is_main_process:
+            log(f"load_state is not read: the job goes on from its own checkpoint, step {step}")
 
     @property
     def job(self) -> Job:
@@ -89,7 +147,8 @@ class Accelerator(accelerate.Accelerator):
         # Mixed precision and torch.compile, but no DDP of Accelerate's own.
         inner = self.prepare_model(model, evaluation_mode=True)
         wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))
-        others = {f"scheduler{number}": one for number, one in enumerate(schedulers)}
+        others: dict[str, Any] = {f"scheduler{number}": one for number, one in enumerate(schedulers)}
+        others["registered"] = self._registered
         scaler: Any = self.scaler
         if scaler is not None:
             others["scaler"] = scaler
@@ -124,6 +183,30 @@ class Accelerator(accelerate.Accelerator):
         yield
 
 
+class Registered:
+    """What a script gave to `register_for_checkpointing`, by its number; also what it gives once state was loaded."""
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []
+        self._loaded: dict[str, Any] = {}
+
+    def add(self, thing: Any) -> None:
+        """Carry it from now on, with the state that a checkpoint has of it."""
+        name = str(len(self._objects))
+        self._objects.append(thing)
+        if name in self._loaded:
+            thing.load_state_dict(self._loaded.pop(name))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(number): one.state_dict() for number, one in enumerate(self._objects)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = dict(state)
+        for number, one in enumerate(self._objects):
+            if (name := str(number)) in self._loaded:
+                one.load_state_dict(self._loaded.pop(name))
+
+
 class Batches:
     """This rank's local batches of the present epoch, on its device. Its length is in steps of the base batch."""
 
@@ -131,6 +214,23 @@ class Batches:
         self.dataset = dataset
         self._loader = loader
         self._device = device
+
+    @property
+    def total_batch_size(self) -> int:
+        """The batch that the script's learning rate was chosen for."""
+        return self._loader.batch_size
+
+    @property
+    def total_dataset_length(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing is left to do: the order follows from the epoch's number."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -109,6 +109,11 @@ class ElasticStrategy(ParallelStrategy):
         return self._group.world if self._group else 1
 
     @property
+    def num_processes(self) -> int:
+        """Among how many processes a module is to divide its batch: one, since the strategy divides it."""
+        return 1
+
+    @property
     def global_rank(self) -> int:
         return self._group.rank if self._group else super().global_rank
 

@@ -29,12 +29,44 @@ class Carried:
         return {one.state_key: one for one in self._trainer.callbacks}
 
     def state_dict(self) -> dict[str, Any]:
+        datamodule = self._trainer.datamodule
         states = {name: one.state_dict() for name, one in self._callbacks().items()}
-        return {"over": self.over, "callbacks": {name: state for name, state in states.items() if state}}
+        return {
+            "over": self.over,
+            "callbacks": {name: state for name, state in states.items() if state},
+            "hooks": self._hooks(),
+            "data": datamodule.state_dict() if datamodule is not None else {},
+        }
+
+    def _hooks(self) -> dict[str, Any]:
+        """What the hooks `on_save_checkpoint` of callbacks, module and DataModule make of a checkpoint."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        weights = module.state_dict()
+        checkpoint: dict[str, Any] = {**self._begun(), "state_dict": weights}
+        for one in trainer.callbacks:
+            one.on_save_checkpoint(trainer, module, checkpoint)
+        for holder in (module, trainer.datamodule):
+            if holder is not None:
+                holder.on_save_checkpoint(checkpoint)
+        if checkpoint.get("state_dict") is weights:  # the job's checkpoint has them
+            del checkpoint["state_dict"]
+        return {name: value for name, value in checkpoint.items() if name not in self._begun()}
+
+    def _begun(self) -> dict[str, Any]:
+        """What Lightning's own checkpoints begin with."""
+        return {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer, module, datamodule = self._trainer, self._trainer.lightning_module, self._trainer.datamodule
         self.over = state["over"]
+        checkpoint = {**self._begun(), "state_dict": module.state_dict(), **state["hooks"]}
+        if datamodule is not None:
+            if state["data"]:
+                datamodule.load_state_dict(state["data"])
+            datamodule.on_load_checkpoint(checkpoint)
+        module.on_load_checkpoint(checkpoint)
         for name, one in self._callbacks().items():
+            one.on_load_checkpoint(trainer, module, checkpoint)
             if name in state["callbacks"]:
                 one.load_state_dict(state["callbacks"][name])
 

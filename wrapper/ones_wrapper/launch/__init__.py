@@ -17,8 +17,9 @@ from pathlib import Path
 
 from ones_wrapper.files.claim import ClaimedError
 from ones_wrapper.files.job_lock import holder
-from ones_wrapper.files.places import find_job_directory, find_spool
+from ones_wrapper.files.places import find_job_directory, find_spool, own_job
 from ones_wrapper.files.resume import find_earlier, prepare_job_directory
+from ones_wrapper.files.run_id import run_id, seeds
 from ones_wrapper.launch import bytecode, container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.fused_start import before_ranks
@@ -50,7 +51,7 @@ BACKENDS = ("nccl", "gloo", "mpi")
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")
 """What a launcher that hands on little must hand on, beside our own variables."""
 _PREFIXES = (
-    *("ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
+    *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
 """The same by their beginnings: nodes that differ in NCCL's settings hang. Which cards a node has it knows itself."""
@@ -336,6 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(str(error), "ones-run")
         return USAGE_ERROR
     try:
+        env |= seeds(run_id(job_dir, env, own_job(env)), env)
         if args.fuse and not block and (code := before_ranks(job_dir, env, script, arguments)) is not None:
             return code
         blocks = Blocks(block, job_dir, env) if block else None

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import random
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from types import ModuleType
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.devices.patience import limit_s
 from ones_wrapper.files.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.files.run_id import SEED
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.errors import show
 from ones_wrapper.launch.main_module import MODULE, first_on_path, module_code, script_code
@@ -82,6 +84,8 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
     vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
     code, note = 0, ""
     plain_steps.start()
+    if seed := os.environ.get(SEED):
+        seed_start(int(seed))
     try:
         importlib.import_module("ones_wrapper.api").before_script()
         exec(module_code(arguments, main) if script == MODULE else script_code(script), vars(main))
@@ -102,6 +106,13 @@ def _exit_code(asked: object) -> tuple[int, str]:
         return (asked if abs(asked) < 2**31 else -1) & 0xFF, ""
     print(asked, file=sys.stderr)
     return 1, str(asked)[:300]
+
+
+def seed_start(seed: int) -> None:
+    """Seed what a script may draw from without a seed of its own, before its first line."""
+    random.seed(seed)
+    importlib.import_module("numpy").random.seed(seed)
+    importlib.import_module("torch").manual_seed(seed)
 
 
 PREFETCH_SHARE = 0.25

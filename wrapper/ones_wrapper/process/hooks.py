@@ -200,7 +200,7 @@ def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
     if env.get("SUBMITIT_EXECUTOR") == "slurm":
         return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
     for number in sorted(signal.valid_signals()):
-        for handler in _handlers(FLAGS.scripts.get(number) or signal.getsignal(number), _DEEP):
+        for handler in (*_handlers(signal.getsignal(number), _DEEP), *_handlers(FLAGS.scripts.get(number), _DEEP)):
             package = str(getattr(handler, "__module__", "")).partition(".")[0]
             name = str(getattr(handler, "__name__", ""))
             if text := _HANDLERS.get((package, name)):

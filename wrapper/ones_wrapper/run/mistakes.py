@@ -23,6 +23,12 @@ def look_at(spec: Spec) -> None:
         log("init has no epochs=…, so job.epochs() has no end and nobody knows how far the job is: say epochs=N")
 
 
+UNSEEDED = (
+    "another launcher than ones-run started the ranks, so each hashes texts in its own way, and differently at each "
+    "start: set PYTHONHASHSEED=0 in the batch script, and seed what the script draws, or splits and classes differ"
+)
+
+
 def finished(epoch: int, epochs: int, left: bool) -> str:
     """There is nothing left to train."""
     done = f"{epoch} of {epochs or 'any number of'} epochs"

@@ -20,7 +20,7 @@ from ones_wrapper.files.job_io import STOP, OrderReader, OwnerRequests, ReportWr
 from ones_wrapper.files.kept_files import KeptFiles
 from ones_wrapper.files.places import find_job_directory, find_spool
 from ones_wrapper.files.resume import prepare_job_directory
-from ones_wrapper.files.run_id import run_id
+from ones_wrapper.files.run_id import SEED, run_id
 from ones_wrapper.gradients.learning_rate import Rate
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.gradients.schedule import counted
@@ -196,6 +196,8 @@ class Run(Sized):
         self._log_start()
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
+            if self.group.world > 1 and not FLAGS.tested and not {SEED, "PYTHONHASHSEED"} & set(os.environ):
+                log(mistakes.UNSEEDED)
         self._watch_others()
 
     def _watch_others(self) -> None:

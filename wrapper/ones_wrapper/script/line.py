@@ -11,10 +11,14 @@ _OURS = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 
 
-def line(frame: FrameType | None = None) -> str:
-    """The innermost line outside this package and installed ones, as ` (train.py:12)`; empty for none."""
+def line(frame: FrameType | None = None, deep: int = 0) -> str:
+    """The innermost line outside this package and installed ones, as ` (train.py:12)`; empty for none, and where `deep`
+    is given for none in so many frames.
+    """
+    left = deep or 1 << 30
     frame = frame or sys._getframe(1)
-    while frame is not None:
+    while frame is not None and left:
+        left -= 1
         name = frame.f_code.co_filename
         if not name.startswith(("<", _OURS, *_LIBRARIES)):
             return f" ({Path(name).name}:{frame.f_lineno})"
