@@ -173,9 +173,9 @@ def test_ranks_skip_together(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_who_made_fewer_passes_is_named(mine: tuple[int, ...], other: tuple[int, ...], culprit: bool) -> None:
     """Protects from a rank that is taken for the one that skipped."""
-    from ones_wrapper.script.stuck import Place, unequal
+    from ones_wrapper.script.stuck import Standpoint, unequal
 
-    why = unequal(Place(1, *mine, " (a.py:3)"), [Place(0, *other, " (a.py:9)")])
+    why = unequal(Standpoint(1, *mine, " (a.py:3)"), [Standpoint(0, *other, " (a.py:9)")])
     assert bool(why) == culprit
     assert not culprit or ("rank 1 made 1" in why and "(a.py:3)" in why and "(a.py:9)" in why)
 

@@ -46,7 +46,7 @@ class Carried:
         for one in trainer.callbacks:
             one.on_save_checkpoint(trainer, module, checkpoint)
         for holder in (module, trainer.datamodule):
-            if holder is not None:
+            if hasattr(holder, "on_save_checkpoint"):
                 holder.on_save_checkpoint(checkpoint)
         if checkpoint.get("state_dict") is weights:  # the job's checkpoint has them
             del checkpoint["state_dict"]
@@ -63,7 +63,8 @@ class Carried:
         if datamodule is not None:
             if state["data"]:
                 datamodule.load_state_dict(state["data"])
-            datamodule.on_load_checkpoint(checkpoint)
+            if hasattr(datamodule, "on_load_checkpoint"):
+                datamodule.on_load_checkpoint(checkpoint)
         module.on_load_checkpoint(checkpoint)
         for name, one in self._callbacks().items():
             one.on_load_checkpoint(trainer, module, checkpoint)

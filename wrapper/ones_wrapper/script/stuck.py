@@ -39,7 +39,7 @@ def fewer_passes(rank: int, fewer: int) -> str:
     )
 
 
-class Place(NamedTuple):
+class Standpoint(NamedTuple):
     """The place of one rank."""
 
     rank: int
@@ -93,7 +93,7 @@ class Watch:
                 if self._written:
                     self._forget()
             elif last[1] and time.monotonic() - since > max(STILL_S, 3 * step_s):
-                place = Place(self._rank, *last, self._line())
+                place = Standpoint(self._rank, *last, self._line())
                 if not self._written:
                     self._write(place)
                 if why := unequal(place, self._others()):
@@ -104,21 +104,21 @@ class Watch:
         frame = sys._current_frames().get(self._main or 0)
         return line(frame) if frame is not None else ""
 
-    def _write(self, here: Place) -> None:
+    def _write(self, here: Standpoint) -> None:
         new = self._own.with_name(f"{self._own.name}.new")
         with suppress(OSError):
             new.write_text("\n".join((self._meeting, *map(str, here))))
             new.replace(self._own)
             self._written = True
 
-    def _others(self) -> list[Place]:
+    def _others(self) -> list[Standpoint]:
         found = []
         for path in self._directory.glob(f"{PREFIX}*"):
             with suppress(OSError, ValueError):
                 meeting, *numbers, place = path.read_text(errors="replace")[:1000].split("\n")
                 if meeting == self._meeting and path != self._own and "\x1b" not in place:
                     rank, steps, begun, done = map(int, numbers)
-                    found.append(Place(rank, steps, begun, done, place))
+                    found.append(Standpoint(rank, steps, begun, done, place))
         return found
 
 
@@ -128,7 +128,7 @@ def meeting(env: Mapping[str, str], generation: int) -> str:
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 
 
-def unequal(mine: Place, others: list[Place]) -> str:
+def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
     """What is wrong if this rank completed its steps with fewer exchanges than another began in them; else empty."""
     for other in sorted(others):
         ahead = mine.steps > other.steps and mine.begun < other.begun
