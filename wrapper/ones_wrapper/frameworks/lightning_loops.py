@@ -20,6 +20,9 @@ NEVER = 1 << 62
 class Carried:
     """What Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
 
+    carries_averages = True
+    """A callback that keeps one saves it by its hooks."""
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.over = False

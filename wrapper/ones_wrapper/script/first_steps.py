@@ -53,6 +53,7 @@ class FirstSteps:
         self._speaks = speaks
         self._optimizers = optimizers
         self._carried = {id(part) for thing in carried for part in _parts(thing)}
+        self._averages = any(getattr(one, "carries_averages", False) for one in carried)
         self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in carried)
         held = [[p for group in one.param_groups for p in group["params"]] for one in optimizers]
         trained = [[p for p in its if p.requires_grad and p.is_leaf] for its in held]
@@ -98,7 +99,7 @@ class FirstSteps:
         found: list[str] = []
         for thing in gc.get_objects():
             kind = next((kind for kind in FORGOTTEN if issubclass(type(thing), kind)), None)
-            if kind is None or id(thing) in self._carried:
+            if kind is None or id(thing) in self._carried or (kind is AveragedModel and self._averages):
                 continue
             if kind is LRScheduler and not {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
                 continue
