@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 import torch
 
+from ones_wrapper.gradients import noise
 from ones_wrapper.gradients.noise import EVERY, FIRST, PENDING, NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Hello, Throughput
@@ -89,3 +90,10 @@ def test_most_steps_are_not_measured(world: int) -> None:
     assert noise._steps == (2 if world == 1 else 3)
     noise.exchange()
     assert noise.samples == pytest.approx(8 * 4 / 2 / 4 if world == 1 else 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_square_without_cublas_is_the_same(dtype: torch.dtype) -> None:
+    """Protects the memory of rank 0's GPU from workspaces on 32 streams."""
+    gradient = torch.linspace(-3.0, 5.0, 60, dtype=dtype).reshape(3, 4, 5)
+    torch.testing.assert_close(noise._square_by_norm(gradient), noise._dot(gradient, gradient))

@@ -167,7 +167,14 @@ def _measured(number: int) -> bool:
 
 
 def _square(gradient: torch.Tensor) -> torch.Tensor:
-    return _dot(gradient, gradient)
+    return _square_by_norm(gradient) if gradient.device.type == "cuda" else _dot(gradient, gradient)
+
+
+def _square_by_norm(gradient: torch.Tensor) -> torch.Tensor:
+    """Without cuBLAS, which keeps up to 32 MiB for each of the streams on which gradients arrive."""
+    wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=wide)
+    return norm.square()
 
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ FORM_S = 20.0
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
 """What ranks put on the board when they form a membership's groups, by its generation."""
-_BACKENDS = {"gloo": ("ones_gloo", "cpu"), "nccl": ("ones_nccl", "cuda")}
+_BACKENDS = {"gloo": ("ones_gloo", ["cpu", "cuda"]), "nccl": ("ones_nccl", ["cuda"])}
 _kept: deque[Any] = deque(maxlen=8)
 """Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
 left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
@@ -244,7 +245,18 @@ def keep(left: Any) -> None:
 
 
 def _register(backend: str) -> str:
-    name, device = _BACKENDS[backend]
+    name, devices = _BACKENDS[backend]
     if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, lambda *_: _formed[name], extended_api=True, devices=[device])
+        dist.Backend.register_backend(name, partial(_create, name), extended_api=True, devices=devices)
     return name
+
+
+def _create(name: str, asked: Any, options: Any) -> Any:
+    """What was formed, for the default group; a group that a script or a library asks for later is made as ever."""
+    if name in _formed:
+        return _formed[name]
+    if name == "ones_gloo":
+        return dist.ProcessGroupGloo(asked.store, asked.group_rank, asked.group_size, asked.timeout)
+    options = options or dist.ProcessGroupNCCL.Options()
+    options._timeout = asked.timeout
+    return dist.ProcessGroupNCCL(asked.store, asked.group_rank, asked.group_size, options)
