@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -73,6 +74,16 @@ def test_only_a_step_that_is_done_is_written(
     rank = Rank(done_in_s)
     rank.ending.by_script(rank.say)
     assert (rank.wrote, rank.forgot, rank.said) == (wrote, 1 - wrote, 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_after_the_rescue_a_device_is_asked_for_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the end of a rank: its last report would wait for the collective that never ends."""
+    monkeypatch.setattr(rescue, "side_stream", lambda device: nullcontext())
+    rank = Rank(0.0)
+    rank.ending._device = torch.device(device)
+    rank.ending.by_script(rank.say)
+    assert (rank.wrote, rank.forgot) == (1, int(device == "cuda"))
 
 
 @pytest.mark.parametrize("watch", [True, False])

@@ -78,6 +78,8 @@ class Ending:
             deadline.allow(WAIT_S)
             with side_stream(self._device):
                 self._write()
+            if self._device.type == "cuda":  # the last report would wait for the step that never ends
+                self._forget()
         else:
             log("no checkpoint is written from memory: the device has not finished the last step")
             self._forget()
