@@ -104,7 +104,7 @@ class Other(TorchGroup):
 
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         self.sent.append(len(values))
-        others = self.asks if len(values) == len(self.asks) else [_ASKS * bool(self.asks)] if len(values) == 1 else []
+        others = self.asks if len(values) == len(self.asks) else [_ASKS * bool(self.asks)] if len(values) == 3 else []
         return lambda: [max(pair) for pair in zip_longest(values, others, fillvalue=0)]
 
 
@@ -125,20 +125,20 @@ def test_ranks_say_what_they_ask_for_only_where_one_asks() -> None:
             return -1, -1, list(group.sent)
         return agreed.stop, agreed.wanted, list(group.sent)
 
-    assert step() == (0, 64, [1, 10])
-    assert [step() for _ in range(5)] == [(-1, -1, [])] * 3 + [(0, 64, [1]), (-1, -1, [])], "10 ms: every fourth"
+    assert step() == (0, 64, [3, 11])
+    assert [step() for _ in range(5)] == [(-1, -1, [])] * 3 + [(0, 64, [3]), (-1, -1, [])], "10 ms: every fourth"
     boundary._skip = 0
-    group.asks = [1] + [0] * 9
-    assert step() == (1, 64, [1, 10])
+    group.asks = [1] + [0] * 10
+    assert step() == (1, 64, [3, 11])
     boundary._skip, group.asks = 0, ()
-    assert step() == (0, 64, [1])
+    assert step() == (0, 64, [3])
     boundary._skip, orders.order = 0, Order(4, 0)
-    assert step() == (0, 0, [1, 10])
+    assert step() == (0, 0, [3, 11])
     boundary._skip, orders.order = 0, Order(5, 0, 32)
-    assert step() == (0, 32, [1, 10])
+    assert step() == (0, 32, [3, 11])
     boundary.ranks_changed(5, 0)
     boundary.lead(None, None, 0)
-    assert step() == (0, 0, [1]), "ranks that are new know of no order, so the others may not either"
+    assert step() == (0, 0, [3]), "ranks that are new know of no order, so the others may not either"
 
 
 def test_losses_that_are_kept_are_added_as_if_at_once() -> None:

@@ -56,6 +56,7 @@ RESCUE_S = 30.0
 those wait that train on (`membership.rescue`)."""
 
 _END = (*STOP, signal.SIGINT)
+_PASSED_ON = _END + CHECKPOINT + LOOK
 _POLL_S = 0.02
 _DUMP_S = 1.0
 """How long hung ranks get to print where they are."""
@@ -104,13 +105,17 @@ class Ranks:
         self._codes.clear()
         self._kill_at = float("inf")
         for local_rank in range(self._count):
+            # One that comes now waits until the rank can take it, and until this process knows the rank.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
             pid = os.fork()
             if pid == 0:
                 end_with_parent(parent)
                 take_signals()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
                 hang_detector.watch_rank(self._board, local_rank)
                 return local_rank
             self._living[pid] = local_rank
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         for number in self.received:  # came while forking
             self._send(signal.SIGTERM if number in _END else number)
         return None
@@ -228,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
         return exit_code(job_dir, restart, 0, task) not in (0, STOP_CODE)
 
     ranks = Ranks(count, limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
-    for number in _END + CHECKPOINT + LOOK:
+    for number in _PASSED_ON:
         signal.signal(number, ranks.handle)
     try:
         node = own_node(env)

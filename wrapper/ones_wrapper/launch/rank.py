@@ -67,7 +67,7 @@ def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 def take_signals() -> None:
     """Keep signals as flags from now on, and answer `DUMP`; workers that fetch data take none."""
-    FLAGS.install()
+    FLAGS.install(keep=False)  # what is there is the handler of the process that forked this one
     signal.signal(signal.SIGINT, FLAGS.handle)  # nobody types at a rank: it comes from `srun` or `scancel`
     shield_workers()
     faulthandler.register(DUMP, all_threads=True)
