@@ -5,11 +5,16 @@ The rows were tried on a real 26.05 and 22.05; seconds are what the simulated sc
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode, Qos, SlurmConf
+from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, Refused
 from slurm_ones.slurm.model import JobState, Reservation, Task
 from tests.simulate.harness import Harness
@@ -24,6 +29,21 @@ PARTITIONS = (
 NORMAL, GUEST = Qos("normal", 10, ("guest",)), Qos("guest", 0, mode="cancel")
 SERVED_S = 6.0
 """Two scheduling passes and the time that a guest takes to leave."""
+GONE_S = 60.0
+"""A guest's 15 s, and a round of backfill."""
+
+
+class Taken(Faults):
+    """When guests were first preempted for each job."""
+
+    def __init__(self) -> None:
+        self.since: dict[int, float] = {}
+
+    def begin(self, cluster: SimulatedCluster) -> None:
+        self._now = cluster.timeline
+
+    def preempted(self, job: SimulatedJob, mode: PreemptMode, winner: int) -> None:
+        self.since.setdefault(winner, self._now())
 
 
 def conf(**other: Any) -> SlurmConf:
@@ -128,6 +148,62 @@ def test_nobody_is_preempted_in_vain() -> None:
     harness.wait(60)
     assert harness.job(short).running and len(preempted(harness, guests)) == 1
     assert harness.inside(base).running
+
+
+def test_nobody_is_preempted_on_nodes_that_wait_for_another_job() -> None:
+    """The first job waits for a base block, and keeps three nodes: of those behind it who needs one is served, though
+    he asks for another partition, and who needs two takes no guest."""
+    harness, base, guests = full(conf())
+    first, one = harness.submit(3, 4, node_names=("n1",)), harness.submit(1, 1, partition="other")
+    harness.wait(60)
+    assert (harness.job(one).running, preempted(harness, guests)) == (True, [3])
+    two = harness.submit(2, 1)
+    harness.wait(60)
+    assert (harness.job(first).pending, harness.job(two).pending, preempted(harness, guests)) == (True, True, [3])
+    harness.cluster.cancel(base)
+    harness.wait(60)
+    assert harness.job(first).running
+
+
+WISH = st.fixed_dictionaries(
+    {
+        "nodes": st.integers(1, 4),
+        "gpus": st.integers(0, 4),
+        "partition": st.sampled_from(("gpu", "other")),
+        "time_limit_s": st.sampled_from((0.0, 600.0, 7200.0)),
+        "node_names": st.sampled_from(((), (), ("n1",), ("n3",))),
+        "licenses": st.sampled_from(((), (), (("matlab", 1),))),
+    }
+)
+HOLDER = st.tuples(st.integers(1, 4), st.booleans(), st.sampled_from((3600.0, 0.0)), st.booleans())
+
+
+@given(st.lists(HOLDER, min_size=1, max_size=10), st.lists(WISH, min_size=1, max_size=6))
+def test_who_is_preempted_is_preempted_for_a_job_that_starts(
+    holders: list[tuple[int, bool, float, bool]], wishes: list[dict[str, Any]]
+) -> None:
+    """Whoever waits before it: as long as nothing else happens it runs by the next round of both schedulers."""
+    taken = Taken()
+    site = conf(qos=(NORMAL, GUEST._replace(grace_s=20.0)), reclaim_licenses=True)
+    harness = Harness(partitions=PARTITIONS[:2], conf=site, faults=taken)
+    for gpus, guest, limit_s, licensed in holders:
+        licenses = (("matlab", 1),) if licensed else ()
+        qos = "guest" if guest else "normal"
+        asked = {"qos": qos, "time_limit_s": limit_s, "licenses": licenses, "cpus_per_node": 4 * gpus}
+        job_id = harness.submit(1, gpus, stop_s=15.0, **asked)
+        harness.wait(2)
+        if not harness.job(job_id).running:
+            harness.cluster.cancel(job_id)
+    for wish in wishes:
+        wish = {**wish, "cpus_per_node": 4 * wish["gpus"] or 4}
+        with suppress(Refused):
+            harness.submit(**wish)
+        harness.wait(3)
+    for _ in range(12):
+        harness.wait(10)
+        for job_id, since in taken.since.items():
+            late = harness.timeline.now - since > GONE_S and harness.job(job_id).pending
+            assert not late, f"job {job_id} still waits"
 
 
 def test_a_guest_that_waits_delays_nobody() -> None:

@@ -150,17 +150,18 @@ class SchedulingPass:
                 self.crowded = True
                 self.reasons.setdefault(job.job_id, PRIORITY)
                 continue
-            if reason := self._limit(job):
+            free, before = self._free, first & self._nodes.sharing(job.partition)
+            for partition in before:
+                free = free.only({*free}.difference(self._nodes.partitions[partition].nodes))
+            if reason := self._limit(job, free):
                 self.reasons[job.job_id] = reason
                 continue
-            free = self._free
-            for partition in first & self._nodes.sharing(job.partition):
-                free = free.only({*free}.difference(self._nodes.partitions[partition].nodes))
             nodes = place(job, free)
             if nodes is not None:
                 self._start(job, nodes)
             elif place(job, self._nodes.empty(job.partition)) is not None:
                 first.add(job.partition)
+                self.crowded = self.crowded or bool(before)
                 self.reasons[job.job_id] = RESOURCES
                 self._preempt(job, free)
             elif job.only is not None or job.named:
@@ -170,82 +171,95 @@ class SchedulingPass:
         """Start jobs in their order, those included that overtake the first of their partition that finds no room."""
         first: set[str] = set()
         for job in queue:
-            if self._starts[job.job_id] >= job.most or self._limit(job):
+            if self._starts[job.job_id] >= job.most or self._limit(job, self._free):
                 continue
-            room = self._room(self._ends(job))
-            nodes = place(job, room)
+            nodes = place(job, self._room(job, self._free))
             if nodes is not None:
                 self._start(job, nodes)
-                continue
-            self._preempt(job, room)
-            if job.partition not in first and place(job, self._nodes.empty(job.partition)) is not None:
+            elif self._preempt(job, self._free):
+                first.add(job.partition)
+            elif job.partition not in first and place(job, self._nodes.empty(job.partition)) is not None:
                 first.add(job.partition)
                 self._kept.append(self._reserve(job))
 
     def _ends(self, job: QueuedJob) -> float:
         return self._now + (job.limit_s or UNLIMITED_S)
 
-    def _limit(self, job: QueuedJob) -> str:
+    def _limit(self, job: QueuedJob, free: Ledger) -> str:
         """The limit, or the licenses, for which a job waits."""
         if reason := self._counts.refusal(job):
             return reason
         if not self._counts.lacks_licenses(job):
             return ""
         if self._conf.reclaim_licenses:
-            self._preempt(job, self._free)
+            self._preempt(job, free)
         return LICENSES
 
     def _start(self, job: QueuedJob, nodes: list[str]) -> None:
         held = dict.fromkeys(nodes, job.need)
+        self._take(job, nodes)
+        self._counts.add(job.of, job.need.gpus * len(nodes))
+        self._running.append(RunningJob(self._ends(job), held, job.job_id, job.partition, job.of, self._now))
+        self._starts[job.job_id] += 1
+        self.chosen.append((job, self._nodes.in_order(nodes)))
+
+    def _take(self, job: QueuedJob, nodes: list[str]) -> None:
+        """Give nobody else in this pass what the job needs of these nodes."""
         self._free.spend(nodes, job.need)
         for begins, then in self._kept:
             if self._ends(job) > begins:
                 then.spend(nodes, job.need)
-        self._running.append(RunningJob(self._ends(job), held, job.job_id, job.partition, job.of, self._now))
-        self._counts.add(job.of, job.need.gpus * len(nodes))
-        self._starts[job.job_id] += 1
-        self.chosen.append((job, self._nodes.in_order(nodes)))
 
-    def _room(self, ends: float) -> Ledger:
-        """What is free for a job that ends then: one that ends in time may use what is kept for others."""
-        room = self._free
+    def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
+        """What of the free this job may use: if it ends in time, what is kept for others too."""
         for begins, then in self._kept:
-            room = room.at_most(then) if ends > begins else room
-        return room
+            free = free.at_most(then) if self._ends(job) > begins else free
+        return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """When the job will start at the latest, and what is free then beside it."""
+        """When the job will start at the latest, and what is free then next to it; those that it may preempt count as
+        gone, as in Slurm."""
         then = self._free.only(self._nodes.partitions[job.partition].nodes)
-        for running in sorted(self._running, key=lambda one: one.ends):
-            then.give(running.held)
+        guests = {one.job_id: one.held for one in self._preemptable(job)}
+        steps = [(self._now, [*guests.values()])] if guests else []
+        others = (one for one in self._running if one.job_id not in guests)
+        steps += [(one.ends, [one.held]) for one in sorted(others, key=lambda one: one.ends)]
+        for begins, given in steps:
+            for held in given:
+                then.give(held)
             if (nodes := place(job, then)) is not None:
                 then.spend(nodes, job.need)
-                return running.ends, then
+                return begins, then
         return math.inf, then
 
     # -- preemption ----------------------------------------------------------------------------------------------
 
-    def _preempt(self, job: QueuedJob, free: Ledger) -> None:
-        """Choose jobs to preempt for this one, one after the other until it fits; nobody if it would not fit at last,
-        or fits once those have left that leave already."""
-        candidates = self._preemptable(job)
-        if not candidates:
-            return
+    def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
+        """Choose jobs to preempt for this one, after those that leave already, until it fits, and keep its nodes and
+        licenses for it; nobody if it would not fit at last."""
+        guests = self._preemptable(job)
+        if not guests:
+            return False
         then, counts = free.trial(), self._counts.copy()
 
         def fits_without(gone: Iterable[RunningJob]) -> list[str] | None:
             for one in gone:
                 then.give(one.held)
                 counts.add(one.of, one.gpus, -1)
-            return None if counts.lacks_licenses(job) else place(job, then)
+            return None if counts.lacks_licenses(job) else place(job, self._room(job, then))
 
-        if fits_without(one for one in self._before if one.ending or one.job_id in self.victims) is not None:
-            return
-        for number, candidate in enumerate(candidates, 1):
-            if (nodes := fits_without([candidate])) is not None:
-                needed = (one.job_id for one in candidates[:number] if self._needed(job, nodes, one))
-                self.victims |= dict.fromkeys(needed, job.job_id)
-                return
+        leaving = {one.job_id: one for one in self._before if one.ending or one.job_id in self.victims}
+        nodes, chosen = fits_without(leaving.values()), list[RunningJob]()
+        for one in guests:
+            if nodes is None and one.job_id not in leaving:
+                chosen.append(one)
+                nodes = fits_without([one])
+        if nodes is None:
+            return False
+        self.victims |= {one.job_id: job.job_id for one in chosen if self._needed(job, nodes, one)}
+        self._take(job, nodes)
+        self._counts.add(job.of, 0)
+        return True
 
     def _needed(self, job: QueuedJob, nodes: Iterable[str], victim: RunningJob) -> bool:
         """The job gets something that this one holds."""
@@ -253,8 +267,8 @@ class SchedulingPass:
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 
     def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
-        """Jobs that may be preempted for this one: of the lowest QOS first, then those on the fewest nodes, then where
-        asked the youngest."""
+        """Jobs that may be preempted for this one, or leave already: of the lowest QOS first, then those on the fewest
+        nodes, then if asked the youngest."""
         conf, parts = self._conf, self._nodes.partitions
         preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
         if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):
@@ -263,10 +277,10 @@ class SchedulingPass:
         def yields(one: RunningJob) -> bool:
             qos, part = conf.qos_of(one.of.qos), parts[one.partition]
             by_qos = one.of.qos in preempts and bool(qos.mode) and self._now - one.started >= qos.exempt_s
-            return (by_qos or bool(part.preempt and part.tier < tier)) and not one.ending
+            return by_qos or bool(part.preempt and part.tier < tier)
 
         def order(one: RunningJob) -> tuple[float, ...]:
             youth = -one.started if conf.youngest_first else 0.0
             return (conf.qos_of(one.of.qos).priority, len(one.held), youth, one.job_id)
 
-        return sorted((one for one in self._before if yields(one) and one.job_id not in self.victims), key=order)
+        return sorted((one for one in self._before if yields(one)), key=order)
