@@ -29,7 +29,16 @@ from slurm_ones.jobs.elastic import (
     with_throttles,
 )
 from slurm_ones.jobs.other_companion import OtherCompanion, login_of
-from slurm_ones.jobs.reports import JobDirectories, Notes, checkpoint_stands, lines_per_job, read_reports
+from slurm_ones.jobs.reports import (
+    JobDirectories,
+    Measured,
+    Notes,
+    checkpoint_stands,
+    confirmed,
+    last_measured,
+    lines_per_job,
+    read_reports,
+)
 from slurm_ones.jobs.terms import POSITIONS, Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job, JobState, Node, Queue, Snapshot, kind_of
@@ -61,6 +70,8 @@ class Observer:
         """Jobs whose details were read, and whether they were submitted with task counts."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
+        self._measured: dict[tuple[int, int], Measured] = {}
+        """The last report of each run at which a stretch began or ended; unknown after a start of the companion."""
         self._guests = guests_of(settings)
         self._terms = Terms(store, self._own_uid, self._guests)
         self._files = JobDirectories(settings.spool)
@@ -103,6 +114,7 @@ class Observer:
         self.collect(mine, now=snapshot.time)
         seen = {id_: self._left_if_silent(elastic) for id_, elastic in seen.items()}
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
+        self._measured = {key: last for key, last in self._measured.items() if key[0] in seen}
         self._notes.forget(jobs)
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in jobs} | ended
@@ -223,6 +235,8 @@ class Observer:
         if new:
             self._store.add_reports(new)
             self._specs.update({(r.job_id, r.restart): r.spec for r in new if r.spec is not None})
+            measured = ((r.job_id, r.restart, last_measured(r)) for r in new)
+            self._measured.update({(job_id, restart): last for job_id, restart, last in measured if last is not None})
 
     def _read(
         self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
@@ -236,7 +250,8 @@ class Observer:
             self._notes.add(job.job_id, str(error), now)
             return None
         self._silent.pop(job.job_id, None)
-        problem = "; ".join(filter(None, (problem, self._terms.problems.get(job.job_id))))
+        found, doubt = confirmed(found, self._measured.get((job.job_id, restart)))
+        problem = "; ".join(filter(None, (problem, doubt, self._terms.problems.get(job.job_id))))
         self._notes.add(job.job_id, problem, now)
         spec = found.spec if restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:

@@ -1,8 +1,9 @@
 """Reading what jobs report: a bounded part at a time, each line checked, a bad one costing itself alone.
 
 A job's reports are its user's word. The checks guard the database and the clocks: the form of each line, numbers that
-rise no faster than a job reports, and times that lie within the run by Slurm's clock. Nothing here can tell that a job
-trains at all; what a lie about speed or progress gains is bounded in `learn`.
+rise no faster than a job reports, and times that lie within the run by Slurm's clock. Samples count as far as the job's
+own steps and place in its data bear them out (`confirmed`). Nothing here can tell that a job trains at all; what a lie
+that agrees with itself gains is bounded in `learn`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from ones_db import ReportLine, RunReports
 from ones_db.reasons import Reason, reason
@@ -66,6 +68,8 @@ SKEW_S = 300.0
 """How far a node's clock may be from Slurm's."""
 LENGTHS = 1.05
 """Measured lengths may be longer than the time they were measured in by this factor."""
+ROUNDING = 1.05
+"""A stretch may have more samples than its steps by this factor: batches are rounded to what ranks hold."""
 MAX_PROBLEM = 500
 """Characters of a complaint."""
 
@@ -171,6 +175,46 @@ def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: f
         else:
             accepted.append(line)
     return accepted, f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
+
+
+Measured: TypeAlias = Hello | Throughput
+"""A report at which a stretch of steps begins or ends: it has the job's step and its place in the data."""
+
+
+def last_measured(reports: RunReports) -> Measured | None:
+    """The newest of a run's reports at which the next stretch begins."""
+    return next((line.report for line in reversed(reports.lines) if isinstance(line.report, (Hello, Throughput))), None)
+
+
+def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
+    """The reports, in which no stretch has more samples than the job's steps at that batch, and its place in the data,
+    moved by since the stretch before; and what was not believed, in words.
+
+    `before` is the report at which the first stretch began, None if that is unknown: then its samples are believed.
+    """
+    dataset = reports.spec.dataset if reports.spec is not None else 0
+    lines, doubts = [], []
+    for line in reports.lines:
+        report = line.report
+        if isinstance(report, Throughput) and before is not None:
+            most = _most_samples(before, report, dataset)
+            if report.samples > ROUNDING * most:
+                doubts.append(f"report {line.number} has {report.samples} samples, and its steps {most}")
+                line = replace(line, report=replace(report, samples=most))
+        before = report if isinstance(report, (Hello, Throughput)) else before
+        lines.append(line)
+    problem = f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
+    return replace(reports, lines=lines), problem
+
+
+def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
+    """Samples of a stretch by its steps, and by how far the job went through its data if the length of that is known
+    or was not passed."""
+    most = (report.step - before.step) * report.batch
+    epochs = report.epoch - before.epoch
+    if epochs == 0 or dataset:
+        most = min(most, epochs * max(dataset, before.cursor) + report.cursor - before.cursor)
+    return max(most, 0)
 
 
 def _check_membership(report: Membership, job: WholeJob) -> None:

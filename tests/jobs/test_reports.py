@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_db import RunReports
+from ones_db import ReportLine, RunReports
 from ones_db.shape import Shape
-from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Report, Spec, Throughput, encode, encode_report
+from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Hello, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.jobs.elastic import WholeJob
-from slurm_ones.jobs.reports import LENGTHS, MAX_BYTES, SKEW_S, read_reports
+from slurm_ones.jobs.reports import LENGTHS, MAX_BYTES, SKEW_S, confirmed, last_measured, read_reports
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.untrusted_files import job_directory
 from tests.slurm.make import job_of
@@ -277,3 +277,36 @@ def test_last_words_count_at_the_end_of_the_run(job: Job, write: Write) -> None:
     """A farewell that comes late by its node's clock is stored with the last time that the run can have."""
     found, _ = of_run(job, write, (2250.0, Bye("drained", 0)))
     assert [x.time for x in found.lines] == [1900.0 + SKEW_S]
+
+
+HELLO = Hello(1, 4, 4, 32, 1.0, 32, 256, 1000, 10, 2, 600, 50, "")
+BELIEVED = [
+    pytest.param({}, {}, 320, id="as it is"),
+    pytest.param({"samples": 335, "cursor": 935}, {}, 335, id="rounded batches"),
+    pytest.param({"samples": 1280}, {}, 320, id="samples"),
+    pytest.param({"samples": 1280, "batch": 128}, {}, 320, id="samples and batch"),
+    pytest.param({"samples": 1280, "step": 90}, {}, 320, id="samples and steps"),
+    pytest.param({"samples": 1280, "cursor": 1880}, {}, 320, id="samples and cursor"),
+    pytest.param({"samples": 1280, "step": 50}, {}, 0, id="no step"),
+    pytest.param({"samples": 1280, "step": 40, "epoch": 1}, {}, 0, id="steps back"),
+    pytest.param({"samples": 1280, "step": 90, "epoch": 3, "cursor": 20}, {}, 420, id="in the next epoch"),
+    pytest.param({"samples": 1280, "step": 90, "epoch": 3, "cursor": 20}, {"dataset": 0}, 1280, id="of a stream"),
+]
+
+
+@pytest.mark.parametrize(("changes", "of_spec", "samples"), BELIEVED)
+def test_samples_count_as_far_as_steps_and_data_confirm_them(
+    changes: dict[str, int], of_spec: dict[str, int], samples: int
+) -> None:
+    """Ten steps of 32 samples since a hello at step 50, sample 600 of an epoch of 1000, and what a liar makes of it."""
+    true = {"epoch": 2, "step": 60, "cursor": 920, "samples": 320, "seconds": 5.0, "batch": 32, "lr_factor": 1.0}
+    line_ = ReportLine(2, NOW, Throughput(**{**true, **changes}))
+    spec = replace(SPEC, **{"dataset": 1000, **of_spec})
+    together = RunReports(1, 0, 0, 2, spec, [ReportLine(1, NOW, HELLO), line_])
+    for reports, before in ((together, None), (replace(together, lines=[line_]), HELLO)):
+        found, problem = confirmed(reports, before)
+        assert found.lines[-1].report.samples == samples
+        assert bool(problem) == (samples != line_.report.samples)
+        assert last_measured(found) == found.lines[-1].report
+    unknown, problem = confirmed(replace(together, lines=[line_]), None)
+    assert (unknown.lines, problem) == ([line_], "")
