@@ -311,8 +311,8 @@ def test_a_companion_that_starts_amid_a_change_knows_the_term(site: Site) -> Non
         site.says(term, HELLO, member(term + 1, 0))
         site.observer.observe()
     assert site.store.jobs([100])[100].restart == 40
-    sample = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
-    site.says(40, HELLO, member(41, 0), *[sample] * 20, member(42, 1, order=9))
+    samples = [Throughput(0, 10 * i, 320 * i, 320, 2.0, 32, 1.0, 2.0) for i in range(1, 21)]
+    site.says(40, HELLO, member(41, 0), *samples, member(42, 1, order=9))
     one = WholeJob.of(replace(site.queue.jobs[101], restart=40, submit_time=9_999.0), 100)
     observer = site.companion()
     found = DrainReports(observer, site.store, lambda: 10_001.0).membership(one, 9)
