@@ -1,4 +1,4 @@
-"""Whether growth harms rigid jobs, and what guests cost elastic ones, on a recorded trace of which a half is elastic.
+"""Harm of growth to rigid jobs, and the cost of guests to elastic ones, on a recorded trace of which a half is elastic.
 
     python -m benchmarks.traces philly.csv --cluster 8x8 --sample 0.03 --jobs 40 --seeds 2 --json traces.json
 

@@ -1,4 +1,4 @@
-"""How a script's loop over epochs was left."""
+"""A script's loop over epochs, and the way in which it was left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER") if name in dis.opm
 
 
 def left_on_purpose(frame: FrameType | None) -> bool:
-    """Whether the frame in which a loop's iterator was dropped is at a `break` or `return`, which drop it themselves.
+    """Tell if the frame in which a loop's iterator was dropped is at a `break` or `return`, which drop it themselves.
 
     At an error it is at the instruction that failed: then other ranks may be anywhere, and nothing collective may
     follow. The error itself is not visible here, since it is on its way.

@@ -23,7 +23,7 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its state is carried as plain data, since torch.distributed.checkpoint cannot fill it: one made of
+    """Tell if its state is carried as plain data, since torch.distributed.checkpoint cannot fill it: one made of
     others, one with another `state_dict` than torch's, and one that steps by a closure alone.
     """
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
