@@ -1,4 +1,4 @@
-"""Gain by a policy that discounts guests by their expected life (option `borrowed` of `ones`).
+"""Gain of discounting guests by their expected life (option `borrowed` of `ones`).
 
     OMP_NUM_THREADS=1 python -m benchmarks.guest_lives --seeds 10 --json guest_lives.json
 
