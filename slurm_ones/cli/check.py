@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,111 +18,30 @@ import typer
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from ones_wrapper.protocol.limits import Limits, SizeLimits
 from ones_wrapper.protocol.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
+from slurm_ones.cli.batch_script import (
+    Call,
+    Command,
+    Script,
+    ScriptFinding,
+    Weight,
+    calls,
+    commands,
+    error,
+    hands_on,
+    read_script,
+    requeues_itself,
+    warning,
+)
 from slurm_ones.cli.common import JsonOption, command, print_json, say
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.fields import tasks_of
 from slurm_ones.text import counts, described
 
-LONG = {
-    "-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-a": "--array", "-d": "--dependency", "-D": "--chdir",
-    "-t": "--time", "-p": "--partition",
-}  # fmt: skip
-"""Short options of sbatch that matter here."""
 PLACEHOLDER = "EDIT"
 """Value in our scripts that the user is to fill in; Slurm refuses it."""
 
-_DIRECTIVE = re.compile(r"#SBATCH(?:\s+(.*))?")
-_NEARLY = re.compile(r"#\s+SBATCH\b|#SBATCH-|#sbatch\b", re.ASCII)
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
-_GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?!\d+\Z)([\w.-]+))?:(\d{1,6})")
-_PER_NODE = re.compile(r"(?:([\w.-]+):)?(\d{1,6})")
-"""Type and number in `--gpus-per-node`."""
 _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
-_VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
-_LAUNCHER = re.compile(r"(exec\s+)?(srun|ibrun|mpirun|torchrun)\b")
-
-
-class Weight(str, Enum):
-    """Meaning of a finding for the job."""
-
-    WARNING = "warning"
-    ERROR = "error"
-    """It is not resized, or does not do what its owner means."""
-
-
-@dataclass(frozen=True)
-class ScriptFinding:
-    """One thing that a script's owner should know."""
-
-    weight: Weight
-    line: int
-    """Line of the script, from 1; 0 for the whole of it."""
-    text: str
-
-
-def _error(line: int, text: str) -> ScriptFinding:
-    return ScriptFinding(Weight.ERROR, line, text)
-
-
-def _warning(line: int, text: str) -> ScriptFinding:
-    return ScriptFinding(Weight.WARNING, line, text)
-
-
-@dataclass(frozen=True)
-class Script:
-    """Directives and commands of a batch script."""
-
-    options: dict[str, tuple[int, str]]
-    """Line and value of each long option; of one that stands twice the last, as sbatch takes it."""
-    body: tuple[tuple[int, str], ...]
-    """Lines that are neither empty nor comments, with their numbers."""
-    findings: tuple[ScriptFinding, ...]
-
-    def value(self, option: str) -> str:
-        """An option's value; empty if the script does not give it."""
-        return self.options.get(option, (0, ""))[1]
-
-    def line(self, option: str) -> int:
-        return self.options.get(option, (0, ""))[0]
-
-
-def read_script(text: str) -> Script:
-    """The directives and commands of a batch script, with the faults of their form."""
-    options: dict[str, tuple[int, str]] = {}
-    body: list[tuple[int, str]] = []
-    findings: list[ScriptFinding] = []
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
-        match = _DIRECTIVE.fullmatch(raw)
-        if match is None:
-            if _NEARLY.match(line):
-                findings.append(_warning(number, f"Slurm does not read {line!r:.60}: write #SBATCH"))
-            elif line and not line.startswith("#"):
-                body.append((number, line))
-            continue
-        if body:
-            findings.append(_error(number, "Slurm ignores #SBATCH after the first command: move it to the top"))
-            continue
-        try:
-            words = shlex.split(match[1] or "", comments=True)
-        except ValueError as error:
-            findings.append(_error(number, f"its quotes do not match: {error}"))
-            continue
-        options.update({name: (number, value) for name, value in _options(words)})
-        if _VARIABLE.search(match[1] or ""):
-            findings.append(_warning(number, "Slurm does not replace variables in #SBATCH lines"))
-    return Script(options, tuple(body), tuple(findings))
-
-
-def _options(words: list[str]) -> Iterator[tuple[str, str]]:
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            name, equals, value = LONG.get(word[:2], word[:2]), word[2:], word[2:]
-        if not equals and words and not words[0].startswith("-"):
-            value = words.pop(0)
-        yield name, value
 
 
 @dataclass(frozen=True)
@@ -148,17 +65,17 @@ class Verdict:
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
     """A comment's opt-in, and its faults, with its `line`."""
     if comment is None:
-        return None, [_error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
+        return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
         optin = parse_comment(comment)
-    except BadComment as error:
-        return None, [_error(line, f"its comment is not understood: {error}")]
+    except BadComment as reason:
+        return None, [error(line, f"its comment is not understood: {reason}")]
     if optin is not None:
         return optin, []
     text = "its comment does not opt in"
     if near_miss(comment) or _NEAR_COMMENT.search(comment):
         text += f": it must begin with ones:, so write {meant(comment)}"
-    return None, [_error(line, text)]
+    return None, [error(line, text)]
 
 
 def examine(text: str) -> Verdict:
@@ -166,8 +83,8 @@ def examine(text: str) -> Verdict:
     script = read_script(text)
     given = script.options.get("--comment")
     optin, found = comment_findings(given and given[1], script.line("--comment"))
-    nodes = (script.value("--nodes") or "1").split("-")[0]
-    shape = (int(nodes), _gpus_asked(script)[1]) if nodes.isdigit() else None
+    nodes = re.match(r"\d+", script.value("--nodes") or "1")
+    shape = (int(nodes[0]), _gpus_asked(script)[1]) if nodes else None
     findings = [*script.findings, *found, *_form(script), *_array(script, optin), *_launch(script, optin)]
     if optin is not None:
         findings += _kinds(script, optin)
@@ -184,78 +101,131 @@ REFUSED = {
 }
 """Options with which a job is not resized, and the reason; every option that begins with --ntasks is one."""
 WANTED = {
-    "--requeue": ("", "no --requeue: whether Slurm may requeue it depends on the site"),
-    "--open-mode": ("append", "no --open-mode=append: each start truncates the job's log"),
-    "--signal": ("B:USR2", "no --signal=B:USR2@120: its time limit ends it without a checkpoint"),
+    "--requeue": "no --requeue: whether Slurm may requeue it depends on the site",
+    "--open-mode": "no --open-mode=append: each start truncates the job's log",
+    "--signal": "no --signal=B:USR2@120: its time limit ends it without a checkpoint",
 }
-"""Beginning of an option's value that an elastic job should have, and what is lost otherwise."""
+"""Options that an elastic job should have, and what is lost otherwise."""
 
 
 def _form(script: Script) -> Iterator[ScriptFinding]:
     for option, (line, value) in script.options.items():
         refused = REFUSED.get("--ntasks" if option.startswith("--ntasks") else option)
         if refused is not None:
-            yield _error(line, f"{option}: {refused}")
+            yield error(line, f"{option}: {refused}")
         if value == PLACEHOLDER:
-            yield _error(line, f"{option}={PLACEHOLDER}: fill it in")
-    for option, (value, lost) in WANTED.items():
-        given = option in script.options and script.value(option).startswith(value)
-        if not given and not (option == "--requeue" and "--no-requeue" in script.options):
-            yield _warning(script.line(option) if option == "--signal" else 0, lost)
+            yield error(line, f"{option}={PLACEHOLDER}: fill it in")
+    given = {
+        "--requeue": bool({"--requeue", "--no-requeue"} & {*script.options}),
+        "--open-mode": "append".startswith(script.value("--open-mode") or "no"),
+        "--signal": script.warned,
+    }
+    for option, lost in WANTED.items():
+        if not given[option]:
+            yield warning(script.line(option) if option == "--signal" else 0, lost)
 
 
 def _array(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
     array, line = script.value("--array"), script.line("--array")
     if optin is not None and optin.blocks:
         if "--array" not in script.options:
-            yield _error(0, "array=blocks, and no --array: add #SBATCH --array=0-7%1")
+            yield error(0, "array=blocks, and no --array: add #SBATCH --array=0-7%1")
             return
         if not array.endswith("%1"):
-            yield _error(line, f"--array={array}: end it with %1, or all blocks start at once")
+            yield error(line, f"--array={array}: end it with %1, or all blocks start at once")
         if "--dependency" in script.options:
             text = "--dependency: it must not be one between the tasks of this array"
-            yield _warning(script.line("--dependency"), text)
+            yield warning(script.line("--dependency"), text)
     elif "--array" in script.options:  # each task is an elastic job (`eligibility`)
         if len(tasks_of(array)) == 1:
-            yield _error(line, f"--array={array}: the one task of an array keeps its size: leave --array out")
+            yield error(line, f"--array={array}: the one task of an array keeps its size: leave --array out")
             return
         text = "its array's tasks are jobs of their own, and the last of them keeps its size; as parts of one: "
-        yield _warning(line, f"{text}array=blocks")
+        yield warning(line, f"{text}array=blocks")
         if "%" in array:
-            yield _warning(line, f"--array={array}: while tasks wait for this throttle the others keep their sizes")
+            yield warning(line, f"--array={array}: while tasks wait for this throttle the others keep their sizes")
 
 
 def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
-    launches = [(number, line) for number, line in script.body if re.search(r"\bones-run\b", line)]
+    found = commands(script)
+    launches = calls(found)
     if not launches:
-        yield _error(0, "it does not call ones-run, so it reports nothing and takes no orders")
+        yield error(0, "it does not call ones-run, so it reports nothing and takes no orders")
         return
-    number, line = launches[-1]
-    if _LAUNCHER.match(line):
-        yield _error(number, "ones-run starts the ranks itself: call it without a launcher")
+    last = launches[-1]
+    for call in launches:
+        yield from _stands(call)
+    yield from _own_requeue(found)
+    if script.warned and not hands_on(found):
+        yield from _dies(next((one for one in launches if not (one.takes_over or one.launcher)), None))
+    yield from _several(launches, script)
     if optin is None:
         return
-    blocks = "--blocks" in line.split() or any("ONES_BLOCKS=1" in text for _, text in script.body)
+    blocks = any(call.blocks for call in launches) or any("ONES_BLOCKS=1" in text for _, text in script.body)
     if optin.blocks and not blocks:
-        yield _error(number, "array=blocks needs ones-run --blocks")
+        yield error(last.command.line, "array=blocks needs ones-run --blocks")
     if blocks and not optin.blocks:
-        yield _error(number, "ones-run --blocks needs array=blocks in the comment")
-    if optin.blocks and script.body[-1][0] > number:
-        yield _warning(script.body[-1][0], "what follows ones-run is run by every block")
+        yield error(last.command.line, "ones-run --blocks needs array=blocks in the comment")
+    if optin.blocks and last.command.follows and not last.takes_over:
+        yield warning(found[-1].line, "what follows ones-run is run by every block")
+
+
+def _stands(call: Call) -> Iterator[ScriptFinding]:
+    """What stands before ones-run."""
+    if call.launcher:
+        yield error(call.command.line, f"ones-run starts the ranks itself: call it without {call.launcher}")
+    elif call.container:
+        text = f"in a container ones-run may find no srun and no scontrol: ones-run --container '{call.container}' …"
+        yield warning(call.command.line, text)
+
+
+def _own_requeue(found: list[Command]) -> Iterator[ScriptFinding]:
+    if line := requeues_itself(found):
+        text = "the script requeues or submits itself, and ones-run requeues the job, too: leave one of them out"
+        yield warning(line, text)
+
+
+def _dies(call: Call | None) -> Iterator[ScriptFinding]:
+    """The batch shell gets SIGUSR2, and ones-run does not."""
+    if call is None:
+        return
+    text = "--signal=B:USR2 kills the batch shell, which is not ones-run here: write exec ones-run …"
+    if call.command.piped:
+        text += ", and in place of a pipe: > >(tee FILE) 2>&1"
+    elif call.prefix[:1] == ("exec",):
+        text += f", without {call.prefix[1]} before it"
+    yield warning(call.command.line, text)
+
+
+def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
+    """Two trainings in one job's directory."""
+    own = sum(match is not None and match[1] == "DIR" for match in (_JOB_DIR.search(line) for _, line in script.body))
+    ran = [call for call in launches if not call.takes_over]
+    looped = next((call for call in ran if call.command.looped), None)
+    second = looped or (launches[1] if len(launches) > 1 and launches[0] in ran else None)
+    if second is not None and own < (1 if looped else len(launches)):
+        text = "two trainings in one directory: the second is refused, or goes on in the first one's checkpoint; "
+        yield warning(second.command.line, f"{text}give each its own ONES_JOB_DIR, or submit each as a job")
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
     """Type of GPU and number on each node; no type if any will do, and 0 if it asks for whole nodes."""
-    match = _GPUS.fullmatch(script.value("--gres")) or _PER_NODE.fullmatch(script.value("--gpus-per-node"))
-    return (match[1] or "", int(match[2])) if match else ("", 0)
+    kinds, count = set(), 0
+    for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
+        for one in script.value(option).split(","):
+            match = re.fullmatch(begins + r"[:=]?(?:(?!\d+\Z)([\w.-]+))?(?:[:=]?(\d{1,6}))?", one) if one else None
+            if match and (match[1] or match[2] or begins):
+                kinds.add(match[1] or "")
+                count = int(match[2] or 1) if not count or match[1] is None else count + int(match[2] or 1)
+    return (kinds.pop() if len(kinds) == 1 else ""), count
 
 
 def _kinds(script: Script, optin: OptIn) -> Iterator[ScriptFinding]:
     (kind, gpus), line = _gpus_asked(script), script.line("--comment")
     if optin.kinds and not gpus:
-        yield _warning(line, "kinds= does nothing for it: it does not ask for GPUs by --gres or --gpus-per-node")
+        yield warning(line, "kinds= does nothing for it: it does not ask for GPUs by --gres or --gpus-per-node")
     if optin.kinds and kind and ANY not in optin.kinds and kind not in optin.kinds:
-        yield _warning(line, f"it asks for {kind} GPUs, which its kinds={','.join(optin.kinds)} leaves out")
+        yield warning(line, f"it asks for {kind} GPUs, which its kinds={','.join(optin.kinds)} leaves out")
 
 
 def _range(script: Script, optin: OptIn, shape: tuple[int, int]) -> list[ScriptFinding]:
@@ -266,7 +236,7 @@ def _range(script: Script, optin: OptIn, shape: tuple[int, int]) -> list[ScriptF
         return []
     low, high = limits
     text = f"it starts with {asked} {name}, outside its {name}={low}-{high}{f':{step}' if step > 1 else ''}"
-    return [_warning(script.line("--comment"), text)]
+    return [warning(script.line("--comment"), text)]
 
 
 def _directory(script: Script, optin: OptIn | None) -> str:
@@ -333,14 +303,14 @@ def _against(limits: Limits, verdict: Verdict) -> list[ScriptFinding]:
         within = [row for row in limits.sizes if low <= row.gpus <= high]
         text = f"{name} runs on {counts(limits.sizes)} GPUs, and its comment allows {low} to {high}"
         if not within:
-            found.append(_error(0, f"{text}: none of them"))
+            found.append(error(0, f"{text}: none of them"))
         elif within[0].gpus != low:
-            found.append(_warning(0, f"{text}: let it begin at {within[0].gpus}"))
+            found.append(warning(0, f"{text}: let it begin at {within[0].gpus}"))
         else:
             found += _steps(within, verdict.optin.step if verdict.optin is not None else 1, text)
     nodes, each = verdict.shape or (0, 0)
     if sizes and nodes * each and nodes * each not in sizes:
-        found.append(_error(0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}"))
+        found.append(error(0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}"))
     return found
 
 
@@ -351,7 +321,7 @@ def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:
         return []
-    return [_warning(0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
+    return [warning(0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
 
 
 @command

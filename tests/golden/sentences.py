@@ -106,7 +106,7 @@ SCRIPTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     )),
     "blocks": (BLOCKS, (
         ("0-7%1", "0-7%1"), ("0-7%1", "0-7"), ("0-7%1", "0-7%8"), ("ones-run --blocks", "ones-run"),
-        ("0-7%1", "0-7%1 -d singleton"), ("\"$@\"", "\"$@\"\necho done"),
+        ("0-7%1", "0-7%1 -d singleton"), ("exec ones-run --blocks", "ones-run --blocks x\necho"),
     )),
     "types of GPU": (TYPED, (("2080ti:1", "v100:1"), ("--gres=gpu:2080ti:1", "--exclusive"))),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from ones_wrapper.files.job_directory import (
     remove_exit_codes,
     summarize_reports,
 )
+from ones_wrapper.launch.batch_shell import DIES, BatchShell, killed_by_warning
 from ones_wrapper.launch.blocks import Blocks
 from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, Limits, Outcome, Tries, decide
 from ones_wrapper.launch.slurm import run_slurm
@@ -98,6 +99,7 @@ class Supervisor:
         self._launch: Launch | None = None
         self._stopped = False
         self._warned_at = 0.0
+        self._shell = BatchShell() if job_id else None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
             signal.signal(number, self._handle)
 
@@ -123,6 +125,8 @@ class Supervisor:
         the exit code: the script's, or 128+n where signal n ended it.
         """
         attempt = 0
+        if self._shell is not None and self._shell.pid:
+            log(DIES, "ones-run")
         while True:
             code = self._once(plan(attempt))
             step = self._decide(code)
@@ -158,6 +162,8 @@ class Supervisor:
                 code = process.wait(timeout=1.0)
                 break
             except subprocess.TimeoutExpired:
+                if self._shell is not None and self._shell.died and not (self._warned_at or self._stopped):
+                    self._handle(signal.SIGUSR2, None)  # the warning killed it
                 if self._overdue():
                     return STOP_CODE
         code = 128 - code if code < 0 else code
@@ -216,6 +222,9 @@ class Supervisor:
             until = time.monotonic() + COMPANION_S
             while time.monotonic() < until and not self._stopped:
                 time.sleep(0.2)
+        if self._shell is not None and self._shell.died and not killed_by_warning(self._job_id):
+            log("the batch shell ended by something else than the warning, so the job is not requeued", "ones-run")
+            return False
         before = self._tries()
         # Counted first: Slurm may end us before it answers.
         if self._stopped or not write_tries(self._job_dir, step.tries, self._task):

@@ -1,0 +1,362 @@
+"""A batch script as sbatch and the shell read it: its directives, and its calls of ones-run.
+
+The reading of directives was compared with sbatch 26.05 itself, form by form (tests/test_batch_script.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+LONG = {
+    "-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-a": "--array", "-d": "--dependency", "-D": "--chdir",
+    "-t": "--time", "-p": "--partition",
+}  # fmt: skip
+"""Short options of sbatch that matter here."""
+_NAMES = """
+account acctg-freq array batch bb bbf begin cluster-constraint chdir clusters comment container contiguous
+constraint core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq
+gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name
+kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice
+no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
+open-mode output overcommit oversubscribe parsable partition prefer priority profile propagate qos quiet reboot
+requeue reservation signal sockets-per-node spread-job switches tasks-per-node test-only thread-spec
+threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes usage verbose version wait
+wait-all-nodes wckey wrap
+"""
+NAMES = tuple(f"--{name}" for name in _NAMES.split())
+"""Long options of sbatch, of which any beginning will do that is no other's."""
+SAME = {"--tasks-per-node": "--ntasks-per-node"}
+_BARE = """
+contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overcommit parsable quiet reboot requeue
+spread-job test-only use-min-nodes usage verbose version wait
+"""
+BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}
+"""Options that take no word of their own."""
+
+_NEARLY = re.compile(r"\s+#SBATCH\b|\s*#\s+SBATCH\b|\s*#sbatch\b", re.ASCII)
+_HET = re.compile(r"\s*(hetjob|packjob)\s*")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
+_SIGNAL = re.compile(r"(?i)[RB]*B[RB]*:(?:SIG)?(?:USR2|12)(?:@\d{1,5})?")
+
+
+class Weight(str, Enum):
+    """Meaning of a finding for the job."""
+
+    WARNING = "warning"
+    ERROR = "error"
+    """It is not resized, or does not do what its owner means."""
+
+
+@dataclass(frozen=True)
+class ScriptFinding:
+    """One thing that a script's owner should know."""
+
+    weight: Weight
+    line: int
+    """Line of the script, from 1; 0 for the whole of it."""
+    text: str
+
+
+def error(line: int, text: str) -> ScriptFinding:
+    """Something that keeps the job from being resized."""
+    return ScriptFinding(Weight.ERROR, line, text)
+
+
+def warning(line: int, text: str) -> ScriptFinding:
+    """Something that its owner may mean otherwise."""
+    return ScriptFinding(Weight.WARNING, line, text)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command of the script."""
+
+    line: int
+    words: tuple[str, ...]
+    piped: bool = False
+    """It writes into a pipe, or reads one."""
+    looped: bool = False
+    background: bool = False
+    follows: bool = False
+    """Another command comes after it."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Directives and commands of a batch script."""
+
+    options: dict[str, tuple[int, str]]
+    """Line and value of each long option; of one that stands twice the last, as sbatch takes it."""
+    body: tuple[tuple[int, str], ...]
+    """Lines that are neither empty nor comments, with their numbers; those that go on below are joined."""
+    findings: tuple[ScriptFinding, ...]
+
+    def value(self, option: str) -> str:
+        """An option's value; empty if the script does not give it."""
+        return self.options.get(option, (0, ""))[1]
+
+    def line(self, option: str) -> int:
+        return self.options.get(option, (0, ""))[0]
+
+    @property
+    def warned(self) -> bool:
+        """Slurm sends SIGUSR2 to the batch shell alone before the job's time is over."""
+        return _SIGNAL.fullmatch(self.value("--signal")) is not None
+
+
+def read_script(text: str) -> Script:
+    """The directives and commands of a batch script, with the faults of their form."""
+    options: dict[str, tuple[int, str]] = {}
+    body: list[tuple[int, str]] = []
+    findings = list(_refused(text))
+    joined, ends = False, ""
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if ends:  # a here-document
+            ends = "" if line == ends else ends
+        elif not raw.startswith("#SBATCH"):
+            if _NEARLY.match(raw):
+                findings.append(warning(number, f"Slurm does not read {line!r:.60}: write #SBATCH"))
+            elif joined:
+                body[-1] = body[-1][0], f"{body[-1][1]} {line.removesuffix(chr(92))}"
+            elif line and not line.startswith("#"):
+                body.append((number, line.removesuffix("\\")))
+            joined = bool(body) and raw.endswith("\\") and not line.startswith("#")
+            ends = _document(line)
+        elif body:
+            findings.append(error(number, "Slurm ignores #SBATCH after the first command: move it to the top"))
+        elif _HET.fullmatch(raw.removeprefix("#SBATCH")):
+            findings.append(error(number, "a heterogeneous job cannot be resized: submit it as a job of one part"))
+        else:
+            findings += _directive(number, raw.removeprefix("#SBATCH"), options)
+    return Script(options, tuple(body), tuple(findings))
+
+
+def _refused(text: str) -> Iterator[ScriptFinding]:
+    """What sbatch refuses a script for."""
+    if text and not text.startswith("#!"):
+        yield error(1, "sbatch refuses it: the first line must be #!/bin/bash, or another interpreter's")
+    if "\r\n" in text:
+        line = text[: text.index("\r\n")].count("\n") + 1
+        yield error(line, "sbatch refuses it: lines end as in Windows; convert it by: sed -i 's/\\r$//' FILE")
+
+
+def _document(line: str) -> str:
+    """The line that ends a here-document that begins in this one."""
+    begun = re.search(r"<<-?\s*([\"']?)(\w+)\1", line)
+    return begun[2] if begun and "<<<" not in line else ""
+
+
+def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> Iterator[ScriptFinding]:
+    try:
+        words = shlex.split(rest.removesuffix("\\"), comments=True)
+    except ValueError as reason:
+        yield error(number, f"its quotes do not match: {reason}")
+        return
+    for name, value in _options(words):
+        fits = [one for one in NAMES if one.startswith(name)] if name not in NAMES else [name]
+        if name.startswith("--") and len(fits) > 1:
+            yield error(number, f"sbatch refuses {name}, which may be {' or '.join(fits[:3])}")
+            continue
+        full = fits[0] if fits else name
+        options[SAME.get(full, full)] = number, value
+    if _VARIABLE.search(rest):
+        yield warning(number, "Slurm does not replace variables in #SBATCH lines")
+
+
+def _options(words: list[str]) -> Iterator[tuple[str, str]]:
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            if word[:2] in BARE and len(word) > 2:  # letters of several options in one word
+                words.insert(0, f"-{word[2:]}")
+                word = word[:2]
+            name, equals, value = LONG.get(word[:2], word[:2]), word[2:], word[2:]
+        bare = name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
+        if not equals and not bare and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        yield name, value
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+_OPENS, _CLOSES = {"for", "while", "until", "select"}, {"done"}
+_KEYWORDS = {"if", "then", "else", "elif", "fi", "do", "done", "{", "}", "!", "time", "for", "while", "until", "select"}
+_ENDS = {";", "&&", "||", "|", "|&", "&", "(", ")", ";;"}
+_ASSIGNS = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+_NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_SHELLS = {"sh", "bash", "dash", "zsh"}
+_MOST = 4
+"""Commands within words of commands are followed so deep."""
+
+
+def commands(script: Script) -> list[Command]:
+    """The simple commands, in the order in which they stand. Functions are read as if they were called."""
+    variables: dict[str, str] = {}
+    found: list[Command] = []
+    loops = 0
+    for number, line in script.body:
+        for words, before, after in _simple(line):
+            loops += len(_OPENS & {*words[:1]})
+            within = loops > 0
+            loops = max(0, loops - len(_CLOSES & {*words[:1]}))
+            rest = _without_keywords(words)
+            while rest and _ASSIGNS.fullmatch(rest[0]):
+                name, _, value = rest.pop(0).partition("=")
+                variables[name.rstrip("+")] = value
+            if rest:
+                piped = {before, after} & {"|", "|&"} != set()
+                found += _within(Command(number, tuple(rest), piped, within, after == "&"), variables, _MOST)
+    return [
+        Command(one.line, one.words, one.piped, one.looped, one.background, at + 1 < len(found))
+        for at, one in enumerate(found)
+    ]
+
+
+def _simple(line: str) -> list[tuple[list[str], str, str]]:
+    """The words of each command of a line, and what stands before it and after it."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+    reader.whitespace_split = True
+    found: list[tuple[list[str], str, str]] = []
+    words: list[str] = []
+    before = ""
+    try:
+        for word in reader:
+            if word in _ENDS:
+                if words:
+                    found.append((words, before, word))
+                words, before = [], word
+            else:
+                words.append(word)
+    except ValueError:  # a quotation that goes on in the next line
+        pass
+    return [*found, (words, before, "")] if words else found
+
+
+def _without_keywords(words: list[str]) -> list[str]:
+    rest = list(words)
+    while rest and rest[0] in _KEYWORDS:
+        if rest[0] in _OPENS - {"while", "until"}:
+            return []  # the words are what it goes over
+        rest.pop(0)
+    return rest
+
+
+def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
+    """The command with its variables replaced; of a shell's `-c`, those in its text."""
+    words: list[str] = []
+    for word in command.words:
+        named = _NAMED.fullmatch(word)
+        value = variables.get(named[1] or named[2]) if named else None
+        words += [word] if value is None else _split(value)
+    inner = next((at for at, word in enumerate(words[:-1]) if word in ("-c", "-lc") and _is(words[at - 1], _SHELLS)), 0)
+    if not (inner and deep):
+        yield Command(command.line, tuple(words), command.piped, command.looped, command.background)
+        return
+    text = " ".join(words[inner + 1 :])
+    for own, before, after in _simple(_NAMED.sub(lambda one: variables.get(one[1] or one[2], one[0]), text)):
+        piped = command.piped or bool({before, after} & {"|", "|&"})
+        whole = Command(command.line, (*words[:inner], *own), piped, command.looped, command.background or after == "&")
+        yield from _within(whole, variables, deep - 1)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _is(word: str, names: set[str]) -> bool:
+    return word.rpartition("/")[2] in names
+
+
+# -- calls of ones-run -------------------------------------------------------------------------------------------------
+
+_SPEAK = {
+    "echo", "printf", "which", "type", "command", "hash", "alias", "cat", "grep", "sed", "awk", "ls", "test", "[", "[[",
+    "pip", "man", "module", "ml", "source", ".", "export", "cp", "mkdir", "cd", "tee",
+}  # fmt: skip
+"""Commands that may name ones-run and do not call it."""
+_ASKS = {"--version", "--dry-run", "--help", "-h", "--new-secret"}
+_LAUNCHERS = {
+    "srun", "ibrun", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed", "horovodrun", "aprun", "prun",
+}  # fmt: skip
+_CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "ch-run", "enroot"}
+_HAND_ON = {"exec", "env", "nice", "nohup", "stdbuf", "ionice", "numactl", "taskset", "chrt", "setsid", "time"}
+"""Commands that become the one they call, so that a signal reaches it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of ones-run."""
+
+    command: Command
+    prefix: tuple[str, ...]
+    """Words before ones-run."""
+    arguments: tuple[str, ...]
+
+    @property
+    def launcher(self) -> str:
+        """The launcher that it stands behind; empty for none."""
+        return next((word for word in self.prefix if _is(word, _LAUNCHERS)), "")
+
+    @property
+    def container(self) -> str:
+        """The words that start a container, within which it stands; empty for none."""
+        at = next((at for at, word in enumerate(self.prefix) if _is(word, _CONTAINERS)), -1)
+        return " ".join(self.prefix[at:]) if at >= 0 else ""
+
+    @property
+    def takes_over(self) -> bool:
+        """The shell becomes ones-run, so that signals to the batch shell reach it."""
+        if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
+            return False
+        return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])
+
+    @property
+    def blocks(self) -> bool:
+        return "--blocks" in self.arguments
+
+
+def calls(found: list[Command]) -> list[Call]:
+    """The calls of ones-run among commands."""
+    return [one for command in found if (one := _call(command)) is not None]
+
+
+def _call(command: Command) -> Call | None:
+    words = command.words
+    at = next((at for at, word in enumerate(words) if _is(word, {"ones-run"})), -1)
+    module = next((at for at, word in enumerate(words) if word == "ones_wrapper.launch" and words[at - 1] == "-m"), -1)
+    first = words[0].rpartition("/")[2]
+    if max(at, module) < 0 or (first in _SPEAK and not (first == "command" and at == 1)):
+        return None
+    prefix, arguments = (words[:at], words[at + 1 :]) if at >= 0 else (words[: module - 2], words[module + 1 :])
+    script = next((n for n, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    return None if _ASKS & {*arguments[: script + 1]} else Call(command, prefix, arguments)
+
+
+def requeues_itself(found: list[Command]) -> int:
+    """The line in which the script requeues the job or submits itself again; 0 for none."""
+    for one in found:
+        text = " ".join(one.words)
+        if re.search(r"\bscontrol\s+requeue", text) or (_is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b", text)):
+            return one.line
+    return 0
+
+
+def hands_on(found: list[Command]) -> bool:
+    """A trap hands the shell's SIGUSR2 on to a process."""
+    return any(
+        one.words[0] == "trap"
+        and len(one.words) > 2
+        and "kill" in one.words[1]
+        and any(re.fullmatch(r"(?i)(SIG)?USR2|12", word) for word in one.words[2:])
+        for one in found
+    )

@@ -1,0 +1,54 @@
+"""The batch shell above ones-run, which Slurm's warning kills if it did not become ones-run by `exec`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from ones_wrapper.launch.slurm import run_slurm
+
+DIES = (
+    "ones-run was called without exec, so --signal=B:USR2 kills the batch shell, and Slurm then ends the job: write "
+    "`exec ones-run …`, outside of pipes and loops. Until then the job is requeued once its shell is gone, if Slurm "
+    "leaves the time for it"
+)
+_NAME = "slurm_script"
+"""Slurm's name for a batch script, which its shell has as a process."""
+
+
+class BatchShell:
+    """The shell of this job's batch script, if SIGUSR2 would kill it; else no process."""
+
+    def __init__(self, process: int | None = None, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self.pid = self._find(os.getppid() if process is None else process)
+
+    def _find(self, pid: int) -> int:
+        while pid > 1 and (status := self._status(pid)):
+            if status.get("Name") == _NAME:
+                handled = int(status["SigCgt"], 16) | int(status["SigIgn"], 16)
+                return 0 if handled >> (signal.SIGUSR2 - 1) & 1 else pid
+            pid = int(status["PPid"])
+        return 0
+
+    @property
+    def died(self) -> bool:
+        """It is gone, so Slurm ends the job."""
+        if not self.pid:
+            return False
+        status = self._status(self.pid)
+        return status.get("Name") != _NAME or status["State"].startswith(("Z", "X"))
+
+    def _status(self, pid: int) -> dict[str, str]:
+        try:
+            lines = (self._proc / str(pid) / "status").read_text().splitlines()
+        except OSError:
+            return {}
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def killed_by_warning(job_id: int) -> bool:
+    """Slurm says that SIGUSR2 ended the job's batch shell: not its user, nor an error."""
+    answer, _ = run_slurm(["scontrol", "show", "job", str(job_id)])
+    return f" ExitCode=0:{signal.SIGUSR2.value}" in answer
