@@ -1,25 +1,55 @@
-"""What a script and its libraries ask of torch.distributed after a change of ranks."""
+"""Groups that are formed beside training, tried, entered or dropped; and what a script asks of torch.distributed after
+a change."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from ones_wrapper.group import Group
-from ones_wrapper.membership.connections import Formed, destroy, enter
+from ones_wrapper.membership import connections
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.connections import (
+    Formed,
+    Former,
+    Trial,
+    backends_of,
+    connect,
+    destroy,
+    drop,
+    enter,
+)
 from ones_wrapper.membership.plan import Plan
+from ones_wrapper.network.job_network import JobNetwork
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.test_plan import member
+
+CPU = torch.device("cpu")
+PAIR = "cpu:gloo,cuda:nccl"
+
+
+def gloo() -> Any:
+    return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=20))
+
+
+def formed(data: dict[str, Any], generation: int = 1, control: Any = None) -> Formed:
+    plan = Plan(generation, 0, (member(0),))
+    return Formed(plan, 0, None, data, control, dist.HashStore())  # type: ignore[arg-type]
 
 
 def after_a_change(group: Group) -> None:
     """In a process of its own, which has a default group."""
     for generation in (1, 2):
-        data = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=20))
-        plan = Plan(generation, 0, (member(0),))
-        enter(Formed(plan, 0, None, data, None, dist.HashStore()), "gloo")  # type: ignore[arg-type]
+        enter(formed({"gloo": gloo()}, generation))
         later = dist.new_group()
         dist.all_reduce(value := torch.ones(1), group=later)
         dist.all_reduce(value)
@@ -28,10 +58,148 @@ def after_a_change(group: Group) -> None:
     destroy()
 
 
-def test_groups_can_be_made_after_a_change() -> None:
-    """Protects device meshes and libraries that make groups later, and gloo with tensors on GPUs."""
-    team = Team(1)
-    try:
-        team.run(after_a_change)
-    finally:
-        team.close()
+def after_a_change_of_two(group: Group) -> None:
+    """As above, where a second gloo group stands for NCCL's."""
+    for generation in (1, 2):
+        data = {"gloo": gloo(), "nccl": gloo()}
+        enter(formed(data, generation))
+        world: Any = dist.group.WORLD
+        taken = [world._get_backend(torch.device(kind)) for kind in ("cpu", "cuda")]
+        assert taken == list(data.values()) and taken[0] is not taken[1]
+        dist.all_reduce(value := torch.ones(1))
+        later = dist.new_group(backend="gloo")
+        dist.all_reduce(value, group=later)
+        assert dist.get_backend() == connections._PAIR
+        assert dist.get_backend_config() == "cpu:ones_gloo,cuda:nccl"
+    destroy()
+
+
+@pytest.mark.parametrize("change", [after_a_change, after_a_change_of_two])
+def test_groups_can_be_made_after_a_change(change: Callable[[Group], None]) -> None:
+    """Protects device meshes and libraries that make groups later, gloo with tensors on GPUs, and scripts that have
+    gloo for the CPU and NCCL for GPUs, as init_process_group() without a backend gives."""
+    with closing(Team(1)) as team:
+        team.run(change)
+
+
+@pytest.mark.parametrize(
+    ("config", "backends"),
+    [("gloo", {"gloo"}), ("nccl", {"nccl"}), ("cuda:nccl", {"nccl"}), ("cpu:gloo,cuda:gloo", {"gloo"}),
+     (PAIR, {"gloo", "nccl"}), ("cpu:gloo,cuda:nccl,mps:gloo", {"gloo", "nccl"})],
+)  # fmt: skip
+def test_backends_are_what_the_script_has(config: str, backends: set[str]) -> None:
+    """Protects a script that names a pair, or none: both of its groups change."""
+    assert backends_of(config) == backends
+
+
+class Card:
+    """Stands for NCCL's groups on a GPU: their threads and memory, until they are aborted."""
+
+    def __init__(self, world: int = 1, hangs: bool = False, wrong: bool = False) -> None:
+        self.held, self.world, self.hangs, self.wrong = 0, world, hangs, wrong
+        self.sums: list[int] = []
+
+    def group(self, *_: Any) -> Card.Group:
+        return Card.Group(self)
+
+    class Group:
+        """One of them."""
+
+        def __init__(self, card: Card) -> None:
+            self._card, self._over = card, threading.Event()
+            card.held += 1
+            threading.Thread(target=self._over.wait, daemon=True).start()
+
+        def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+            self._card.sums.append(len(tensors[0]))
+            if self._card.hangs:
+                self._over.wait()
+            tensors[0].fill_(float(self._card.world + self._card.wrong))
+            return self
+
+        def wait(self) -> None:
+            """The sum is done."""
+
+        def abort(self) -> None:
+            self._card.held -= 1
+            self._over.set()
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10.0
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects memory and threads of those who train, whatever comes of newcomers."""
+    card, board = Card(), Board.host(JobNetwork.here(), 0)
+    monkeypatch.setattr(connections, "_nccl_group", card.group)
+    tasks: list[int] = []
+    for generation in range(1, 21):
+        former = Former(Plan(generation, 0, (member(0),)), 0, board.again(), PAIR, CPU, "127.0.0.1")
+        former.run()
+        assert former.formed is not None and former.error == "" and card.held == 1
+        drop(former.formed)
+        assert until(lambda: card.held == 0)
+        del former
+        tasks.append(len(list(Path("/proc/self/task").iterdir())))
+    assert max(tasks[10:]) <= max(tasks[:10]) + 1
+
+
+@pytest.mark.parametrize(("card", "why"), [(Card(), ""), (Card(wrong=True), "is 2"), (Card(hangs=True), "did not end")])
+def test_groups_are_tried_before_they_count(card: Card, why: str) -> None:
+    """Protects training from a link that NCCL finds bad in the first collective, or that gives wrong sums: each
+    algorithm is tried. What hangs ends when the group is dropped."""
+    one = formed({"gloo": gloo(), "nccl": card.group()}, control=gloo())
+    found = Trial(one, CPU).result(0.1 if card.hangs else 20.0)
+    assert (why in found) if why else (found, card.sums) == ("", list(connections.TRIED))
+    drop(one)
+    assert until(lambda: card.held == 0)
+
+
+def tried(group: Group, bad: int | None) -> str:
+    """Two ranks, the second of whose card may be bad."""
+    card = Card(group.world, wrong=group.rank == bad)
+    control = group.duplicate().control  # type: ignore[attr-defined]
+    plan = Plan(1, 0, (member(0), member(1)))
+    one = Formed(plan, group.rank, None, {"nccl": card.group()}, control, None)  # type: ignore[arg-type]
+    return Trial(one, CPU).result(20.0)
+
+
+def test_all_ranks_find_the_same() -> None:
+    """Protects newcomers and those who train from each other's view: what fails on one fails on all."""
+    with closing(Team(2)) as team:
+        assert team.run(tried, None) == ["", ""]
+        first, second = team.run(tried, 1)
+    assert first == "another rank could not" and "a sum of ones over 2 ranks is 3" in second
+
+
+def test_a_trial_ends_with_the_verdict() -> None:
+    """Protects a newcomer whose plan was dropped: it is there for the next one at once."""
+    card = Card(hangs=True)
+    one = formed({"nccl": card.group()}, control=gloo())
+    began = time.monotonic()
+    assert Trial(one, CPU).result(20.0, lambda: "dropped") == "" and time.monotonic() - began < 2.0
+    drop(one)
+
+
+def test_a_communicator_that_never_comes_to_be_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects those who train from a newcomer that dies in ncclCommInitRank: the plan fails in time, what comes late
+    is given back, and a few that hang are the most that hold memory."""
+    card, come = Card(), threading.Event()
+    monkeypatch.setattr(connections, "_stuck", [])
+
+    def make() -> Any:
+        come.wait()
+        return card.group()
+
+    for _ in range(connections.MOST_STUCK):
+        with pytest.raises(RuntimeError, match="no communicator came to be within"):
+            connect(make, 0.01)
+    with pytest.raises(RuntimeError, match="never came to be: no more are made"):
+        connect(card.group, 1.0)
+    come.set()
+    assert until(lambda: all(one.done() for one in connections._stuck)) and until(lambda: card.held == 0)
+    assert connect(card.group, 1.0) is not None and connections._stuck == []

@@ -9,8 +9,10 @@ import pytest
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.membership.back_off import AGAIN_S
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.coordinator import AGAIN_S, DEAD_S, DEADLINE_S, TURN_S, Coordinator
+from ones_wrapper.membership.connections import form_s
+from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, TURN_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
@@ -116,7 +118,7 @@ def test_a_term_is_planned_anew_while_no_step_ends(
     leader._hot = False
     join(board, encode(member(7)))
     board.put(f"ready-{member(7).uid}", "1")
-    for number in range(int(DEADLINE_S) + 3):
+    for number in range(int(form_s(2) + DEADLINE_S) + 3):
         board.put(f"sign-{member(7).uid}-0", str(number))
         turn()
     assert board.read("newest") == "2" and leader.proposal(lambda plan: True) == (2, 2)

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ones_wrapper.devices import streams
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.ahead import Ahead
+from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board, in_time
 from ones_wrapper.membership.coming import Coming
-from ones_wrapper.membership.connections import Former
+from ones_wrapper.membership.connections import Former, Trial, form_s
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.entrance import ANEW, HOT, MODE, Found
 from ones_wrapper.membership.files import Leader
@@ -130,7 +132,7 @@ class Blocks:
 
     def trains(self, max_local: int) -> None:
         """Training begins: torch.distributed is set up, and this is the largest pass that this block's devices hold."""
-        self._backend = dist.get_backend()
+        self._backend = dist.get_backend_config()
         self._me = replace(self._me, max_local=max_local)
 
     @property
@@ -257,27 +259,29 @@ class Blocks:
     def change(
         self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]], began: float
     ) -> Change | None:
-        """Send the state to new ranks and change over; None where that failed and training goes on as before.
-        Collective; the devices are idle, and training stands still since `began`, in Unix time. `collected` gives the
-        tensors and the rest. Raises `PeersLostError`.
+        """Send the state to new ranks, try the new groups and change over; None if that failed and training goes on as
+        before. Collective; training stands still since `began`, in Unix time. `collected` gives the tensors and the
+        rest. Raises `PeersLostError`.
         """
         plan, present, group = self._coming, self.present, self._group
         assert plan is not None and present is not None
-        sent, seconds = 0, 0.0
+        # What the device still owes is of the old group: one that is destroyed before cuts a sum short
+        # (pytorch#141510), and one whose process is gone never ends it. All wait here, and agree on it below.
+        streams.wait(group.device)
+        sent, seconds, why = 0, 0.0, ""
         if newcomers := plan.newcomers(present):
-            started, why = time.monotonic(), ""
+            started = time.monotonic()
             try:
                 sent = self._send(plan, newcomers, collected, began)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"[:300]
-            if group.maximum([int(bool(why))])[0]:
-                if why:
-                    log(f"the state could not be sent: {why}")
-                if self._coordinator is not None:
-                    self._coordinator.dropped("the state did not arrive")
-                self._forget()
+            if self._failed("the state did not arrive", why):
                 return None
             seconds = time.monotonic() - started
+        if self._former is not None and self._former.formed is not None:
+            why = Trial(self._former.formed, group.device).result(form_s(plan.world))
+        if self._failed("its ranks cannot exchange", why):
+            return None
         if group.rank == 0:
             self._board.put(f"verdict-{plan.generation}", "committed")
         total = sent * len(newcomers)
@@ -289,6 +293,17 @@ class Blocks:
         assert former is not None and former.formed is not None
         self._become(former)
         return result
+
+    def _failed(self, what: str, why: str) -> bool:
+        """Whether the change failed on any rank, on this one by `why`: then training goes on as before. Collective."""
+        if not self._group.maximum([int(bool(why))])[0]:
+            return False
+        if why:
+            log(f"{what}: {why}")
+        if self._coordinator is not None:
+            self._coordinator.dropped(what)
+        self._forget()
+        return True
 
     def leave(self) -> None:
         """After a change without this block: end its threads; a leader waits until the others have left its board."""
@@ -373,7 +388,7 @@ class Blocks:
         former.join()
         if former.formed is None:
             log(f"membership {generation} could not be formed: {former.error}")
-        if self._group.maximum([int(former.formed is None)])[0]:
+        if self._group.maximum([int(former.formed is None)])[0] or former.formed is None:
             self._forget()
             return None
 
@@ -388,6 +403,7 @@ class Blocks:
             return None
         rest, size, seconds = got
         until = time.monotonic() + VERDICT_S + patience_s(size)
+        why = Trial(former.formed, self._group.device).result(form_s(plan.world) + patience_s(size), verdict)
         while not (found := verdict()):
             if time.monotonic() > until:
                 raise PeersLostError("no verdict came on the change")
@@ -395,6 +411,8 @@ class Blocks:
         if found != "committed":
             self._forget()
             return None
+        if why:
+            raise PeersLostError(f"the others change without this block: {why}")
         self._become(former)
         return Change(plan, False, plan.moves, size, seconds, float(rest["began"]), rest)
 
@@ -521,7 +539,7 @@ class Blocks:
         assert formed is not None
         plan = formed.plan
         connections.keep(group.control)
-        connections.enter(formed, self._backend)
+        connections.enter(formed)
         group.become(formed.rank, plan.world, plan.nodes, plan.ranks_per_node, formed.control, formed.duplicate)
         self.present, self._former, self._coming = plan, None, None
         if plan.moves:
@@ -550,8 +568,9 @@ class Blocks:
 
     def _coordinate(self, plan: Plan) -> None:
         assert self._orders is not None
+        orders, back_off = self._orders(plan.term), BackOff(self.folder.path, self.block.array)
         self._coordinator = Coordinator(
-            self._board.again(), plan, self._orders(plan.term), self._leaving, self._superseded, self._fits, self.hot
+            self._board.again(), plan, orders, self._leaving, self._superseded, self._fits, self.hot, back_off
         )
         self._board.put(MODE, HOT if self.hot else ANEW)
         self._coordinator.start()

@@ -1,8 +1,8 @@
 """Groups formed while training goes on in another one, and the change from one to the other.
 
-The raw groups are formed by a thread over the board's store. At the change the script's default group is left, and
-one is initialised whose registered backend hands out what was formed: so everything that names no group of its own
-(the script's collectives, DDP) uses the new ranks.
+The raw groups are formed by a thread over the board's store, and tried once the ranks stand still for the change. Then
+the script's default group is left, and one is initialised whose registered backend hands out what was formed: so
+everything that names no group of its own (the script's collectives, DDP) uses the new ranks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from ones_wrapper.devices import streams
 from ones_wrapper.devices.patience import collective
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.board import Board, in_time
@@ -33,12 +37,21 @@ from ones_wrapper.network.pairwise import prove_groups, prove_pairwise
 from ones_wrapper.network.proof import ProofError
 from ones_wrapper.network.store import GroupStore, native_store
 
+T = TypeVar("T")
+
 FORM_S = 20.0
-"""How long ranks may take to form a group."""
+"""How long few ranks may take to form a group, or to sum over it once; `form_s` is for many."""
+MOST_STUCK = 3
+"""Communicators that may never come to be before no more are made: each holds a thread and memory of the GPU."""
+TRIED = (1, 1 << 18, 1 << 23)
+"""Elements of the sums by which NCCL's groups are tried: it connects ranks in the first collective of each algorithm,
+and takes others for larger sums."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
 """What ranks put on the board when they form a membership's groups, by its generation."""
 _BACKENDS = {"gloo": ("ones_gloo", ["cpu", "cuda"]), "nccl": ("ones_nccl", ["cuda"])}
+_PAIR = "cpu:ones_gloo,cuda:nccl"
+"""By what later groups are made if the script has both."""
 _kept: deque[Any] = deque(maxlen=8)
 """Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
 left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
@@ -46,6 +59,13 @@ _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
 """Of the present default group and of the one before."""
 _lock = threading.Lock()
+_stuck: list[Future[Any]] = []
+"""Communicators for which nobody waits any more."""
+
+
+def form_s(world: int) -> float:
+    """How long so many ranks may take."""
+    return FORM_S + world / 16
 
 
 @dataclass
@@ -56,8 +76,8 @@ class Formed:
     rank: int
     board: Board
     """That of the plan's term."""
-    data: Any
-    """A raw group of the script's backend."""
+    data: dict[str, Any]
+    """Raw groups of the script's backends, by name."""
     control: Any
     """A raw gloo group for agreements."""
     store: Store
@@ -104,18 +124,98 @@ def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> An
     return group
 
 
+def _start(name: str, function: Callable[[], T]) -> Future[T]:
+    """Its result, by a thread of its own that nobody has to wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def connect(make: Callable[[], Any], within_s: float) -> Any:
+    """The communicator that `make` returns. ncclCommInitRank has no time-out, and its nonblocking mode hangs in some
+    releases (pytorch#153960): so a thread of its own waits, and what comes too late is given back.
+
+    Raises RuntimeError if it does not come in time, and once `MOST_STUCK` did not.
+    """
+    _stuck[:] = [one for one in _stuck if not one.done()]
+    if len(_stuck) >= MOST_STUCK:
+        raise RuntimeError(
+            f"{len(_stuck)} communicators never came to be: no more are made until the ranks start again"
+        )
+    future = _start("ones-connect", make)
+    try:
+        return future.result(within_s)
+    except FutureTimeoutError:
+        _stuck.append(future)
+        future.add_done_callback(lambda late: None if late.exception() else _abort(late.result()))
+        raise RuntimeError(f"no communicator came to be within {within_s:g} s") from None
+
+
+class Trial:
+    """Sums over a plan's groups, before anybody relies on them. Collective over its ranks, whose devices are idle.
+
+    A link that does not work shows here, while training can still go on as before, and what connecting takes is part of
+    the pause. All ranks find the same, but for those that the others are lost to.
+    """
+
+    def __init__(self, formed: Formed, device: torch.device) -> None:
+        self._why = _start("ones-try", partial(_try_all, formed, device))
+
+    def result(self, within_s: float, given_up: Callable[[], object] = bool) -> str:
+        """Why the groups cannot be used; empty if they can, and as soon as `given_up` says that they won't be."""
+        until = time.monotonic() + within_s
+        while not wait((self._why,), 0.002).done and not given_up():
+            if time.monotonic() > until:
+                return f"a sum over the new ranks did not end within {within_s:g} s"
+        return self._why.result() if self._why.done() else ""
+
+
+def _try_all(formed: Formed, device: torch.device) -> str:
+    why = ""
+    try:
+        for name, group in formed.data.items():
+            on_gpu = name == "nccl"
+            for elements in TRIED if on_gpu else TRIED[:1]:
+                _try_sum(group, elements, formed.plan.world, device if on_gpu else torch.device("cpu"))
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"[:300]
+    failed = torch.tensor([float(bool(why))])
+    try:
+        formed.control.allreduce([failed]).wait()
+    except Exception as error:
+        why = why or f"{type(error).__name__}: {error}"[:300]
+    return why or ("another rank could not" if float(failed) else "")
+
+
+def _try_sum(group: Any, elements: int, world: int, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    ones = torch.ones(elements, device=device)
+    group.allreduce([ones]).wait()
+    streams.wait(device)
+    if not float(ones.min()) == float(ones.max()) == world:
+        raise RuntimeError(f"a sum of ones over {world} ranks is {float(ones.min()):g} to {float(ones.max()):g}")
+
+
 class Former(threading.Thread):
     """Forms the groups of a plan in the background."""
 
     def __init__(
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
     ) -> None:
-        """`board` is the present term's, a connection of this thread's own; `address` is this host's. A new rank is
-        `listening` on this port for its state.
+        """`board` is the present term's, a connection of this thread's own; `address` is this host's, and `backend` as
+        `backends_of` takes it. A new rank is `listening` on this port for its state.
         """
         super().__init__(name="ones-form", daemon=True)
         self.plan, self.rank, self._board = plan, rank, board
-        self._backend, self._device, self._address = backend, device, address
+        self._backends, self._device, self._address = backends_of(backend), device, address
         self.formed: Formed | None = None
         """The groups, once they are there."""
         self.error = ""
@@ -133,15 +233,17 @@ class Former(threading.Thread):
             self._board.put(f"formed-{self.plan.generation}-{self.rank}", told)
 
     def _form(self) -> Formed:
-        plan, rank = self.plan, self.rank
+        plan, rank, within_s = self.plan, self.rank, form_s(self.plan.world)
         board = self._next_board() if plan.moves else self._board
-        control = control_group(board, f"control-{plan.generation}", rank, plan.world)
-        store: Store = board.store(f"default-{plan.generation}", FORM_S)
-        if self._backend == "gloo":
-            data = control_group(board, f"data-{plan.generation}", rank, plan.world)
-        else:
-            store = native_store(store, self._address, rank, FORM_S)
-            data = _nccl_group(PrefixStore("data", store), rank, plan.world, self._device)
+        control = control_group(board, f"control-{plan.generation}", rank, plan.world, within_s)
+        store: Store = board.store(f"default-{plan.generation}", within_s)
+        data: dict[str, Any] = {}
+        if "gloo" in self._backends:
+            data["gloo"] = control_group(board, f"data-{plan.generation}", rank, plan.world, within_s)
+        if "nccl" in self._backends:
+            store = native_store(store, self._address, rank, within_s)
+            make = partial(_nccl_group, PrefixStore("data", store), rank, plan.world, self._device)
+            data["nccl"] = connect(make, within_s)
         return Formed(plan, rank, board, data, control, store)
 
     def _next_board(self) -> Board:
@@ -172,8 +274,9 @@ def drop(formed: Formed | None) -> None:
     if formed is None:
         return
     keep((formed.data, formed.control))
-    if hasattr(formed.data, "abort"):
-        threading.Thread(target=_abort, args=(formed.data,), name="ones-abort", daemon=True).start()
+    for group in formed.data.values():
+        if hasattr(group, "abort"):
+            _start("ones-abort", partial(_abort, group))
 
 
 def _abort(group: Any) -> None:
@@ -181,17 +284,37 @@ def _abort(group: Any) -> None:
         group.abort()
 
 
-def enter(formed: Formed, backend: str) -> None:
+def backends_of(config: str) -> set[str]:
+    """The backends of what torch.distributed was set up with: "nccl", or "cpu:gloo,cuda:nccl", which it takes by itself
+    (`dist.get_backend_config`).
+    """
+    return {part.rpartition(":")[2] for part in config.split(",")} & {"gloo", "nccl"}
+
+
+def enter(formed: Formed) -> None:
     """Make what was formed the process's default group, in place of the one there is. Not collective."""
-    name = _register(backend)
+    name = _register(next(iter(formed.data)))
     hook = sys.excepthook
     destroy()
     with _lock:
-        _formed[name] = formed.data
+        _formed[name] = next(iter(formed.data.values()))
         dist.init_process_group(name, store=formed.store, rank=formed.rank, world_size=formed.plan.world)
         del _formed[name]
         _stores.append(formed.store)
+    if len(formed.data) > 1:
+        _add_nccl(formed.data["nccl"])
     sys.excepthook = hook  # each initialisation puts another cover around it
+
+
+def _add_nccl(group: Any) -> None:
+    """Give the default group, which is gloo's, NCCL for CUDA. torch keeps one backend for all names that it does not
+    know: two of ours by `init_process_group` would be the first one, for both devices.
+    """
+    world: Any = dist.group.WORLD
+    world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
+    state: Any = dist.distributed_c10d._world
+    state.pg_map[world] = (_PAIR, state.pg_map[world][1])
+    state.pg_backend_config[world] = _PAIR
 
 
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:

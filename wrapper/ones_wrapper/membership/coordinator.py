@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.connections import FORM_S, forget_groups
+from ones_wrapper.membership.connections import forget_groups, form_s
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.process.log import log
@@ -23,11 +24,9 @@ DEAD_S = 5.0
 """A rank that has given no sign for so long is lost."""
 UNWANTED_S = 3.0
 """How long a newcomer that no order names waits for one: a file system may show a new order late."""
-AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
-"""How long the same members are not planned again after a plan of theirs failed: the state did not arrive, a checkpoint
-could not be written, a group could not be formed. It doubles with each failure."""
-DEADLINE_S = FORM_S + 5.0
-"""A published plan that not all could form by then is dropped, and one by terms for which no step ended."""
+DEADLINE_S = 5.0
+"""A published plan that not all could form so long after they should have is dropped, and one by terms for which no
+step ended."""
 
 
 @dataclass
@@ -54,17 +53,18 @@ class Coordinator:
         superseded: Callable[[], bool],
         fits: Callable[[int], bool] = lambda world: True,
         hot: bool = True,
+        back_off: BackOff | None = None,
     ) -> None:
         """`board` is a connection of its own. `own` says whether the leader's own block was told to end,
         `superseded` whether another leads by now, and `fits` whether the job can train with so many ranks. Where state
         does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed beforehand.
+        `back_off` knows what failed in earlier terms.
         """
         self._board = board
         self._orders = orders
         self._own, self._superseded, self._fits = own, superseded, fits
         self._hot = hot
-        self._failures: dict[tuple[str, ...], tuple[int, float]] = {}
-        """Of members whose plan failed: how often, and until when they are not planned again."""
+        self._back_off = back_off or BackOff()
         self._refused = 0
         """Ranks of the membership that did not fit last."""
         self._lock = threading.Lock()
@@ -73,8 +73,8 @@ class Coordinator:
         self._published_at = 0.0
         self._formed = self._offered = False
         self._last = present.generation
-        self._before = 0
-        """Generation of the membership before the present one, until the board was cleared of those before that."""
+        self._before: Plan | None = None
+        """The membership before the present one, until the board was cleared of those before that."""
         self._heard = 0
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
@@ -127,8 +127,7 @@ class Coordinator:
     def committed(self, plan: Plan) -> None:
         """The change was made."""
         with self._lock:
-            self._before, self._present, self._plan = self._present.generation, plan, None
-            self._failures.clear()
+            self._before, self._present, self._plan = self._present, plan, None
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
@@ -143,9 +142,7 @@ class Coordinator:
                 return
             plan, self._plan, self._formed = self._plan, None, False
         if failed:
-            uids = tuple(member.uid for member in plan.members)
-            count = self._failures.get(uids, (0, 0.0))[0] + 1
-            self._failures[uids] = count, time.monotonic() + min(MOST_AGAIN_S, AGAIN_S * 2.0 ** (count - 1))
+            self._back_off.failed(plan.members)
         log(f"membership {plan.generation} was dropped: {why}")
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
@@ -164,7 +161,7 @@ class Coordinator:
         if stood_s := self._still.look():
             self._published_at += stood_s
             self._ordered = self._ordered[0], self._ordered[1] + stood_s
-            self._failures = {uids: (count, at + stood_s) for uids, (count, at) in self._failures.items()}
+            self._back_off.stood_still(stood_s)
             for times in (self._since, self._ready):
                 times.update({uid: at + stood_s for uid, at in times.items()})
             for signs in self._signs.values():
@@ -179,20 +176,22 @@ class Coordinator:
         if self.lost:
             self._board.put("lost", self.lost)
             return
-        self._clear()
+        self._settle()
         plan = self._plan
         if plan is None:
             self._publish()
         elif not self._offered:
             self._check(plan)
 
-    def _clear(self) -> None:
+    def _settle(self) -> None:
         """After a change, remove from the board what formed the groups before those that were left: all who changed
         had left these."""
         with self._lock:
-            before, self._before = self._before, 0
-        if before:
-            forget_groups(self._board, before)
+            present, before, self._before = self._present, self._before, None
+        if before is not None:
+            self._back_off.begun(present.members, bool(present.newcomers(before)))
+            forget_groups(self._board, before.generation)
+        self._back_off.look()
 
     def _hear_newcomers(self) -> None:
         for member in self._present.members:
@@ -264,7 +263,7 @@ class Coordinator:
         waited = now - min(self._ready.values(), default=now)
         choice = next_plan(present.members, wanted, ready, leaving, waited)
         self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
-        if choice is None or self._failed_lately(choice.members, now):
+        if choice is None or self._back_off.refuses(choice.members):
             return
         if not self._usable(sum(member.ranks for member in choice.members)):
             return
@@ -293,9 +292,6 @@ class Coordinator:
         with self._lock:
             self._plan, self._formed = plan, not self._hot
 
-    def _failed_lately(self, members: tuple[Member, ...], now: float) -> bool:
-        return now < self._failures.get(tuple(member.uid for member in members), (0, 0.0))[1]
-
     def _usable(self, world: int) -> bool:
         """Whether the job can train with so many ranks; else it is said once, and training goes on as it is."""
         fits = self._fits(world)
@@ -323,6 +319,6 @@ class Coordinator:
                 return
             if None not in told:
                 self._formed = True
-        if time.monotonic() - self._published_at > DEADLINE_S:
+        if time.monotonic() - self._published_at > form_s(plan.world) + DEADLINE_S:
             why = "not all ranks could form its groups in time" if self._hot else "no step ended meanwhile"
             self._drop(why, failed=self._hot)

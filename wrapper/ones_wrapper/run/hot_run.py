@@ -185,12 +185,6 @@ class HotRun(Run):
         if self._boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):
             self._change() if self._blocks.hot else self._end_term()
 
-    def _drain_device(self) -> None:
-        """The device of every rank did all that was enqueued: a group that is destroyed before that cuts a sum short
-        (pytorch#141510), and one whose process is gone never ends it. Collective."""
-        streams.wait(self.group.device)
-        self.group.maximum([0])
-
     def _end_term(self) -> None:
         """Write a checkpoint, from which the next term begins with the blocks of the plan, and end these ranks. Their
         launchers start those of blocks that stay again. Returns where the checkpoint cannot be written."""
@@ -209,7 +203,8 @@ class HotRun(Run):
             log(f"term {plan.term} begins at step {self.progress.step}, with blocks {names}")
         self._reporter.bye("moved", self.progress.step, 0, f"the next term begins with blocks {names}")
         self._leaving_now = FLAGS.leaving = True
-        self._drain_device()  # nor may any end before rank 0 has spoken
+        streams.wait(self.group.device)  # a rank that is gone never ends a sum
+        self.group.maximum([0])  # nor may any end before rank 0 has spoken
         blocks.close()
         self.saver.let_go()
         raise SystemExit(0 if blocks.leaves else NEXT_TERM)
@@ -219,7 +214,6 @@ class HotRun(Run):
         before, state, began = self.group.rank, self.state, time.time()
         assert state is not None
         self.loop.exchanges.settle()
-        self._drain_device()
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
             for extra in state.extras.values():

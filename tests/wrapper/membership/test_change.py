@@ -1,0 +1,90 @@
+"""The order in which ranks change: nothing of the old group is under way, and the new one works, before it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.membership import blocks as room
+from ones_wrapper.membership.blocks import Blocks
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.connections import Formed
+from ones_wrapper.membership.entrance import Found
+from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.membership.plan import Plan
+from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.process.block import Block
+from tests.wrapper.membership.test_plan import member
+
+ME, NEW = member(0), member(1)
+
+
+class Former:
+    """Whose groups are there."""
+
+    def __init__(self, plan: Plan, board: Board) -> None:
+        self.formed = Formed(plan, 0, board, {"nccl": object()}, object(), None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def happened() -> list[str]:
+    return []
+
+
+def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, trial: str, sent: str) -> Blocks:
+    """Block 0, which trains on a GPU and takes block 1 in."""
+    board = Board.host(JobNetwork.here(), 0)
+    leader = Leader(0, *board.address, board.place, 0, 0)
+
+    class Ranks(TorchGroup):
+        def maximum(self, values: Any) -> list[int]:
+            happened.append("agreed")
+            return list(values)
+
+    class Trial:
+        def __init__(self, formed: Formed, device: torch.device) -> None:
+            happened.append("tried")
+
+        def result(self, within_s: float) -> str:
+            return trial
+
+    def send(*_: object) -> int:
+        happened.append("sent")
+        if sent:
+            raise OSError(sent)
+        return 1
+
+    group = Ranks(0, 1, 0, 1, 1, torch.device("cuda"), None)
+    found = Found(HotFolder(tmp_path, 7), Block(7, 0, 0), leader, board, ME, 0, "127.0.0.1", Plan(1, 0, (ME,)))
+    blocks, plan = Blocks(group, found), Plan(2, 0, (ME, NEW))
+    blocks._coming, blocks._former = plan, Former(plan, board)  # type: ignore[assignment]
+    monkeypatch.setattr(room.streams, "wait", lambda device: happened.append(f"{device} is idle"))
+    monkeypatch.setattr(room, "Trial", Trial)
+    monkeypatch.setattr(blocks, "_send", send)
+    monkeypatch.setattr(room.connections, "enter", lambda formed: happened.append("entered"))
+    monkeypatch.setattr(room.connections, "drop", lambda formed: happened.append("dropped"))
+    return blocks
+
+
+BEGINS = ["cuda is idle", "sent", "agreed"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "trial", "steps"),
+    [("", "", [*BEGINS, "tried", "agreed", "entered"]), ("", "no route", [*BEGINS, "tried", "agreed", "dropped"]),
+     ("no route", "", [*BEGINS, "dropped"])],
+)  # fmt: skip
+def test_nothing_counts_before_all_agree_that_it_works(
+    tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, sent: str, trial: str, steps: list[str]
+) -> None:
+    """Protects the last sum of the old group, which its destruction would cut short (pytorch#141510), and training from
+    a group whose first collective fails."""
+    blocks = made(tmp_path, happened, monkeypatch, trial, sent)
+    change = blocks.change(lambda: ({}, {}), 0.0)
+    verdict = blocks._board.read("verdict-2")
+    assert happened == steps
+    assert ((change is not None), verdict) == ((True, "committed") if steps[-1] == "entered" else (False, None))
