@@ -43,7 +43,7 @@ def test_the_table() -> None:
 
 
 SHARED_NAMES = (
-    "Allocation Block Blocks Found Job Kind Leader Limits Outcome Part Plan Progress Ranks Reader Reporter Settings "
+    "Allocation Block Blocks Found Job Kind Leader Limits Outcome Part Plan Progress Ranks Reader Settings "
     "State Task Trace Watch"
 )
 """Names that a class of the wrapper still shares, with another of its own or with one outside: it only gets shorter."""

@@ -30,7 +30,7 @@ from ones_wrapper.process.hooks import requeue_conflict
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MOST_GPUS
-from ones_wrapper.run.hot_start import start
+from ones_wrapper.run.changing import start
 from ones_wrapper.run.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run.run import Run
 from ones_wrapper.run.settings import Settings, checked_spec
@@ -118,11 +118,11 @@ def init(
 
     settings = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven)
     if entered.blocks is not None:
-        run: Run = start(entered, settings, started, limited, fits)
+        run = start(entered, settings, started, limited, fits)
     else:
         run = Run(group, limited(), settings, started)
-    if noise_scale and noise_may_be_measured(strategy, run.spec):
-        run.noise = NoiseScale(group)
+    if noise_scale and noise_may_be_measured(strategy, run.sizes.spec):
+        run.loop.noise = NoiseScale(group)
     _run, _entered = run, None
     return Job(run)
 

@@ -57,12 +57,12 @@ class Job:
         """Over how many replicas the samples of a step are split: the world size, unless the strategy has replicas of
         several ranks.
         """
-        return self._run.division.replicas
+        return self._run.sizes.division.replicas
 
     @property
     def replica(self) -> int:
         """The number of this rank's replica; all its ranks get the same samples."""
-        return self._run.division.replica
+        return self._run.sizes.division.replica
 
     @property
     def device(self) -> torch.device:
@@ -72,12 +72,12 @@ class Job:
     @property
     def batch(self) -> int:
         """Global batch in force, in samples."""
-        return self._run.batch
+        return self._run.sizes.batch
 
     @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set."""
-        return self._run.lr_factor
+        return self._run.sizes.lr_factor
 
     @property
     def progress(self) -> Progress:
@@ -101,7 +101,7 @@ class Job:
         for the learning rate is to be given (`lr = cosine(job.base_steps)`). At a fixed base batch, the steps.
         """
         progress = self._run.progress
-        return (progress.samples + progress.padding) // self._run.spec.base_batch
+        return (progress.samples + progress.padding) // self._run.sizes.spec.base_batch
 
     @property
     def updates(self) -> bool:
@@ -172,18 +172,18 @@ class Job:
     @property
     def _noise(self) -> NoiseScale | None:
         """For the next exchange."""
-        return None if len(self._run.loop.exchanges) else self._run.noise
+        return None if len(self._run.loop.exchanges) else self._run.loop.noise
 
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
-        if self._run.state is not None:
+        if self._run.keeping.state is not None:
             raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
-        if self._run.uneven is not None:
+        if self._run.sizes.uneven is not None:
             if not exchange.timed:
                 raise ValueError(
                     f"init: uneven=True goes with job.ddp: in {type(exchange).__name__} ranks wait for each other "
                     "throughout a pass, so no rank's own speed can be measured; leave out uneven=True"
                 )
-            exchange.watch = self._run.uneven.watch
+            exchange.watch = self._run.sizes.uneven.watch
         return self._run.loop.exchanges.add(exchange, model, options)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -220,15 +220,15 @@ class Job:
         the values of rank 0 count.
         """
         run = self._run
-        if run.state is not None:
+        if run.keeping.state is not None:
             raise RuntimeError("register: call it once, with everything that training carries")
-        check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.spec.max_passes == 1)
-        accumulation = Accumulation() if run.spec.max_passes > 1 else None
-        schedules = Schedules(run.spec.base_batch, accumulation.due if accumulation else lambda: True)
+        check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.sizes.spec.max_passes == 1)
+        accumulation = Accumulation() if run.sizes.spec.max_passes > 1 else None
+        schedules = Schedules(run.sizes.spec.base_batch, accumulation.due if accumulation else lambda: True)
         extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
         if scheduler is not None:
             extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
-        state = state_of(model, optimizer, extras, run.files, run.loop.selection)
+        state = state_of(model, optimizer, extras, run.keeping.files, run.loop.selection)
         scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
         run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
         carried: list[Any] = [optimizer, *extras.values()]
@@ -279,7 +279,7 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
             options=options,
-            whole=self._run.spec.base_batch if drop_last else 1,
+            whole=self._run.sizes.spec.base_batch if drop_last else 1,
         )
         return Loader(self._run, dataset, {"num_workers": num_workers, "drop_last": drop_last, **options})
 
@@ -299,7 +299,7 @@ class Job:
         feed = Feed(
             dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
         )
-        return Evaluation(self._run, feed, batch or self._run.spec.max_local_batch)
+        return Evaluation(self._run, feed, batch or self._run.sizes.spec.max_local_batch)
 
     def any(self, bad: torch.Tensor | bool) -> bool:
         """Whether any rank says so: to leave a step out on all of them, since a rank that skips its backward pass alone
@@ -322,9 +322,9 @@ class Job:
         what it held at the checkpoint, so that no line is there twice; where training begins from scratch it is empty.
         Call it after `register`. Where rank 0 moves to another node, as in a job of blocks, `path` must be shared.
         """
-        if self._run.state is None:
+        if self._run.keeping.state is None:
             raise RuntimeError("open: call it after job.register, which knows what the file held at the checkpoint")
-        return self._run.files.open(path)
+        return self._run.keeping.files.open(path)
 
     def epochs(self) -> Iterator[int]:
         """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
@@ -337,7 +337,7 @@ class Job:
         over = run.finished_before
         if not over:
             run.begin()
-        while not over and (run.spec.epochs == 0 or run.progress.epoch < run.spec.epochs):
+        while not over and (run.sizes.spec.epochs == 0 or run.progress.epoch < run.sizes.spec.epochs):
             epoch, run.loop.in_epochs = run.progress.epoch, True
             try:
                 yield epoch
@@ -375,9 +375,9 @@ class Job:
         """
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
-            loss = loss * (run.group.world // run.division.replicas)
+            loss = loss * (run.group.world // run.sizes.division.replicas)
         run.loop.exchanges.loss(loss)
-        run.meter.loss(loss, run.loop.part.samples)
+        run.records.meter.loss(loss, run.loop.part.samples)
 
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is logged.
@@ -388,7 +388,7 @@ class Job:
         """
         if self._run.loop.mid_step:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
-        return self._run.save("that the script asked for", 0)
+        return self._run.keeping.save("that the script asked for", 0)
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """The epoch is over: report it and go on to the next. `loss` overrides the mean of what `job.loss`

@@ -27,9 +27,8 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.protocol import Spec
-from ones_wrapper.run import hot_start
-from ones_wrapper.run.hot_run import HotRun
-from ones_wrapper.run.run import Run
+from ones_wrapper.run import changing
+from ones_wrapper.run.changing import ChangingRanks
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +98,9 @@ def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch
     def lost(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(hot_start, "HotRun", lost)
+    monkeypatch.setattr(changing, "Run", lost)
     anything: Any = SimpleNamespace()
-    hot_start.start(Entered(TEAM_OF_ONE, blocks_that(alone)), anything, 0.0, lambda: anything)
+    changing.start(Entered(TEAM_OF_ONE, blocks_that(alone)), anything, 0.0, lambda: anything)
 
 
 TEAM_OF_ONE = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
@@ -167,7 +166,7 @@ def test_a_framework_keeps_the_ranks_that_it_copied(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("by_terms", [False, True])
-def test_the_spec_says_how_this_term_changes(monkeypatch: pytest.MonkeyPatch, by_terms: bool) -> None:
+def test_the_spec_says_how_this_term_changes(by_terms: bool) -> None:
     """Protects what the companion learns of the cost of changes: of a strategy that could move its state from memory
     to memory, in a term that several blocks began together, after a loss that left too few for it. And the batch that
     a term begins with from an order that names blocks which did not come: the first agreement knows the members."""
@@ -175,24 +174,15 @@ def test_the_spec_says_how_this_term_changes(monkeypatch: pytest.MonkeyPatch, by
     class Exchanges(list[Any]):
         hot = True
 
-    def first_agreement(run: Any) -> None:
-        assert run._boundary.members is run._blocks
-
-    monkeypatch.setattr(Run, "begin", first_agreement)
-    monkeypatch.setattr(HotRun, "_report_membership", lambda *_, **__: None)
-    plan = Plan(0, 1, (Member(0, 0, "0.0", 1, 1, 1),))
-    run: Any = object.__new__(HotRun)
-    vars(run).update(
-        _begun=False, _previous=None, _restart=1, directory=None, spec=Spec(4, 4, 4, 0, 0),
-        settings=SimpleNamespace(strategy=None), loop=SimpleNamespace(exchanges=Exchanges()),
-        group=SimpleNamespace(on_first=lambda _: 0), _boundary=SimpleNamespace(members=None),
-        _identity=SimpleNamespace(leads=True),
-        _blocks=SimpleNamespace(
-            hot=not by_terms, waiting=not by_terms, stood_still_at=0.0, lead_first=lambda number, hot: plan
-        ),
-    )  # fmt: skip
-    run.begin()
-    assert run.spec.hot is not by_terms
+    control = SimpleNamespace(boundary=SimpleNamespace(members=None))
+    sizes, identity = SimpleNamespace(spec=Spec(4, 4, 4, 0, 0)), SimpleNamespace(leads=True)
+    settings, loop = SimpleNamespace(strategy=None), SimpleNamespace(exchanges=Exchanges())
+    run: Any = SimpleNamespace(settings=settings, loop=loop, sizes=sizes, control=control, identity=identity)
+    ranks: Any = object.__new__(ChangingRanks)
+    ranks._run, ranks._term, ranks._blocks = run, 1, SimpleNamespace(hot=not by_terms, waiting=not by_terms)
+    assert ranks.join() is False  # and now comes the first agreement
+    assert sizes.spec.hot is not by_terms and sizes.spec.term == 1
+    assert control.boundary.members is ranks._blocks
 
 
 def test_an_order_s_batch_waits_for_all_that_it_names() -> None:

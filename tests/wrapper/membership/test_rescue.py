@@ -15,7 +15,7 @@ import torch
 from ones_wrapper.checkpoint import Checkpoints
 from ones_wrapper.membership import rescue, watch
 from ones_wrapper.protocol import First, Hello
-from ones_wrapper.run import hot_run
+from ones_wrapper.run import changing
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 
@@ -54,7 +54,7 @@ def test_two_threads_that_notice_a_loss(job: Job, monkeypatch: pytest.MonkeyPatc
     """Protects the rescue on a busy machine, where the script's thread notices while the watch's, which did not wait
     for it any longer, writes: the one's exit must not cut the other's checkpoint short, for which the next leader would
     wait in vain."""
-    is_peer_lost, write = hot_run.is_peer_lost, Checkpoints.rescue
+    is_peer_lost, write = changing.is_peer_lost, Checkpoints.rescue
 
     def slow(error: BaseException) -> bool:
         time.sleep(2.5)
@@ -66,7 +66,7 @@ def test_two_threads_that_notice_a_loss(job: Job, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(watch, "MAIN_S", 0.1)
     monkeypatch.setattr(rescue, "WAIT_S", 120.0)
-    monkeypatch.setattr(hot_run, "is_peer_lost", slow)
+    monkeypatch.setattr(changing, "is_peer_lost", slow)
     monkeypatch.setattr(Checkpoints, "rescue", write_slowly)
     job.start(0)
     job.wait(First)

@@ -119,7 +119,7 @@ def _waiting() -> int | None:
     try:
         found = job.probe(one_pass)
     except torch.OutOfMemoryError as error:
-        verdict = job._run._failed(error)
+        verdict = job._run.failed(error)
         assert verdict is not None and verdict[0] == OUT_OF_MEMORY
         found = 0
     except SystemExit:

@@ -16,7 +16,7 @@ from ones_wrapper.group import TorchGroup
 from ones_wrapper.process.hooks import Flags
 from ones_wrapper.protocol import Order
 from ones_wrapper.run.boundary import _ASKS, Boundary
-from ones_wrapper.run.reporter import PENDING, WARM_UP, Meter
+from ones_wrapper.run.meter import PENDING, WARM_UP, Meter
 
 
 def test_pauses_and_first_steps_are_not_measured() -> None:

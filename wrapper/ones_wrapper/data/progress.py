@@ -42,3 +42,7 @@ class Progress:
     """`epochs` of init when the script left the loop over epochs before its end; -1: it has not."""
     run_id: str = ""
     """The job's name for loggers; of the first job where others went on from its checkpoints."""
+
+    def take_over(self, other: Progress) -> None:
+        """Go on from where another stands."""
+        vars(self).update(vars(other))

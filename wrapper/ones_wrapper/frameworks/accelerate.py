@@ -165,7 +165,7 @@ class Accelerator(accelerate.Accelerator):
         if self._job is None:
             raise RuntimeError(NOT_YET.format(name="epochs"))
         run = self._job._run
-        run.spec = replace(run.spec, epochs=count)
+        run.sizes.spec = replace(run.sizes.spec, epochs=count)
         return self._job.epochs()
 
     @property

@@ -85,7 +85,7 @@ class Boundaries(Callback):
         self.carried = carried
         self._job, self._steps, self._trainer, self._ask = job, steps, trainer, ask
         self._per_epoch = len(loader)
-        self._base = job._run.spec.base_batch
+        self._base = job._run.sizes.spec.base_batch
         self._max_steps = trainer.max_steps
         """In steps of the base batch, or -1."""
         self._within = False
@@ -116,7 +116,7 @@ class Boundaries(Callback):
         trainer, run, progress = self._trainer, self._job._run, self._job.progress
         loop = trainer.fit_loop.epoch_loop
         end = progress.cursor + total
-        left = -(-(progress.dataset - end) // run.batch)
+        left = -(-(progress.dataset - end) // run.sizes.batch)
         trainer.fit_loop.max_batches = loop.batch_progress.current.ready + 1 + left
         first, last = progress.cursor // self._base, end // self._base if left else self._per_epoch
         if trainer.val_check_batch is not None:  # None where an interval of time is given

@@ -114,11 +114,11 @@ class Steps:
         if not coming:
             return []
         if self._pending is not None:
-            before = self._run.cut_by
+            before = self._run.sizes.cut_by
             self._commit()
             self._run.act()
-            self._run.meter.start()
-            if self._run.cut_by != before:
+            self._run.records.meter.start()
+            if self._run.sizes.cut_by != before:
                 self._data = None
                 coming = self._fetch()
         self._pending = coming[-1][0]
@@ -132,7 +132,7 @@ class Steps:
     def base_steps(self) -> int:
         """Steps of the base batch that were made, with the one under way. Not collective."""
         progress, counted = self._run.progress, self._run.loop.schedules.samples if self._pending else 0
-        return (progress.samples + progress.padding + counted) // self._run.spec.base_batch
+        return (progress.samples + progress.padding + counted) // self._run.sizes.spec.base_batch
 
     @property
     def epochs(self) -> float:
@@ -172,9 +172,9 @@ class Steps:
         feed, pending = run.loop.feed, self._pending
         assert feed is not None
         run.loop.exchanges.check()
-        run.meter.start()
+        run.records.meter.start()
         cursor = run.progress.cursor + (pending.share.total if pending else 0)
-        return feed.batches(run.progress.epoch, cursor, run.cut)
+        return feed.batches(run.progress.epoch, cursor, run.sizes.cut)
 
     def _commit(self) -> None:
         if self._pending is None:

@@ -168,7 +168,7 @@ class Trainer(transformers.Trainer):
         self._epochs = epochs
         left = 0 if self._carried.over else max(0, epochs - self.job.progress.epoch)
         # The most steps that an epoch may take, at a batch of one sample: where it ends our data says.
-        most = self.job._run.loop.feed.samples or steps * self.job._run.spec.base_batch  # type: ignore[union-attr]
+        most = self.job._run.loop.feed.samples or steps * self.job._run.sizes.spec.base_batch  # type: ignore[union-attr]
         return left, most, examples, samples, self.job.batch, length, max_steps
 
     # -- a step --------------------------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from ones_wrapper.files.job_io import STOP, OwnerRequests, last_generation
+from ones_wrapper.files.places import find_job_directory
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.entrance import NextTermError
@@ -19,7 +21,7 @@ WAIT_S = 1800.0
 _LOOK_S = 0.1
 
 
-def wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path) -> None:
+def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
     """Train nothing, until blocks that joined make a membership which the strategy can use: with them the next term
     begins, from the checkpoint that there is. Collective. Returns where nobody came.
 
@@ -27,6 +29,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks, directory: Path) -> None:
     is none of that membership, and `PeersLostError`.
     """
     FLAGS.armed = True
+    directory = find_job_directory(os.environ, Path.cwd())
     generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
     blocks.lead_first(generation, hot=False)
     if group.rank == 0:

@@ -94,7 +94,7 @@ class Boundary:
         """Orders and requests are rank 0's."""
         self._group = group
         self._orders = orders
-        self._requests = requests
+        self.requests = requests
         self._restart = restart
         self._flags = flags
         self._skip = 0
@@ -130,7 +130,7 @@ class Boundary:
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
         """This rank reads orders and requests from now on, or no longer, of another run. Not collective."""
-        self._orders, self._requests, self._restart = orders, requests, restart
+        self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
@@ -172,10 +172,10 @@ class Boundary:
             return
         first, owner = self._group.rank == 0, False
         asked, self._flags.checkpoint = self._flags.checkpoint, False
-        if self._requests is not None and self._requests.due():
-            owner = self._requests.requested(STOP)
-            if self._requests.requested(SAVE):
-                self._requests.remove(SAVE)
+        if self.requests is not None and self.requests.due():
+            owner = self.requests.requested(STOP)
+            if self.requests.requested(SAVE):
+                self.requests.remove(SAVE)
                 asked = True
         interval = self._interval(step_s)
         proposal = self._proposal(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)

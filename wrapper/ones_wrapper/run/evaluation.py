@@ -27,7 +27,7 @@ class Evaluation:
         return len(self._parts())
 
     def _parts(self) -> list[AccumulationStep]:
-        division = self._run.division
+        division = self._run.sizes.division
         most = max(division.unit, self._batch - self._batch % division.unit)
         return self._feed.share(division.replicas, division.replica, most, division.unit)
 
@@ -35,7 +35,7 @@ class Evaluation:
         """This rank's batches. All ranks begin together. Raises ValueError where a sharded model's ranks would make
         unequally many forward passes."""
         run, began = self._run, time.perf_counter()
-        exchanges, replicas = run.loop.exchanges, run.division.replicas
+        exchanges, replicas = run.loop.exchanges, run.sizes.division.replicas
         if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):
             raise ValueError(
                 f"evaluate: a sharded model needs all ranks in each forward pass, and {self._feed.samples} samples in "
@@ -48,4 +48,4 @@ class Evaluation:
                     yield local
                     hang_detector.beat()
         finally:
-            run.meter.leave_out(time.perf_counter() - began)
+            run.records.meter.leave_out(time.perf_counter() - began)

@@ -64,7 +64,7 @@ class Loader:
     @property
     def batch_size(self) -> int:
         """The batch that the script's learning rate was chosen for; `len` counts steps of it."""
-        return self._run.spec.base_batch
+        return self._run.sizes.spec.base_batch
 
     def __getattr__(self, name: str) -> Any:
         """What a DataLoader's options say of it."""
@@ -85,7 +85,7 @@ class Loader:
                 "len(loader): the dataset has no length, so nobody knows how many steps an epoch takes; give the "
                 "dataset a __len__, or write the schedule for a number of steps of your own"
             )
-        return base_steps(run.loop.feed.samples, run.spec.base_batch)
+        return base_steps(run.loop.feed.samples, run.sizes.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
         """The local batches of this rank's replica from the cursor to the end of the present epoch; all ranks take as
@@ -103,7 +103,7 @@ class Loader:
         loop.exchanges.check()
         if isinstance(feed, CoresetFeed) and feed.due(progress.epoch, progress.cursor):
             self._select(feed)
-        run.meter.start()
+        run.records.meter.start()
         first.begin()
         self._given.clear()
         coming, number, ahead = self._coming(feed), 0, False
@@ -130,7 +130,7 @@ class Loader:
                 self.leave(early=True)
                 raise
         self._passed = progress.epoch
-        run.meter.settle()  # an evaluation may follow
+        run.records.meter.settle()  # an evaluation may follow
         if self._given:
             loop.end_open = self._end_open
         else:
@@ -152,12 +152,12 @@ class Loader:
         """The passes still to hand out, cut anew where the batch or the ranks change."""
         run, epoch, changed = self._run, self._run.progress.epoch, True
         while changed:
-            before, changed = run.cut_by, False
-            run.use_batch()
+            before, changed = run.sizes.cut_by, False
+            run.sizes.use_batch()
             ahead = sum(part.share.total for part in self._given if part.last)
-            for part, local in feed.batches(epoch, run.progress.cursor + ahead, run.cut, seeded=True):
+            for part, local in feed.batches(epoch, run.progress.cursor + ahead, run.sizes.cut, seeded=True):
                 yield part, local
-                if part.last and run.cut_by != before:
+                if part.last and run.sizes.cut_by != before:
                     changed = True
                     break
 
@@ -173,7 +173,7 @@ class Loader:
         if part.last:
             self.complete(part)
             run.act()
-            run.meter.start()
+            run.records.meter.start()
         if self._given:
             self._begin_pass()
 
@@ -192,8 +192,8 @@ class Loader:
     def _select(self, feed: CoresetFeed) -> None:
         """Choose the samples of the epochs to come. Collective; the model is evaluated."""
         run, began = self._run, time.perf_counter()
-        loop, epoch, most = run.loop, run.progress.epoch, run.spec.max_local_batch
-        shared = run.division.replicas < run.group.world
+        loop, epoch, most = run.loop, run.progress.epoch, run.sizes.spec.max_local_batch
+        shared = run.sizes.division.replicas < run.group.world
         if (shared or loop.exchanges.gathers) and feed.coreset.features is not None:
             raise ValueError(
                 "coreset: the forward passes of a model that several ranks share need all of them at once, and ranks "
@@ -205,10 +205,10 @@ class Loader:
             hang_detector.beat()
             return feed.features(epoch, members, most)
 
-        assert run.state is not None
-        training = [module for module in run.state.model.modules() if module.training]
+        assert run.keeping.state is not None
+        training = [module for module in run.keeping.state.model.modules() if module.training]
         with keep_generators(), torch.no_grad(), loop.exchanges.evaluating():
-            run.state.model.eval()
+            run.keeping.state.model.eval()
             chosen = select(features_of, feed.labels, feed.size, run.group, feed.coreset.shard)
         for module in training:
             module.training = True
@@ -240,16 +240,16 @@ class Loader:
                 loop.rate.expect()
             if loop.first_steps is not None:
                 loop.first_steps.begin()
-            if run.noise is not None:
-                run.noise.begin(run.progress.step)
+            if run.loop.noise is not None:
+                run.loop.noise.begin(run.progress.step)
             strategy = run.settings.strategy
             alike = strategy is not None and strategy.same_numbers
-            seed_step(loop.seed, run.progress.step, run.division.replica if alike else run.group.rank)
-            loop.schedules.enter(counted(run.progress, part.share.total, run.batch, run.spec.base_batch))
-        if run.trace and loop.feed:
-            if run.division.first:
+            seed_step(loop.seed, run.progress.step, run.sizes.division.replica if alike else run.group.rank)
+            loop.schedules.enter(counted(run.progress, part.share.total, run.sizes.batch, run.sizes.spec.base_batch))
+        if run.records.trace and loop.feed:
+            if run.sizes.division.first:
                 loop.used += loop.feed.indices(run.progress.epoch, part)
-            run.uses(part.last)
+            run.records.uses(part.last)
 
     def leave(self, early: bool) -> None:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""

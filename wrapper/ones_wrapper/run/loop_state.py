@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share
+from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.learning_rate import Rate
+from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.gradients.schedule import Schedules
 from ones_wrapper.script.first_steps import FirstSteps
 
@@ -25,6 +27,7 @@ class Loop:
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
         self.schedules = Schedules(1)
+        self.noise: NoiseScale | None = None
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
@@ -38,8 +41,44 @@ class Loop:
         self.first_steps: FirstSteps | None = None
         self.used: list[int] = []
         """Dataset indices that this rank used in the step, where there is a trace."""
+        self.at_boundary = False
+        """Whether model, optimizer and progress are those of a step boundary. It stays so if others turn out to be lost
+        there: a moment to write a checkpoint of."""
+        self.unused = False
+        """Whether the last step ended without one of an optimizer."""
+        self.still = 0
+        """Steps in a row that no optimizer has made."""
+        self.begun_before = 0
+        """Exchanges of gradients in the steps that were completed."""
 
     @property
     def mid_step(self) -> bool:
         """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
         return self.within and self.rate is not None and self.rate.stepped
+
+    @property
+    def whole(self) -> bool:
+        """Whether model, optimizer and progress are those of one moment, and of all ranks: in a pass before the
+        optimizer's step, or at a boundary."""
+        return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
+
+    def stepped(self, progress: Progress, total: int) -> None:
+        """A step of `total` samples was made, and is counted."""
+        if self.noise is not None:
+            self.noise.step(total)
+        self.begun_before = self.exchanges.begun
+        if (rate := self.rate) is None:
+            return
+        self.unused = not rate.stepped
+        if self.first_steps is not None:
+            self.first_steps.end(rate.stepped)
+        self.still = self.still + 1 if self.unused else 0
+        rate.remember(progress)
+        rate.expect()
+
+    def ranks_changed(self, noise: float) -> None:
+        """The group has other ranks, which know this gradient noise scale."""
+        self.exchanges.ranks_changed()
+        if self.noise is not None:
+            self.noise.ranks_changed(noise)
+        self.exchanges.begun = self.begun_before = 0

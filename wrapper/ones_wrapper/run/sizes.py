@@ -1,4 +1,4 @@
-"""What the steps of a run consist of: the batch in force, and how it is divided among the ranks.
+"""The batch in force, and how a step's samples are divided among the ranks.
 
 The part of a run that knows no reports, orders and signals. A strategy's limits and uneven ranks come in here.
 """
@@ -15,6 +15,8 @@ from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import Uneven
 from ones_wrapper.files.job_io import write_spec
+from ones_wrapper.gradients.noise import efficiency
+from ones_wrapper.gradients.schedule import counted
 from ones_wrapper.group import Group
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
@@ -24,104 +26,164 @@ from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.settings import Settings
 
 
-class Sized:
-    """Has what `Run` sets. Methods are collective unless said otherwise."""
+class StepSizes:
+    """Those of one run. Methods are not collective unless they say so."""
 
-    group: Group
-    spec: Spec
-    settings: Settings
-    directory: Path
-    progress: Progress
-    state: State | None
-    generation: int
-    """Rises when the ranks change."""
-    local_batch: LocalBatch
-    loop: Loop
-    division: replicas.Division
-    """Which samples are this rank's."""
-    uneven: Uneven | None
-    batch: int
-    """Global batch in force, in samples."""
-    _begun: bool
+    def __init__(
+        self, group: Group, spec: Spec, settings: Settings, directory: Path, progress: Progress, loop: Loop
+    ) -> None:
+        """`spec` is as the script declared it. Collective."""
+        self._group, self._settings, self._directory = group, settings, directory
+        self._progress, self._loop = progress, loop
+        self.local_batch = LocalBatch(directory, spec, group)
+        self.spec = self.local_batch.applied(spec)
+        self.division = replicas.divide(self.spec, group.world, group.rank)
+        """Which samples are this rank's."""
+        if note := replicas.look_at(self.spec, group.world):
+            self._say(note)
+        self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
+        self.generation = 0
+        """Rises when the ranks change."""
+        self.batch = 0
+        """Global batch in force, in samples."""
+        self.put_in_force()
+
+    def _say(self, text: str) -> None:
+        if self._group.rank == 0:
+            log(text)
 
     @property
     def shares(self) -> Shares | None:
-        """How steps are divided over the ranks; None for evenly. Not collective."""
+        """How steps are divided over the ranks; None for evenly."""
         return self.uneven.shares if self.uneven is not None else None
 
     @property
     def cut(self) -> Cut:
-        """By what the data is cut for this rank. Not collective."""
-        return replace(self.division.cut(self.batch, self.shares), least=self.loop.least)
+        """By what the data is cut for this rank."""
+        return replace(self.division.cut(self.batch, self.shares), least=self._loop.least)
 
     @property
     def cut_by(self) -> tuple[object, ...]:
-        """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
+        """What the data is cut by: where it changes, the epoch's rest is cut again."""
         return self.batch, self.generation, self.shares
 
     @property
     def rated_batch(self) -> float:
-        """The batch that the learning rate follows. Not collective."""
+        """The batch that the learning rate follows."""
         return self.batch / self._rated
 
     @property
     def _rated(self) -> int:
         """How many batches that the learning rate belongs to a global batch is: one, or one a replica."""
-        strategy = self.settings.strategy
+        strategy = self._settings.strategy
         return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
+    @property
+    def lr_factor(self) -> float:
+        """Learning rate in force over the one that the script set."""
+        if rate := self._loop.rate:
+            return rate.factor
+        return self._settings.rule.factor(self.rated_batch, self._progress.noise or None)
+
+    def put_in_force(self) -> None:
+        """The batch in force is what was ordered last, as far as the ranks take it."""
+        spec, wanted = self.spec, self._progress.batch
+        self.batch = batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
+        if batch % spec.multiple_of:
+            self._say(
+                f"{self._group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}"
+            )
+
     def use_batch(self) -> str:
-        """Steps of the batch in force begin, perhaps anew; what its strategy says of that, which is logged."""
-        strategy = self.settings.strategy
+        """Steps of the batch in force begin, perhaps again; what its strategy says of that, which is logged."""
+        strategy = self._settings.strategy
         note = strategy.batch_in_force(self.batch) if strategy is not None else ""
-        if note and self.group.rank == 0:
-            log(note)
-        self._batch_fixed()
+        if note:
+            self._say(note)
+        self.batch_fixed()
         return note
 
-    def probe(self, one_pass: Callable[[int], object]) -> int:
-        """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
-        if self.state is None or self._begun:
-            raise RuntimeError("probe: call it after job.register and before the first epoch")
-        exchanges, unit = self.loop.exchanges, self.division.unit
-        world = self.group.world
+    def write_spec(self) -> None:
+        """Tell the companion what the job can do: rank 0 does."""
+        if self._group.rank == 0:
+            write_spec(self._directory, self.spec)
+
+    def complete(self, samples: int) -> None:
+        """The models are known, and an epoch has so many samples."""
+        spec, strategy = self.spec, self._settings.strategy
+        limits = replicas.limits_again(strategy, spec, self._group)
+        # Strategies have formulas of their own for what they send.
+        averaged = self._loop.exchanges.gradient_bytes if limits is None else 0
+        spec = replace(spec, limits=limits, gradient_bytes=averaged, dataset=samples)
+        self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
+
+    def probe(self, one_pass: Callable[[int], object], state: State) -> int:
+        """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`. Collective."""
+        exchanges, world = self._loop.exchanges, self._group.world
         together = self.division.replicas < world or (exchanges.gathers and world > 1)
         with exchanges.trying():
-            found = self.local_batch.probe(one_pass, self.state, unit, together)
-        self.spec = replicas.as_found(self.spec, self.group.world, found)
-        self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
-        self.batch = self._in_force(self.progress.batch)
+            found = self.local_batch.probe(one_pass, state, self.division.unit, together)
+        self._found(replicas.as_found(self.spec, world, found))
+        self.put_in_force()
         return found.samples
 
-    def _in_force(self, wanted: int) -> int:
-        spec = self.spec
-        batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
-        if batch % spec.multiple_of and self.group.rank == 0:
-            log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
-        return batch
+    def _found(self, spec: Spec) -> None:
+        self.spec = spec
+        self.division = replicas.divide(spec, self._group.world, self._group.rank)
 
-    def _divide(self, uneven: Uneven, measured: tuple[int, ...]) -> None:
-        """Shares follow the speeds that the ranks measured. Not collective."""
+    def count(self, total: int) -> float:
+        """A step of `total` samples was made; how many of them were useful."""
+        progress, base = self._progress, self.spec.base_batch
+        useful = total * efficiency(self.batch, base, progress.noise or None)
+        progress.padding += counted(progress, total, self.batch, base) - total
+        progress.cursor += total
+        progress.samples += total
+        progress.useful += useful
+        progress.step += 1
+        if self.uneven is not None:
+            self.uneven.step(self._loop.part.share.samples)
+        return useful
+
+    def divide(self, measured: tuple[int, ...]) -> None:
+        """Shares follow the speeds that the ranks measured."""
+        if self.uneven is None or not measured:
+            return
         passes = self.division.passes(self.batch)
-        if uneven.agreed(measured, self.batch, passes) and self.group.rank == 0 and uneven.shares is not None:
-            log(resize_log.shares_changed(uneven.shares.samples(self.batch, passes), self.progress.step))
+        if self.uneven.agreed(measured, self.batch, passes) and self.uneven.shares is not None:
+            self._say(resize_log.shares_changed(self.uneven.shares.samples(self.batch, passes), self._progress.step))
 
-    def _keeps_batch(self, wanted: int, number: int | None) -> bool:
-        """Whether the strategy lets no order change the batch now, not to `wanted` either; logged. Not collective."""
-        strategy = self.settings.strategy
-        kept = strategy is not None and strategy.batch_fixed() and wanted != self.progress.batch
-        if kept and self.group.rank == 0:
-            log(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
-        return kept
-
-    def _batch_fixed(self) -> bool:
-        """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""
-        strategy, limits = self.settings.strategy, self.spec.limits
-        if strategy is None or limits is None:
+    def order(self, wanted: int, number: int | None) -> bool:
+        """The batch to put in force next is an order's; not if the strategy lets none change it now, which is
+        logged."""
+        strategy, progress = self._settings.strategy, self._progress
+        if strategy is not None and strategy.batch_fixed() and wanted != progress.batch:
+            self._say(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
             return False
+        progress.batch = wanted
+        return True
+
+    def batch_fixed(self) -> None:
+        """Tell the companion if the strategy's limits changed."""
+        strategy, limits = self._settings.strategy, self.spec.limits
+        if strategy is None or limits is None:
+            return
         now = strategy.limits_now(limits)
         if now is not limits:
             self.spec = replace(self.spec, limits=now)
-            if self.group.rank == 0:
-                write_spec(self.directory, self.spec)
-        return now.batch_fixed
+            self.write_spec()
+
+    def ranks_changed(self, generation: int, max_local: int, batch: int, order: int | None) -> None:
+        """The group has other ranks, whose devices hold passes of `max_local`; `batch` is put in force, unless 0."""
+        self.generation = generation
+        self._found(replace(self.spec, max_local_batch=max_local))
+        if (strategy := self._settings.strategy) is not None:
+            strategy.bind(self._group)
+        if batch:
+            self.order(batch, order)
+        self.put_in_force()
+        rate, progress = self._loop.rate, self._progress
+        assert rate is not None
+        rate.resume(progress, self.rated_batch)
+        rate.remember(progress)
+        if self.uneven is not None:
+            self.uneven.ranks_changed()

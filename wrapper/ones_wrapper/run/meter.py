@@ -1,63 +1,18 @@
-"""What a run records: throughput, its start, reports to the companion, and which samples were used."""
+"""A stopwatch of steps, and the losses that go with them."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.uneven import Watch
-from ones_wrapper.files.job_io import Previous, ReportWriter
-from ones_wrapper.group import Group
-from ones_wrapper.process.log import log
-from ones_wrapper.protocol import MAX_TEXT, Bye, Hello, Report, Spec, Throughput
-
-
-class Reporter:
-    """The reports of one rank's run; only rank 0 has a writer. Not collective."""
-
-    def __init__(self, writer: ReportWriter | None, meter: Meter) -> None:
-        self._writer = writer
-        self._meter = meter
-        self._warned = self._left = False
-
-    def lead(self, writer: ReportWriter | None) -> None:
-        """This rank writes the reports from now on, of another run; or none, where there is no writer."""
-        self._writer = writer
-        self._left = False
-
-    def send(self, report: Report | None) -> None:
-        """Send a report, where there is one."""
-        if report is not None and self._writer is not None:
-            self._writer.send(report)
-
-    def send_interval(self, report: Throughput | None) -> None:
-        """Send an interval's report, and say what its owner should not find out at the end."""
-        self.send(report)
-        if report is not None and report.nonfinite and not self._warned and self._writer is not None:
-            self._warned = True
-            log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
-
-    def flush(self) -> None:
-        """Send the interval so far: what follows is no step, or one at another batch."""
-        self.send_interval(self._meter.flush())
-
-    def bye(self, reason: str, step: int, code: int, note: str) -> None:
-        """Send the last report; later calls do nothing."""
-        if not self._left:
-            self._left = True
-            self.flush()
-            self.send(Bye(reason, step, code, note))
-
+from ones_wrapper.protocol import Throughput
 
 WARM_UP = 2
 """Steps after a start that are not measured: memory and communicators are being set up."""
@@ -235,107 +190,3 @@ class Meter:
         taken.include(now)
         self._epoch = Losses(-now.total, -now.samples, -now.nonfinite)  # the interval adds them when it ends
         return taken
-
-
-class StartReport:
-    """The times of a run's beginning, and its hello."""
-
-    def __init__(self, started: float, before: Previous | None, directory: Path, spool: Path | None) -> None:
-        """`started` is the Unix time of the script's first call; now, the process group is built. `directory` is the
-        job's, `spool` the one that it reads.
-        """
-        env = os.environ
-        self._places = str(directory)[:MAX_TEXT], str(spool or "")[:MAX_TEXT]
-        launched = float(env.get("ONES_LAUNCHED") or started)
-        self._queue_s = max(0.0, launched - before.time) if before else 0.0
-        self._launch_s = max(0.0, started - launched)
-        self._import_s = float(env.get("ONES_IMPORT_S") or 0.0)
-        self._group_s = time.time() - started
-        self._attempt = int(env.get("ONES_ATTEMPT") or 0)
-        self._hello_at = 0.0
-
-    def hello(
-        self,
-        group: Group,
-        spec: Spec,
-        progress: Progress,
-        batch: int,
-        lr_factor: float,
-        load_s: float,
-        loaded: str,
-        note: str,
-    ) -> Hello:
-        """The report. `batch` and `lr_factor` are those in force; `loaded` the checkpoint, `note` what was odd
-        about it, and `load_s` how long it took.
-        """
-        self._hello_at = time.monotonic()
-        return Hello(
-            nodes=group.nodes,
-            gpus_per_node=group.gpus_per_node,
-            world=group.world,
-            batch=batch,
-            lr_factor=lr_factor,
-            base_batch=spec.base_batch,
-            max_batch=spec.max_batch,
-            dataset=spec.dataset,
-            epochs=spec.epochs,
-            epoch=progress.epoch,
-            cursor=progress.cursor,
-            step=progress.step,
-            checkpoint=loaded,
-            note=note[:MAX_TEXT],
-            queue_s=self._queue_s,
-            launch_s=self._launch_s,
-            import_s=self._import_s,
-            group_s=self._group_s,
-            load_s=load_s,
-            noise=progress.noise or None,
-            progress=progress.useful,
-            resizes=progress.resizes,
-            attempt=self._attempt,
-            directory=self._places[0],
-            spool=self._places[1],
-        )
-
-    def since_hello_s(self) -> float:
-        """Seconds since the hello."""
-        return time.monotonic() - self._hello_at
-
-
-class Trace:
-    """Writes lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
-    [indices]}`; in a job of blocks also `{…, "generation"}` where the ranks change.
-    """
-
-    def __init__(self, path: Path, common: dict[str, int]) -> None:
-        self._path = path
-        self._common = common
-
-    @classmethod
-    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> Trace | None:
-        """The trace that the environment asks for, if it does. `name` tells processes apart where ranks change; such
-        a job's runs are told apart by `restart` alone.
-        """
-        pattern = env.get("ONES_TRACE")
-        if not pattern:
-            return None
-        path = pattern.replace("{restart}", str(restart)).replace("{rank}", name or str(rank))
-        attempt = 0 if name else int(env.get("ONES_ATTEMPT") or 0)
-        return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world})
-
-    def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
-        """What follows is of another membership."""
-        self._common |= {"restart": restart, "rank": rank, "world": world}
-        self._write({"generation": generation})
-
-    def begin(self, step: int) -> None:
-        """The run goes on from this step: what earlier runs did from there on is undone."""
-        self._write({"begin": step})
-
-    def step(self, epoch: int, step: int, samples: list[int]) -> None:
-        """This rank used these dataset indices in a step."""
-        self._write({"epoch": epoch, "step": step, "samples": samples})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps({**self._common, **line}) + "\n")

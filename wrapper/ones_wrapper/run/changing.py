@@ -1,0 +1,323 @@
+"""The ranks of a job of blocks: they change while it trains, by the state's way from memory to memory or by a term."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any, NoReturn
+
+import torch
+
+from ones_wrapper.checkpoint.state import Content, PlainValues, collect, pack, restore, unpack
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.devices import streams
+from ones_wrapper.files.job_io import last_generation
+from ones_wrapper.group import RankError, TorchGroup
+from ones_wrapper.membership import connections, rescue
+from ones_wrapper.membership.blocks import Blocks, Change
+from ones_wrapper.membership.entered import Entered
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.too_few import wait_for_others
+from ones_wrapper.process.ending import flush_files, leave
+from ones_wrapper.process.exit_codes import DONT_RESTART, NEXT_TERM, PEER_LOST
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import Spec
+from ones_wrapper.run import warm_up
+from ones_wrapper.run.boundary import Agreement
+from ones_wrapper.run.fixed import FixedRanks
+from ones_wrapper.run.run import Run
+from ones_wrapper.run.settings import Identity, Settings
+
+
+def start(
+    entered: Entered,
+    settings: Settings,
+    started: float,
+    spec_of: Callable[[], Spec],
+    fits: Callable[[int], bool] = lambda world: True,
+) -> Run:
+    """The run of ranks that came into their job. Collective. `fits` says whether the strategy can use N ranks, and
+    `spec_of` is called once it can. Leaves the process where ranks have to start again.
+    """
+    group, blocks, leads = entered.group, entered.blocks, entered.leads
+    assert isinstance(group, TorchGroup) and blocks is not None
+    block, term = blocks.block, blocks.leader.term
+    identity = Identity(block.array, term, leads, f"{block.task}.{block.restart}.{blocks.local_rank}")
+    with entered.losing():
+        blocks.fits = fits
+        if leads and term > 0 and not fits(group.world):
+            wait_for_others(group, blocks)
+        spec = spec_of()
+        run = Run(group, spec, settings, started, identity)
+        run.ranks = ChangingRanks(run, group, blocks)
+        blocks.fits = lambda world: spec.limits is None or spec.limits.at(world) is not None
+    entered.begun = True
+    return run
+
+
+class ChangingRanks(FixedRanks):
+    """One process's part. It founds the job's next term, or joins the blocks that train."""
+
+    def __init__(self, run: Run, group: TorchGroup, blocks: Blocks) -> None:
+        self._run, self._group, self._blocks = run, group, blocks
+        self._term = run.identity.restart
+        self._shapes: warm_up.Shapes | None = None
+        self._ending = rescue.Ending(group.device, self._rescue, lambda: run.records.meter.forget())
+        blocks.may_leave = lambda: not run.keeping.saver.writing
+        blocks.trains(run.sizes.spec.max_local_batch)
+        blocks.abandon = self._abandon
+
+    @property
+    def joining(self) -> bool:
+        return not self._run.identity.leads and self._blocks.waiting
+
+    # -- joining ------------------------------------------------------------------------------------------------------
+
+    def join(self) -> bool:
+        run, blocks = self._run, self._blocks
+        strategy, exchanges = run.settings.strategy, run.loop.exchanges
+        # A term that several blocks began goes on by terms, whatever the script could do.
+        hot = blocks.hot and exchanges.hot and (strategy is None or strategy.hot)
+        if not self.joining:
+            run.sizes.spec = replace(run.sizes.spec, term=self._term, hot=hot)
+            # First: an order's batch waits for all that it names, also as a term begins.
+            run.control.boundary.members = blocks
+            return False
+        if not hot:
+            what = "the model's gradient exchange" if strategy is None else strategy.name
+            self._end_block(f"{what} cannot take up ranks while it trains")
+        samples, state = run.complete(), run.keeping.state
+        assert state is not None
+        self._warm_up()
+        content = collect(state, template=True)
+
+        def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+            progress = Progress(**rest["progress"])
+            if progress.dataset != samples:
+                raise ValueError(f"those who train have {progress.dataset} samples an epoch, this block {samples}")
+            restore(state, rest["content"], tensors)
+            run.progress.take_over(progress)
+
+        try:
+            change = blocks.join(content.tensors, take_over)
+        except NotWantedError as why:
+            self._end_block(str(why))
+        run.sizes.spec = replace(run.sizes.spec, hot=True)
+        run.control.boundary.members = blocks
+        self._ranks_changed(change)
+        self._shapes = warm_up.Shapes(exchanges)
+        run.control.boundary.start_agreement(0.0, False, False)
+        return True
+
+    def _end_block(self, why: str) -> NoReturn:
+        if self._blocks.local_rank == 0:
+            log(f"block {self._blocks.block.task} ends: {why}")
+        FLAGS.leaving = True
+        self._blocks.close()
+        raise SystemExit(0)
+
+    def _warm_up(self) -> None:
+        """A forward and a backward pass on nothing, so that the first step is no slower than others."""
+        text = ""
+        with suppress(RankError):  # a board that is lost shows soon
+            text = self._group.on_first(self._blocks.shapes)
+        if not text:
+            return
+        try:
+            warm_up.run(self._run.loop.exchanges, text, self._group.device)
+        except Exception as error:  # the first step is slower, and no worse
+            if self._group.rank == 0:
+                log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
+
+    def began(self) -> None:
+        run, blocks = self._run, self._blocks
+        together, hot = not blocks.waiting, run.sizes.spec.hot
+        generation = self._group.on_first(lambda: last_generation(run.directory, self._term)) + 1
+        plan, pause_s = blocks.lead_first(generation, hot), 0.0
+        if together:
+            pause_s = max(0.0, time.time() - blocks.stood_still_at)
+        else:
+            plan = replace(plan, why="lost" if run.records.failed_before else "first")
+            if hot:
+                self._shapes = warm_up.Shapes(run.loop.exchanges)
+        run.records.membership(plan, pause_s, 0, 0.0, run.control.boundary.order)
+
+    # -- the change ---------------------------------------------------------------------------------------------------
+
+    def at_boundary(self) -> None:
+        if self._shapes is not None and self._shapes.text and self._group.rank == 0:
+            self._blocks.tell_shapes(self._shapes.text)
+
+    def agreed(self, agreed: Agreement) -> None:
+        if self._run.control.boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):
+            self._change() if self._blocks.hot else self._end_term()
+
+    def _end_term(self) -> None:
+        """Write a checkpoint, from which the next term begins with the blocks of the plan, and end these ranks. Their
+        launchers start those of blocks that stay again. Returns where the checkpoint cannot be written."""
+        run, blocks, began = self._run, self._blocks, time.time()
+        run.records.flush()
+        plan, why = blocks.coming, ""
+        flush_files()
+        if not run.keeping.save(f"for term {plan.term}"):
+            why = "its checkpoint could not be written"
+        why = why or self._group.on_first(lambda: blocks.announce(began))
+        if why:
+            blocks.stay(why)
+            return
+        names = ", ".join(map(str, plan.tasks))
+        if self._group.rank == 0:
+            log(f"term {plan.term} begins at step {run.progress.step}, with blocks {names}")
+        run.records.bye("moved", 0, f"the next term begins with blocks {names}")
+        FLAGS.leaving = True
+        streams.wait(self._group.device)  # a rank that is gone never ends a sum
+        self._group.maximum([0])  # nor may any end before rank 0 has spoken
+        blocks.close()
+        run.keeping.saver.let_go()
+        raise SystemExit(0 if blocks.leaves else NEXT_TERM)
+
+    def _change(self) -> None:
+        run, before, state, began = self._run, self._group.rank, self._run.keeping.state, time.time()
+        assert state is not None
+        run.records.flush()
+        run.loop.exchanges.settle()
+        if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
+            self._group.share(list(state.model.buffers()))
+            for extra in state.extras.values():
+                if isinstance(extra, PlainValues):
+                    values = self._group.on_first(lambda extra=extra: pack(extra.state_dict(), "extra"))  # type: ignore[misc]
+                    extra.load_state_dict(unpack(values, {}))
+        change = self._blocks.change(self._collected, began)
+        if change is None:
+            return
+        if change.moves and before == 0:
+            run.records.stop_leading(f"block {change.plan.members[0].task} leads")
+        if change.leaves:
+            self._leave_membership()
+        self._ranks_changed(change)
+
+    def _collected(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The state as it is sent: tensors, and the rest."""
+        run, boundary = self._run, self._run.control.boundary
+        assert run.keeping.state is not None
+        content: Content = collect(run.keeping.state)
+        rest = {
+            "content": content.rest,
+            "progress": asdict(run.progress),
+            "orders": [boundary.applied, boundary.answered],
+        }
+        return content.tensors, rest
+
+    def _leave_membership(self) -> None:
+        """The others train on without this block."""
+        FLAGS.leaving = True
+        self._run.keeping.saver.let_go()
+        connections.destroy()  # the others do, too, which on a node waits for all (NCCL, ncclCommDestroy)
+        self._blocks.leave()
+        if self._blocks.local_rank == 0:
+            log(f"block {self._blocks.block.task} left at step {self._run.progress.step}; the others train on")
+        raise SystemExit(0)
+
+    def _ranks_changed(self, change: Change) -> None:
+        """Everything that depends on the ranks goes on with the new ones. Not collective."""
+        run, plan, world = self._run, change.plan, self._group.world
+        progress, sizes, records, boundary = run.progress, run.sizes, run.records, run.control.boundary
+        applied, answered = change.rest.get("orders") or (boundary.applied, boundary.answered)
+        if plan.batch:
+            applied = plan.order or applied
+        largest, batch = sizes.spec.max_local_batch, sizes.batch
+        progress.resizes += int(progress.world != world)
+        progress.world = world
+        sizes.ranks_changed(plan.generation, plan.max_local, plan.batch, plan.order)
+        run.loop.ranks_changed(progress.noise)
+        connections.keep(run.keeping.saver.ranks_changed(plan.term))
+        records.ranks_changed(plan)
+        boundary.ranks_changed(applied, answered)
+        run.watch_others()
+        self._term = plan.term
+        if change.moves:
+            sizes.spec = replace(sizes.spec, term=plan.term)
+            run.control.lead(plan.term)
+            if self._group.rank == 0:
+                records.lead(plan.term)
+        elif largest != plan.max_local:
+            sizes.write_spec()
+        pause_s = max(0.0, time.time() - change.began)
+        records.membership(plan, pause_s, change.bytes, change.transfer_s, boundary.order)
+        if not change.rest and sizes.batch != batch:
+            records.batch_changed(batch, plan.order if plan.batch else None)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        self._ending.marks.step()
+
+    def over(self) -> None:
+        self._blocks.close()
+        self._end_job()
+
+    def _end_job(self) -> None:
+        if self._group.rank == 0:
+            self._blocks.folder.end()
+
+    def leave(self, code: int) -> None:
+        self._blocks.close()
+        if code == DONT_RESTART:
+            self._end_job()
+
+    def ended(self, code: int) -> bool:
+        if code == 0 and not (self.joining or FLAGS.leaving):
+            self._end_job()  # first: who loses the board shall know why
+        self._blocks.close()
+        return not FLAGS.leaving
+
+    def failed(self, error: BaseException) -> tuple[int, str] | None:
+        if not is_peer_lost(error) or (self._blocks.alone and not isinstance(error, PeersLostError)):
+            return None
+        why = str(error).splitlines()[0][:300]
+
+        def say() -> None:
+            log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
+            self._blocks.give_up(why)
+
+        self._ending.by_script(say)
+        return PEER_LOST, why
+
+    def _abandon(self, why: str) -> None:
+        """The watch found that others are lost, and the script's thread waits for them."""
+
+        def end() -> None:
+            with suppress(Exception):
+                self._run.records.bye("error", PEER_LOST, why)
+            leave(PEER_LOST)
+
+        self._ending.by_watch(lambda: log(f"block {self._blocks.block.task}: {why}; it joins anew"), end)
+
+    def _rescue(self) -> None:
+        """Write a checkpoint where this rank's model is whole and nobody else does."""
+        run, folder, term = self._run, self._blocks.folder, self._term
+        state, step = run.keeping.state, run.progress.step
+        if state is None or self.joining or not self._whole or not rescue.claim(folder.path, term):
+            return
+        main = threading.current_thread() is threading.main_thread()
+
+        def refuse() -> str:
+            newest = folder.newest()
+            if newest is not None and newest.term > term:
+                return "another block leads by now"
+            if not main and (run.progress.step != step or not self._whole):
+                return "training went on meanwhile"
+            return ""
+
+        try:
+            run.keeping.saver.rescue(state, run.progress, refuse)
+        finally:
+            rescue.done(folder.path, term)
+
+    @property
+    def _whole(self) -> bool:
+        return self._run.begun and self._blocks.hot and self._run.loop.whole

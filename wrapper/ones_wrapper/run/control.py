@@ -1,0 +1,146 @@
+"""What orders, signals and the job's owner ask for: all ranks do the same, at the same step boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.job_io import STOP, OrderReader, OwnerRequests
+from ones_wrapper.group import Group
+from ones_wrapper.process.ending import flush_files
+from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
+from ones_wrapper.run.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
+from ones_wrapper.run.keeping import Keeping
+from ones_wrapper.run.loop_state import Loop
+from ones_wrapper.run.records import Records
+from ones_wrapper.run.settings import Identity
+from ones_wrapper.run.sizes import StepSizes
+
+
+class Control:
+    """Of one run. Methods are collective unless they say otherwise."""
+
+    def __init__(
+        self,
+        group: Group,
+        identity: Identity,
+        directory: Path,
+        spool: Path | None,
+        progress: Progress,
+        loop: Loop,
+        sizes: StepSizes,
+        records: Records,
+        keeping: Keeping,
+        leaving: Callable[[int], None],
+    ) -> None:
+        """`leaving` is called with the exit code before all ranks end."""
+        self._group, self._progress, self._loop = group, progress, loop
+        self._sizes, self._records, self._keeping, self._leaving = sizes, records, keeping, leaving
+        self._directory = directory
+        self._orders: Callable[[int], OrderReader] = lambda run: OrderReader(directory, run, spool, identity.job_id)
+        self.boundary = Boundary(group, None, None, identity.restart, FLAGS)
+        if identity.leads:
+            self.lead(identity.restart)
+        self.boundary.exchanges = lambda: loop.exchanges.begun
+        if sizes.uneven is not None:
+            self.boundary.measured, records.meter.watch = sizes.uneven.proposal, sizes.uneven.watch
+        self._measured_at = time.monotonic()
+
+    def lead(self, restart: int) -> None:
+        """Rank 0 reads the orders of this run from now on, and no other rank. Not collective."""
+        if self._group.rank == 0:
+            self.boundary.lead(self._orders(restart), OwnerRequests(self._directory), restart)
+        else:
+            self.boundary.lead(None, None, restart)
+
+    def agree(self) -> Agreement | None:
+        """What was agreed during the step that has just ended."""
+        self._keeping.saver.report_finished()
+        self._sizes.batch_fixed()
+        FLAGS.keep()
+        return self.boundary.finish_agreement(self._loop.unused)
+
+    def propose(self) -> None:
+        """Ask for what is due, while the next step goes on."""
+        records, noise = self._records, self._loop.noise
+        due = self._group.rank == 0 and self._keeping.saver.due(self._progress)
+        measure = noise is not None and time.monotonic() - self._measured_at >= records.every_s
+        self.boundary.start_agreement(records.meter.step_s, due, measure)
+
+    def carry_out(self, agreed: Agreement) -> None:
+        """Do it."""
+        if agreed.measure:
+            self._measure_noise()
+        if agreed.wanted and agreed.number != self.boundary.applied:
+            self.boundary.applied = agreed.number
+            self._change_batch(agreed.wanted, agreed.number)
+        self._sizes.divide(agreed.measured)
+        if agreed.stop == BY_OWNER:
+            self._stop_for_good()
+        elif agreed.stop:
+            flush_files()  # the checkpoint may take longer than Slurm waits
+            self._keeping.save("before the stop that a signal asked for")
+            self._leave("signal", STOP_CODE)
+        elif agreed.drain:
+            self._drain(agreed.number)
+        elif agreed.checkpoint and agreed.behind and self._keeping.state is not None:
+            self._keeping.save_behind()
+        elif agreed.checkpoint:
+            self._keeping.save("in passing")
+
+    def _measure_noise(self) -> None:
+        noise, progress, rate = self._loop.noise, self._progress, self._loop.rate
+        if noise is None:
+            return
+        self._records.meter.settle()
+        noise.exchange()
+        progress.noise = noise.samples or 0.0
+        self._measured_at = time.monotonic()
+        if rate:
+            rate.follow(progress, self._sizes.rated_batch)
+
+    def _change_batch(self, wanted: int, number: int) -> None:
+        self._records.flush()
+        sizes, rate = self._sizes, self._loop.rate
+        assert rate is not None
+        old = sizes.batch
+        if sizes.order(wanted, number):
+            sizes.put_in_force()
+            rate.change(self._progress, sizes.rated_batch)
+            self._records.batch_changed(old, number)
+
+    def _drain(self, number: int) -> None:
+        """Checkpoint, report it, wait for the requeue; carry on when it is called off or does not come."""
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        flush_files()
+        if not self._keeping.save(f"for order {number}", number):
+            return
+        goodbye = partial(self._records.bye, "drained", STOP_CODE)
+        why = wait_for_requeue(self.boundary, number, goodbye)
+        if not why:
+            self._leave("drained", STOP_CODE)
+        if self._group.rank == 0:
+            log(f"carrying on after order {number}: {why}")
+
+    def _stop_for_good(self) -> None:
+        """The owner touched the stop file."""
+        saved = self._keeping.save(f"for {STOP}")
+        if (requests := self.boundary.requests) is not None:
+            requests.remove(STOP)
+            log(
+                f"{STOP}: {'stopped for good' if saved else 'training goes on, since it would be lost; touch it again'}"
+            )
+        if saved:
+            self._leave("stopped", DONT_RESTART)
+
+    def _leave(self, reason: str, code: int) -> None:
+        self._leaving(code)
+        self._records.bye(reason, code)
+        # Where a rank ends with an error Slurm kills the others: none may before rank 0 has spoken.
+        self._group.maximum([0])
+        raise SystemExit(code)

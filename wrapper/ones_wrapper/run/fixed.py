@@ -1,0 +1,44 @@
+"""What a run asks of its ranks, moment by moment; in a plain job they stay those of its start, and have no answer."""
+
+from __future__ import annotations
+
+from ones_wrapper.run.boundary import Agreement
+
+
+class FixedRanks:
+    """The ranks of a plain job. `ChangingRanks` are those of a job of blocks."""
+
+    @property
+    def joining(self) -> bool:
+        """Whether these ranks are none of those who train yet."""
+        return False
+
+    def join(self) -> bool:
+        """Before the first step: become some of those who train, if others do; whether that began the run."""
+        return False
+
+    def began(self) -> None:
+        """The run has said hello, and its first step is next."""
+
+    def stepped(self) -> None:
+        """A step was completed."""
+
+    def at_boundary(self) -> None:
+        """A step boundary was reached."""
+
+    def agreed(self, agreed: Agreement) -> None:
+        """What all ranks agreed on was done, and they train on."""
+
+    def over(self) -> None:
+        """All is trained, and the last checkpoint is written."""
+
+    def leave(self, code: int) -> None:
+        """All ranks end now with this exit code, before the last report."""
+
+    def ended(self, code: int) -> bool:
+        """The script ended with this exit code; whether the run has yet to report that."""
+        return True
+
+    def failed(self, error: BaseException) -> tuple[int, str] | None:
+        """Exit code and note for an error that is not of the script's own making; None for any other."""
+        return None

@@ -1,0 +1,51 @@
+"""What outlives a run: checkpoints of what training carries, and files that go on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ones_wrapper.checkpoint import State
+from ones_wrapper.checkpoint.saver import Saver
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.files.kept_files import KeptFiles
+from ones_wrapper.process import hang_detector
+from ones_wrapper.run.loop_state import Loop
+from ones_wrapper.run.records import Records
+
+
+class Keeping:
+    """Of one run. Methods are collective."""
+
+    def __init__(
+        self, saver: Saver, progress: Progress, loop: Loop, records: Records, first: Callable[[], bool]
+    ) -> None:
+        """`first` says whether this process writes the script's files."""
+        self.saver = saver
+        self._progress, self._loop, self._records = progress, loop, records
+        self.state: State | None = None
+        """What training carries; None before the script said so."""
+        self.files = KeptFiles(first)
+        self.loaded = self.note = ""
+        """The checkpoint that training goes on from, and what was odd about it."""
+
+    def load(self, state: State) -> None:
+        """Load the newest good checkpoint."""
+        loaded = self.saver.load(state)
+        self.loaded, self.note = loaded.name, loaded.note
+        self._progress.take_over(loaded.progress)
+
+    def save(self, why: str, order: int | None = None) -> bool:
+        """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
+        self._records.flush()
+        hang_detector.beat()
+        with self._loop.exchanges.published():
+            saved = self.saver.save(self.state, self._progress, why, order)
+        hang_detector.beat()
+        return saved
+
+    def save_behind(self) -> None:
+        """Write one while training goes on."""
+        self._records.flush()
+        assert self.state is not None
+        with self._loop.exchanges.published():
+            self.saver.begin(self.state, self._progress)

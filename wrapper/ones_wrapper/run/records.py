@@ -1,0 +1,268 @@
+"""What a run records: its reports to the companion, its resizes in the job's log, and which samples were used."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ones_wrapper.data.progress import Progress
+from ones_wrapper.devices import streams
+from ones_wrapper.files.job_io import Previous, ReportWriter, previous
+from ones_wrapper.group import Group
+from ones_wrapper.membership.plan import Plan
+from ones_wrapper.process import hang_detector
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Epoch, First, Hello, Membership, Order, Report, Throughput
+from ones_wrapper.run import resize_log
+from ones_wrapper.run.loop_state import Loop
+from ones_wrapper.run.meter import Losses, Meter
+from ones_wrapper.run.resize_log import ResizeLog, shape_name
+from ones_wrapper.run.settings import Identity, Settings
+from ones_wrapper.run.sizes import StepSizes
+
+
+class Records:
+    """Of one rank's run; rank 0 alone reports. Methods are not collective."""
+
+    def __init__(
+        self,
+        group: Group,
+        identity: Identity,
+        settings: Settings,
+        started: float,
+        directory: Path,
+        spool: Path | None,
+        progress: Progress,
+        loop: Loop,
+        sizes: StepSizes,
+    ) -> None:
+        """`started` is the Unix time of the script's first call."""
+        env = os.environ
+        self._group, self._settings, self._directory = group, settings, directory
+        self._progress, self._loop, self._sizes = progress, loop, sizes
+        self._restart = identity.restart
+        first = group.rank == 0 and identity.leads
+        self.every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
+        self.meter = Meter(self.every_s, wait=partial(streams.wait, group.device))
+        self._resizes = ResizeLog()
+        self._shape = ""
+        """Of the last membership, in a job of blocks."""
+        self._earlier = resize_log.before(directory, identity.restart) if first else None
+        before = previous(directory, identity.restart) if first else None
+        self.failed_before = before is not None and before.failed
+        """Whether the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
+        self._start = StartReport(started, before, directory, spool)
+        self._writer = ReportWriter(directory, identity.restart) if first else None
+        self._warned = self._left = self._first = False
+        self.trace = Trace.of(env, identity.restart, group.rank, group.world, identity.name)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def send(self, report: Report | None) -> None:
+        """Send a report, if there is one."""
+        if report is not None and self._writer is not None:
+            self._writer.send(report)
+
+    def _send_interval(self, report: Throughput | None) -> None:
+        """The report of an interval; also say what its owner should not find out at the end."""
+        self.send(report)
+        if report is not None and report.nonfinite and not self._warned and self._writer is not None:
+            self._warned = True
+            log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
+
+    def flush(self) -> None:
+        """Send the interval so far: what follows is no step, or one at another batch."""
+        self._send_interval(self.meter.flush())
+
+    def bye(self, reason: str, code: int, note: str = "") -> None:
+        """Send the last report; later calls do nothing."""
+        if not self._left:
+            self._left = True
+            self.flush()
+            self.send(Bye(reason, self._progress.step, code, note))
+
+    def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
+        """Say hello. `order` is the one in force: it may have asked for the resize that this start is."""
+        self.send(self._start.hello(self._group, self._sizes, self._progress, load_s, loaded, note))
+        earlier, group = self._earlier, self._group
+        if earlier is None or group.rank != 0:
+            return
+        ordered = order is not None and order.drain and order.restart == self._restart - 1
+        shape = shape_name(group.nodes, group.gpus_per_node, group.world)
+        self._resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
+        self._say_batch(earlier.batch)
+
+    def step(self, total: int, useful: float) -> None:
+        """A step of `total` samples was made, `useful` of them."""
+        progress, meter = self._progress, self.meter
+        if self.trace and not self.trace.beforehand:
+            self.trace.step(progress.epoch, progress.step - 1, self._loop.used)
+        interval = meter.stop(progress, total, self._sizes.batch, self._sizes.lr_factor)
+        progress.trained_s += meter.last_s
+        self._resizes.stepped(progress.step, useful, meter.last_s)
+        if not self._first:
+            self._first = True
+            self.send(First(progress.step, self._start.since_hello_s()))
+        self._send_interval(interval)
+        hang_detector.beat()
+
+    def uses(self, last: bool) -> None:
+        """A pass begins, the step's `last` or not, with the samples in `loop.used` or with those and more."""
+        if last and self.trace and self.trace.beforehand:
+            self.trace.step(self._progress.epoch, self._progress.step, self._loop.used)
+
+    def epoch(self, at: tuple[int, int, int], losses: Losses, loss: float | None, accuracy: float | None) -> None:
+        """An epoch ended, `at` epoch, step and cursor, with these losses of all ranks; `loss` overrides their mean."""
+        self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
+
+    def batch_changed(self, old: int, number: int | None) -> None:
+        """An order, or none, changed the batch in force, which was `old`."""
+        self._say_batch(old)
+        sizes, rate = self._sizes, self._loop.rate
+        assert rate is not None
+        passes = sizes.division.passes(sizes.batch)
+        self.send(Batch(self._progress.step, sizes.batch, rate.target, number, passes, self._settings.lr_ramp))
+
+    def _say_batch(self, old: int) -> None:
+        new, rate = self._sizes.batch, self._loop.rate
+        if new == old or rate is None:
+            return
+        self._resizes.batch_changed()
+        if self._group.rank == 0:
+            resize_log.log_batch(old, new, self._progress.step, rate.target, self._settings.lr_ramp)
+
+    # -- ranks that change --------------------------------------------------------------------------------------------
+
+    def ranks_changed(self, plan: Plan) -> None:
+        """The group has the ranks of this membership."""
+        self.meter.ranks_changed()
+        if self.trace:
+            self.trace.ranks_changed(plan.term, self._group.rank, self._group.world, plan.generation)
+
+    def stop_leading(self, note: str) -> None:
+        """Another rank reports from now on."""
+        self.bye("moved", 0, note)
+        self._writer = None
+
+    def lead(self, term: int) -> None:
+        """This rank reports from now on, in a term that began as ranks changed."""
+        self._writer, self._left, self._first = ReportWriter(self._directory, term), False, False
+        self._sizes.write_spec()
+        hello = self._start.hello(self._group, self._sizes, self._progress, 0.0, "", "")
+        self.send(replace(hello, queue_s=0.0, launch_s=0.0, import_s=0.0, group_s=0.0, attempt=0))
+
+    def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
+        """These blocks train from now on; `size` bytes of state reached the new ones in `transfer_s` seconds. `order`
+        is the one in force."""
+        at = self._progress.step
+        restarts = tuple(member.restart for member in plan.members)
+        shape = (plan.nodes, plan.ranks_per_node, plan.world)
+        old, self._shape = self._shape, shape_name(*shape)
+        if old not in ("", self._shape):
+            gain = order.gain if order is not None and order.number == plan.order else None
+            self._resizes.switched(old, self._shape, at, pause_s, gain, speaks=self._group.rank == 0)
+        asked = (plan.ready_s, plan.order, plan.why)
+        batch = self._sizes.batch
+        self.send(
+            Membership(plan.generation, plan.tasks, restarts, *shape, at, batch, pause_s, size, transfer_s, *asked)
+        )
+
+
+class StartReport:
+    """The times of a run's beginning, and its hello."""
+
+    def __init__(self, started: float, before: Previous | None, directory: Path, spool: Path | None) -> None:
+        """`started` is the Unix time of the script's first call; now, the process group is built. `directory` is the
+        job's, `spool` the one that it reads.
+        """
+        env = os.environ
+        self._places = str(directory)[:MAX_TEXT], str(spool or "")[:MAX_TEXT]
+        launched = float(env.get("ONES_LAUNCHED") or started)
+        self._queue_s = max(0.0, launched - before.time) if before else 0.0
+        self._launch_s = max(0.0, started - launched)
+        self._import_s = float(env.get("ONES_IMPORT_S") or 0.0)
+        self._group_s = time.time() - started
+        self._attempt = int(env.get("ONES_ATTEMPT") or 0)
+        self._hello_at = 0.0
+
+    def hello(self, group: Group, sizes: StepSizes, progress: Progress, load_s: float, loaded: str, note: str) -> Hello:
+        """The report. `loaded` is the checkpoint, `note` what was odd about it, and `load_s` how long it took."""
+        self._hello_at, spec = time.monotonic(), sizes.spec
+        return Hello(
+            nodes=group.nodes,
+            gpus_per_node=group.gpus_per_node,
+            world=group.world,
+            batch=sizes.batch,
+            lr_factor=sizes.lr_factor,
+            base_batch=spec.base_batch,
+            max_batch=spec.max_batch,
+            dataset=spec.dataset,
+            epochs=spec.epochs,
+            epoch=progress.epoch,
+            cursor=progress.cursor,
+            step=progress.step,
+            checkpoint=loaded,
+            note=note[:MAX_TEXT],
+            queue_s=self._queue_s,
+            launch_s=self._launch_s,
+            import_s=self._import_s,
+            group_s=self._group_s,
+            load_s=load_s,
+            noise=progress.noise or None,
+            progress=progress.useful,
+            resizes=progress.resizes,
+            attempt=self._attempt,
+            directory=self._places[0],
+            spool=self._places[1],
+        )
+
+    def since_hello_s(self) -> float:
+        """Seconds since the hello."""
+        return time.monotonic() - self._hello_at
+
+
+class Trace:
+    """Writes lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
+    [indices]}`; in a job of blocks also `{…, "generation"}` where the ranks change.
+    """
+
+    def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
+        self._path = path
+        self._common = common
+        self.beforehand = beforehand
+        """Whether a step is written as it begins: a rank that dies in it may have given its part, and others go on."""
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> Trace | None:
+        """The trace that the environment asks for, if it does. `name` tells processes apart where ranks change; such
+        a job's runs are told apart by `restart` alone.
+        """
+        pattern = env.get("ONES_TRACE")
+        if not pattern:
+            return None
+        path = pattern.replace("{restart}", str(restart)).replace("{rank}", name or str(rank))
+        attempt = 0 if name else int(env.get("ONES_ATTEMPT") or 0)
+        return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world}, bool(name))
+
+    def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
+        """What follows is of another membership."""
+        self._common |= {"restart": restart, "rank": rank, "world": world}
+        self._write({"generation": generation})
+
+    def begin(self, step: int) -> None:
+        """The run goes on from this step: what earlier runs did from there on is undone."""
+        self._write({"begin": step})
+
+    def step(self, epoch: int, step: int, samples: list[int]) -> None:
+        """This rank used these dataset indices in a step."""
+        self._write({"epoch": epoch, "step": step, "samples": samples})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({**self._common, **line}) + "\n")
