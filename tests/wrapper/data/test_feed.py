@@ -149,9 +149,10 @@ def test_fetching_ahead_loses_and_repeats_nothing(persistent: bool) -> None:
     assert use([(2, 5, 2, 3), (1, 8, 8, 2), (2, 3, 9, 1), (2, 9, 3, 2), (1, 1, 1, 4)], feeds) == Counter(range(97))
 
 
-def test_persistent_workers_persist() -> None:
-    """Protects: workers are not started anew at an epoch's end or a batch's change, and find the script's own dataset
-    when they start.
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_outlive_a_change(persistent: bool) -> None:
+    """Protects: workers are not started again at a batch's change, nor at an epoch's end if the script says so, and
+    find the script's own dataset when they start.
     """
     feed = Feed(
         Whoami(40),
@@ -159,7 +160,7 @@ def test_persistent_workers_persist() -> None:
         seed=0,
         num_workers=2,
         collate_fn=pairs,
-        options={"persistent_workers": True, "worker_init_fn": mark},
+        options={"persistent_workers": persistent, "worker_init_fn": mark},
     )
     seen: list[tuple[int, int, int]] = []
     for epoch, cursor, batch in ((0, 0, 3), (0, 6, 4), (1, 0, 8)):
@@ -169,7 +170,12 @@ def test_persistent_workers_persist() -> None:
                 break  # the batch changes
     assert [index for index, _, _ in seen] == [*range(6), *range(6, 40), *range(40)]
     assert {marked for _, _, marked in seen} == {1, 2}
-    assert len({pid for _, pid, _ in seen}) == 2
+    first, second = ({pid for _, pid, _ in part} for part in (seen[:40], seen[40:]))
+    assert len(first) == len(second) == 2 and (first == second if persistent else not first & second)
+    if not persistent:
+        alone = feed.fetch(feed.share(1, 0, 8))
+        assert [index for batch in alone for index, _, _ in batch] == list(range(40))
+        assert feed._loader._iterator is None, "workers go with their epoch"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import Cut, accumulation_count, plan, step_passes
 from ones_wrapper.data.shares import Shares
-from ones_wrapper.data.uneven import BOUND, STEPS, WARM_UP, Uneven, Watch, counts
+from ones_wrapper.data.uneven import BOUND, STEPS, UNIT, WARM_UP, Taken, Uneven, Watch, counts
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import in_one_process, on_ranks
 
@@ -125,7 +125,7 @@ class Ranks:
         for rank, one in enumerate(self.uneven):
             for _ in range(WARM_UP + STEPS):
                 took = (self.fixed[rank] + self.each[rank] * held[rank]) * self.random.uniform(1, 1 + self.noise)
-                one.watch.seconds = partial(float, took)  # type: ignore[method-assign]
+                one.watch.taken = partial(Taken, took)  # type: ignore[method-assign]
                 one.step(held[rank])
         told = [one.proposal(rank, world) for rank, one in enumerate(self.uneven)]
         agreed = [max(slot) for slot in zip(*told, strict=True)]
@@ -192,13 +192,39 @@ def test_a_watch_leaves_waiting_out() -> None:
     after(10.0)  # the exchange
     watch.exchanged()
     after(0.5)
-    assert watch.seconds() == 3.0
+    assert watch.taken().seconds() == 3.0
     watch.leave_out(0.25)  # a second model: half a second so far, half of it an evaluation
     after(4.0)
     watch.arrived()
-    assert watch.seconds() == 7.25
+    assert watch.taken().seconds() == 7.25
     watch.start()
-    assert watch.seconds() == 0.0
+    assert watch.taken().seconds() == 0.0
+
+
+class Kernel:
+    """The event at the end of a step's kernels, on a GPU that ends them so many steps later."""
+
+    def __init__(self, now: list[int], behind: int) -> None:
+        self._now, self._at = now, now[0] + behind
+
+    def query(self) -> bool:
+        return self._now[0] >= self._at
+
+    def elapsed_time(self, end: Kernel) -> float:
+        assert end.query(), "torch raises an error"
+        return 400.0
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+def test_a_gpu_that_is_behind_is_measured(behind: int) -> None:
+    """Protects `uneven=True` in a loop that never waits for its GPU: a step's time is read once the step is done."""
+    one, now = Uneven(torch.device("cpu"), 9), [0]
+    for step in range(WARM_UP + STEPS + behind):
+        event = Kernel(now, behind)
+        one.watch.taken = partial(Taken, 0.001, ((event, event),))  # type: ignore[method-assign]
+        one.step(4)
+        now[0] = step + 1
+        assert one.proposal(1, 2)[1] == (round(0.1 / UNIT) if step >= WARM_UP + STEPS + behind - 1 else 0)
 
 
 def test_a_sharded_model_is_refused() -> None:

@@ -27,6 +27,8 @@ from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, State, collect, differences, restore
 from ones_wrapper.data.progress import Progress
+from ones_wrapper.devices import streams
+from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files.checksums import Sum
 from ones_wrapper.group import Group, RankError, ThreadsError
 from ones_wrapper.process.log import log
@@ -173,7 +175,10 @@ class Checkpoints:
         def take() -> tuple[list[torch.Tensor], dict[str, Any]]:
             if group.rank == 0:
                 self._folder.begin(name)
-            return (planner.staged(content), _copied(rest)) if copy else (planner.live(content), rest)
+            if not copy:
+                return planner.live(content), rest
+            kept = _copied(rest)  # first: `staged` waits for the device, and the thread copies on another stream
+            return planner.staged(content), kept
 
         try:
             tensors, kept = group.here(take)
@@ -321,7 +326,7 @@ class Planner:
         self._group = group
         self._local: SavePlan | None = None
         self._plan = Plan([], b"")
-        self._buffers: list[torch.Tensor] = []
+        self._arena: Arena | None = None
 
     def forget(self) -> None:
         """The ranks changed: plan anew."""
@@ -353,7 +358,9 @@ class Planner:
 
             group.everywhere(choose)
             self._local = local
-            self._buffers.clear()
+            if self._arena is not None:
+                self._arena.free()
+                self._arena = None
         return self._plan
 
     def live(self, content: Content) -> list[torch.Tensor]:
@@ -362,15 +369,13 @@ class Planner:
 
     def staged(self, content: Content) -> list[torch.Tensor]:
         """This rank's part, copied into buffers on the CPU that the next call overwrites."""
-        pinned = self._group.device.type == "cuda"
-        live = self.live(content)
-        if not self._buffers:
-            self._buffers = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned) for tensor in live]
-        for buffer, tensor in zip(self._buffers, live, strict=True):
-            buffer.copy_(tensor, non_blocking=pinned)
-        if pinned:
-            torch.cuda.synchronize(self._group.device)
-        return self._buffers
+        device, live = self._group.device, self.live(content)
+        if self._arena is None:
+            self._arena = Arena(live, device)
+        for buffer, tensor in zip(self._arena.copies, live, strict=True):
+            buffer.copy_(tensor, non_blocking=device.type == "cuda")
+        streams.wait(device)
+        return self._arena.copies
 
 
 def _dcp_planner() -> DefaultSavePlanner:

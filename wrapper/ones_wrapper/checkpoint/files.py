@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ones_wrapper.devices.host_memory import bytes_of, memory_of
 from ones_wrapper.files.checksums import Sum
 
 BLOCK = 2 << 20
@@ -31,16 +32,11 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """A contiguous CPU tensor's memory."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
 def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
     """The bytes in order, in lists of at most `PIECES` and about `BLOCK` bytes, the header aside."""
     pieces, size = [memoryview(header)], len(header)
     for tensor in tensors:
-        data = as_bytes(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
+        data = memory_of(bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()))
         for start in range(0, len(data), BLOCK):
             pieces.append(data[start : start + BLOCK])
             size += len(pieces[-1])

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ones_wrapper.checkpoint.files import as_bytes
+from ones_wrapper.devices.host_memory import bytes_of, fill
 from ones_wrapper.protocol import MANIFEST
 
 MOST = 100_000_000
@@ -273,17 +274,10 @@ class Reader(StorageReader):
         if sizes:
             first, rows = item.storage_offsets[0], (item.lengths[0], *sizes[1:])
         start += first * math.prod(sizes[1:]) * dtype.itemsize
-        direct = (
-            target.device.type == "cpu" and target.is_contiguous() and (target.dtype, target.shape) == (dtype, rows)
-        )
+        direct = target.is_contiguous() and (target.dtype, target.shape) == (dtype, rows)
         block = target if direct else torch.empty(rows, dtype=dtype)
         file.seek(start)
-        left = as_bytes(block)
-        while left:
-            read = file.readinto(left)  # type: ignore[attr-defined]
-            if not read:
-                raise OSError(f"{file.name} ends too early")
-            left = left[read:]
+        fill(bytes_of(block), partial(_into, file))
         if not direct:
             for dimension in range(1, len(sizes)):
                 block = block.narrow(dimension, item.storage_offsets[dimension], item.lengths[dimension])
@@ -299,3 +293,11 @@ class Reader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this could be a checkpoint's directory."""
         return Path(checkpoint_id).is_dir()
+
+
+def _into(file: IO[bytes], left: memoryview) -> None:
+    while left:
+        read = file.readinto(left)  # type: ignore[attr-defined]
+        if not read:
+            raise OSError(f"{file.name} ends too early")
+        left = left[read:]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,7 +233,13 @@ class Feed:
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         # Its own generator: the script's random numbers must not depend on how often data was set up anew.
         self._generator = torch.Generator()
-        # One loader for all epochs and batches, so that persistent workers persist.
+        # Workers outlive a change of batch or ranks, which would cost seconds of forks and of data fetched ahead; an
+        # epoch has its own, as the script knows it, unless it asks for those that persist.
+        self._renews = bool(num_workers) and not options.get("persistent_workers")
+        self._walked: int | None = None
+        """The epoch whose workers there are."""
+        if num_workers:
+            options["persistent_workers"] = True
         self._loader = DataLoader(
             _Collated(dataset, seed, keyed and may_draw(dataset), collate_fn or default_collate),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # lists of indices are all that it says it takes
@@ -267,7 +273,7 @@ class Feed:
         self._requests.to_come = _ahead(
             _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in fetched
         )
-        return zip(used, iter(self._loader), strict=True)
+        return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
         """A replica's part of the whole dataset, in as few passes of at most so many samples as the largest part
@@ -280,13 +286,25 @@ class Feed:
         order = self.order(0)
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(0, fetched_indices(order, part)) for part in parts)
-        return iter(self._loader)
+        return self._fetched(None)
 
     def fetch_samples(self, epoch: int, requests: list[list[int]]) -> Iterator[Any]:
         """These samples of the dataset, a batch each, with the random numbers that they draw in this epoch."""
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(epoch, indices) for indices in requests)
-        return iter(self._loader)
+        return self._fetched(None)
+
+    def _fetched(self, epoch: int | None) -> Iterator[Any]:
+        """What is requested, by the workers of an epoch, or by some of its own."""
+        if self._renews and (epoch is None or epoch != self._walked):
+            self._loader._iterator = None
+        self._walked = epoch
+        return chain(iter(self._loader), self._end())
+
+    def _end(self) -> Iterator[Any]:
+        if self._renews:
+            self._loader._iterator, self._walked = None, None
+        yield from ()
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The dataset indices that a pass counts."""

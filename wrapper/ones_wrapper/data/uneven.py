@@ -14,7 +14,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -33,6 +35,8 @@ STEPS = 8
 """Least steps that a measurement takes."""
 WINDOW = 64
 """Most steps that it takes."""
+LATE = 16
+"""Steps whose times are kept until the GPU has done them: the processor runs ahead of it."""
 UNIT = 1e-12
 """Of the times that the ranks tell each other, in seconds: they agree on integers."""
 
@@ -72,13 +76,23 @@ class Watch:
         self._own += max(0.0, self._until - self._began)
         self._resume()
 
-    def seconds(self) -> float:
-        """Own time since `start`, on the processor or the GPU, whichever took longer; 0 where the GPU is not done."""
-        own = self._own + max(0.0, self._until - self._began)
-        if not all(end.query() for _, end in self._events):  # type: ignore[no-untyped-call]
-            return 0.0
-        device = sum(float(start.elapsed_time(end)) for start, end in self._events) / 1000.0
-        return max(own, device)
+    def taken(self) -> Taken:
+        """Own time since `start`."""
+        return Taken(self._own + max(0.0, self._until - self._began), tuple(self._events))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A rank's own time in one step, which a GPU may not have ended yet."""
+
+    processor_s: float
+    events: tuple[tuple[Any, Any], ...] = ()
+
+    def seconds(self) -> float | None:
+        """On the processor or the GPU, whichever took longer; None while the GPU is not done."""
+        if not all(end.query() for _, end in self.events):
+            return None
+        return max(self.processor_s, sum(float(start.elapsed_time(end)) for start, end in self.events) / 1000.0)
 
 
 def _recorded() -> torch.cuda.Event:
@@ -104,14 +118,19 @@ class Uneven:
         self._times: tuple[float, ...] = ()
         """Smoothed seconds a sample of each rank, as all know them."""
         self._new: deque[float] = deque(maxlen=WINDOW)
+        self._late: deque[tuple[int, Taken]] = deque(maxlen=LATE)
+        """Samples and times of the last steps, oldest first, as far as they are not in `_new`."""
         self._left = WARM_UP
 
     def step(self, samples: int) -> None:
         """A step is over, in which this rank had so many samples."""
         if self._left:
             self._left -= 1
-        elif samples and (seconds := self.watch.seconds()):
-            self._new.append(seconds / samples)
+        elif samples:
+            self._late.append((samples, self.watch.taken()))
+        while self._late and (seconds := self._late[0][1].seconds()) is not None:
+            held, _ = self._late.popleft()
+            self._new.extend([seconds / held] if seconds else [])
 
     def proposal(self, rank: int, world: int) -> list[int]:
         """What this rank tells the others: a slot for each rank's time a sample, and one for what it holds; 0 in
@@ -141,6 +160,7 @@ class Uneven:
         if _slowest(after, times) > (1.0 - GAIN) * _slowest(before, times):
             return False
         self.shares, self._left = found, WARM_UP
+        self._late.clear()
         return True
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.devices import streams
+from ones_wrapper.devices.room import make_room
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
@@ -268,6 +269,7 @@ class Blocks:
         # What the device still owes is of the old group: one that is destroyed before cuts a sum short
         # (pytorch#141510), and one whose process is gone never ends it. All wait here, and agree on it below.
         streams.wait(group.device)
+        make_room(group.device)
         sent, seconds, why = 0, 0.0, ""
         if newcomers := plan.newcomers(present):
             started = time.monotonic()
@@ -497,6 +499,7 @@ class Blocks:
 
     def _prepare(self, generation: int) -> None:
         self._forget()
+        make_room(self._group.device)
         try:
             self._coming = plan = self._plan(generation)
             if not self.hot:

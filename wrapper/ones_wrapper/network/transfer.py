@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from ones_wrapper.devices import streams
+from ones_wrapper.devices.host_memory import CHUNK, bytes_of, fill, memory_of
 from ones_wrapper.network.door import Door, listen
 from ones_wrapper.network.frames import hang_up
 from ones_wrapper.network.proof import prove
@@ -39,8 +41,6 @@ ALIVE_S = 2.0
 """Time between two bytes of a newcomer that is not done."""
 SLOWEST = 50e6
 """Bytes a second, all senders of a newcomer together, below which a transfer is given up: half of gigabit Ethernet."""
-CHUNK = 64 << 20
-"""Bytes that are copied from or to a device at once."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Most ranks that send to one newcomer."""
@@ -103,11 +103,6 @@ def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) ->
         for (host, port, place), number in zip(newcomers, numbers, strict=True)
         if number < count
     ]
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A contiguous CPU tensor's memory."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _layout(tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
@@ -177,13 +172,13 @@ def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, 
     views: list[memoryview] = []
     held = 0
     for index, first, last in stretches:
-        flat = _flat(tensors[index])
+        flat = bytes_of(tensors[index].detach().contiguous())
         for begin in range(first, last, CHUNK):
             end = min(last, begin + CHUNK)
             if views and (held + end - begin > CHUNK or len(views) == _VECTOR):
                 yield views
                 views, held = [], 0
-            views.append(_bytes_of(_on_host(flat[begin:end])))
+            views.append(memory_of(_on_host(flat[begin:end])))
             held += end - begin
     yield views
 
@@ -203,11 +198,6 @@ def _ahead(copier: ThreadPoolExecutor, chunks: Iterator[T]) -> Iterator[T]:
     while (chunk := coming.result()) is not None:
         coming = copier.submit(next, chunks, None)
         yield chunk
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, in a row, without a copy if it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _send_views(connection: socket.socket, views: list[memoryview]) -> None:
@@ -388,26 +378,7 @@ class _Connections:
             self.packed = _read(connection, rest_size)
         got = 0
         for index, first, last in _stretches([_size(self._places[name]) for name in names], number, count):
-            _fill(connection, _flat(self._places[names[index]])[first:last])
+            fill(bytes_of(self._places[names[index]])[first:last], partial(_into, connection))
             got += last - first
         with self._lock:
             self.bytes += got
-
-
-def _fill(connection: socket.socket, place: torch.Tensor) -> None:
-    """Receive bytes into a tensor of them: straight, or on a device in chunks, of which one is copied while the next
-    comes."""
-    if place.device.type == "cpu":
-        _into(connection, _bytes_of(place))
-        return
-    chunks = [torch.empty(min(CHUNK, len(place)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    copied = [torch.cuda.Event() for _ in chunks]  # type: ignore[no-untyped-call]
-    for number, begin in enumerate(range(0, len(place), CHUNK)):
-        target = place[begin : begin + CHUNK]
-        chunk, event = chunks[number % 2][: len(target)], copied[number % 2]
-        event.synchronize()
-        _into(connection, _bytes_of(chunk))
-        target.copy_(chunk, non_blocking=True)
-        event.record()
-    for event in copied:
-        event.synchronize()

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint import State
 from ones_wrapper.data.randomness import keep_generators
+from ones_wrapper.devices.room import reserved
 from ones_wrapper.group import Group
 from ones_wrapper.process import hang_detector
 from ones_wrapper.protocol import Spec
@@ -133,7 +134,7 @@ def _holds(one_pass: Callable[[int], object], samples: int, state: State, group:
     with keep_generators():
         for _ in range(TRIES):
             try:
-                with keep_for_first_step(optimizers):
+                with keep_for_first_step(optimizers), reserved(group.device, group.world):
                     one_pass(samples)
             except Exception as error:
                 if together or not memory.is_out_of_memory(error):

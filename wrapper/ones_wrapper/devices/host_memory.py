@@ -1,0 +1,67 @@
+"""Page-locked memory of the processor's, by which bytes go to and from a GPU at the speed of its bus.
+
+torch's own rounds each buffer up to a power of two and keeps it: good for chunks of that size, not for a whole state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+CHUNK = 64 << 20
+"""Bytes that are copied from or to a device at once."""
+
+
+def memory_of(row: torch.Tensor) -> memoryview:
+    """That of a row of bytes on the CPU."""
+    return memoryview(row.numpy())  # type: ignore[arg-type]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as a row of bytes, uncopied."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
+    """Fill a row of bytes by `read`, which fills what it is given: straight, or on a device in chunks, of which one is
+    copied while the next comes."""
+    if row.device.type == "cpu":
+        read(memory_of(row))
+        return
+    chunks = [torch.empty(min(CHUNK, len(row)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    copied = [torch.cuda.Event() for _ in chunks]  # type: ignore[no-untyped-call]
+    for number, begin in enumerate(range(0, len(row), CHUNK)):
+        target = row[begin : begin + CHUNK]
+        chunk, event = chunks[number % 2][: len(target)], copied[number % 2]
+        event.synchronize()
+        read(memory_of(chunk))
+        target.copy_(chunk, non_blocking=True)
+        event.record()
+    for event in copied:
+        event.synchronize()
+
+
+class Arena:
+    """Memory for copies of tensors, of just their size, page-locked if they are on a GPU."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        """`tensors` with wider types come first, so that each is aligned."""
+        self._memory = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+        self._cuda: Any = torch.cuda.cudart() if device.type == "cuda" and len(self._memory) else None  # type: ignore[no-untyped-call]
+        if self._cuda is not None and int(self._cuda.cudaHostRegister(self._memory.data_ptr(), len(self._memory), 0)):
+            self._cuda = None  # copies are slower, and no worse
+        self.copies: list[torch.Tensor] = []
+        """One for each tensor."""
+        at = 0
+        for tensor in tensors:
+            self.copies.append(self._memory[at : at + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape))
+            at += tensor.nbytes
+
+    def free(self) -> None:
+        """Nobody uses the copies any more."""
+        if self._cuda is not None:
+            self._cuda.cudaHostUnregister(self._memory.data_ptr())
+            self._cuda = None
+        self.copies.clear()

@@ -1,0 +1,42 @@
+"""Memory of a GPU that training must leave to NCCL: a change needs a second communicator next to the first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+RESERVE = 1 << 30
+"""Bytes that one communicator may take: 484 to 688 MiB were reported (nccl#964, nccl#2366), 512 of them at once
+(nccl#2363)."""
+
+
+def reserve_bytes(env: Mapping[str, str]) -> int:
+    """What is left to NCCL: ONES_RESERVE_BYTES, or for one communicator, and in blocks for two."""
+    try:
+        return max(0, int(env["ONES_RESERVE_BYTES"]))
+    except (KeyError, ValueError):
+        return RESERVE * (2 if env.get("ONES_BLOCKS") == "1" else 1)
+
+
+@contextmanager
+def reserved(device: torch.device, world: int) -> Iterator[None]:
+    """Hold that memory while the largest local batch is tried: NCCL takes its own at the first collective. A rank that
+    stays alone needs none."""
+    size = reserve_bytes(os.environ)
+    if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
+        size = 0
+    held = [torch.empty(size, dtype=torch.uint8, device=device)] if size else []
+    try:
+        yield
+    finally:
+        held.clear()
+
+
+def make_room(device: torch.device) -> None:
+    """Give back what torch keeps for itself, if NCCL could not have enough. At a step boundary: this waits for the
+    device, which must capture no graph."""
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < reserve_bytes(os.environ) // 2:
+        torch.cuda.empty_cache()
