@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # On all cores, unlike pip; some packages have files that no Python compiles.
 COMPILE := $(BIN)/python -m compileall -q -j 0
 
-.PHONY: install check-host demo demo-root check test nightly lint style docs cluster-up cluster-down clean
+.PHONY: install check-host demo demo-root check test nightly gpu lint style docs cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
@@ -76,6 +76,10 @@ nightly: export ONES_NIGHTLY := 1
 nightly: CHOSEN :=
 nightly: test
 	$(OLD_PROCESSOR) $(BIN)/python -m pytest --numprocesses $(WORKERS) tests/wrapper/strategies
+
+# What no CPU can show, on this machine's GPUs, by an environment with a CUDA torch: `make gpu PYTHON=…`.
+gpu:
+	@PYTHONPATH=wrapper $(PYTHON) -m benchmarks.gpu --json gpu.json
 
 lint: style
 	$(BIN)/mypy
