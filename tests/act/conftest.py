@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,22 +9,14 @@ from typing import Any
 
 import pytest
 
-from ones_db import Store, migrate
+from ones_db import Store
 from tests.act.world import World, open_copy
 
 
-@pytest.fixture(scope="session")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A migrated database without rows.
-
-    In memory where the machine has such a folder, as thousands of small writes that wait for a disk take minutes.
-    """
-    memory = Path("/dev/shm")
-    base = memory if os.access(memory, os.W_OK) else tmp_path_factory.getbasetemp()
-    with tempfile.TemporaryDirectory(dir=base) as folder:
-        path = Path(folder) / "empty.sqlite"
-        migrate.upgrade(f"sqlite:///{path}")
-        yield path
+@pytest.fixture
+def empty(empty_sqlite: Path) -> Path:
+    """A migrated database without rows."""
+    return empty_sqlite
 
 
 @pytest.fixture
