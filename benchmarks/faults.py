@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="with --seed: write it as a page, to go through in a browser")
     which = parser.add_mutually_exclusive_group()
     for name, words in (
+        ("blocks", "most jobs of blocks, as without these options"),
         ("plain", "no jobs of blocks"),
         ("strategies", "jobs with training strategies, and none of blocks"),
         ("guests", "jobs of blocks that grow by guests, and jobs of others over the same nodes"),

@@ -18,6 +18,7 @@ from tests.faults.run import Result, run
 from tests.show.test_browser import CONTRAST, driver, installed, picture, sized
 
 SEED = 512984238
+"""A block that trained was once requeued while the others were put into our hold, and stayed in it with them."""
 HOSTILE = '</script><script>document.title = "taken"</script><b>\x1b[2J'
 
 
@@ -41,7 +42,7 @@ def test_looking_changes_nothing(replayed: tuple[Result, Recording, str]) -> Non
     result, recording, _ = replayed
     alone = run(FaultPlan.with_blocks(SEED))
     assert (result.kinds, result.resizes) == (alone.kinds, alone.resizes)
-    assert [what for what in result.violations if HOSTILE not in what] == list(alone.violations)
+    assert [what for what in result.violations if HOSTILE not in what] == list(alone.violations) == []
     assert sum(event.kind == FAULT for event in recording.events) == sum(alone.kinds.values())
     assert any(event.kind == PHASE for event in recording.events)
     for track in [*recording.jobs.values(), *recording.others.values()]:
