@@ -27,6 +27,7 @@ from slurm_ones.simulate.study.figures import Bound
 from slurm_ones.simulate.training.application import Hot, Requeue, on_kind
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.profiles import Workload
+from tests.marks import nightly
 
 PARTS = 32
 
@@ -237,7 +238,7 @@ def short(kind: str, jobs: int) -> Workload:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["philly", "ones-sc21", "strategies"])
+@pytest.mark.parametrize("kind", ["philly", "ones-sc21", nightly("strategies")])
 def test_no_policy_beats_it(kind: str) -> None:
     workload = short(kind, 6)
     found = bound_of(workload, [(2, 4, "")], evaluations=8)
@@ -250,7 +251,7 @@ def test_no_policy_beats_it(kind: str) -> None:
 
 @pytest.mark.slow
 def test_no_policy_beats_it_on_several_kinds() -> None:
-    workload = short("philly", 6)
+    workload = short("philly", 4)
     # Only on both kinds is there room for it.
     wide = replace(workload.submissions[0], gpus=6, elastic=False)
     workload = replace(workload, submissions=(wide, *workload.submissions[1:]))
@@ -334,7 +335,7 @@ def test_what_is_numerical_is_less_than_what_is_taken_off_for_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["2x4", "1x4:t4+1x4:a100"])
+@pytest.mark.parametrize("cluster", ["2x4", nightly("1x4:t4+1x4:a100")])
 def test_the_command_shows_and_writes_it(tmp_path: Path, cluster: str) -> None:
     path = tmp_path / "out.json"
     args = [

@@ -160,7 +160,7 @@ def test_a_job_is_left_alone_while_a_change_is_under_way(made: Workload) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launch_s", [nightly(0.0), 7.0, nightly(40.0)])
-@pytest.mark.parametrize("policy", ["ones", "pollux", "tiresias"])
+@pytest.mark.parametrize("policy", ["ones", nightly("pollux"), "tiresias"])
 def test_hot_gpu_seconds_are_conserved(made: Workload, policy: str, launch_s: float) -> None:
     """Also while jobs hold old and new GPUs, no node gives more than it has, all jobs end, and nothing is lost."""
     outcome = run(policy, made, mechanism=Hot(launch_s=launch_s), interval_s=15.0)

@@ -29,7 +29,7 @@ from tests.simulate.test_study import FIFO, STRICT, crashing, unclocked
 
 __all__ = ["crashing"]
 
-PLAN = replace(test_study.PLAN, source=replace(test_study.PLAN.source, jobs=6))
+PLAN = test_study.PLAN
 SMALL = replace(PLAN, seeds=(0,))
 QUICK = Waits(files_s=0.02, first_s=0.05, most_s=0.2, late_s=0.2)
 
@@ -132,25 +132,25 @@ def test_processes_find_what_this_one_finds_also_after_a_kill(folder: StudyFolde
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), folder.locked():
-        StudyQueue(PLAN, folder, site, said.append, waits).run(stop)
-    assert "4 parts sent as 4 processes" in said[0] and "scancel --user=" in said[-1]
+        StudyQueue(SMALL, folder, site, said.append, waits).run(stop)
+    assert "2 parts sent as 2 processes" in said[0] and "scancel --user=" in said[-1]
     there = {path: path.stat().st_mtime_ns for path in (folder.root / "results").glob("*.pkl")}
     assert there
 
     seen: dict[tuple[str, int], RunProgress] = {}
     with folder.locked():
-        queue = StudyQueue(PLAN, folder, site, said.append, waits)
-        assert queue.left < 4
+        queue = StudyQueue(SMALL, folder, site, said.append, waits)
+        assert queue.left < 2
         runs = queue.run(lambda progress: seen.update({(progress.label, progress.seed): progress}))
-    assert len(site.jobs) == 4, "each part was one job"
+    assert len(site.jobs) == 2, "each part was one job"
     assert there == {path: path.stat().st_mtime_ns for path in there}
-    here = run_all(PLAN, 1)
+    here = run_all(SMALL, 1)
     assert same(runs, here)
-    jsons = [json.dumps(as_json(PLAN, summarize(PLAN, found), found)["jobs"]) for found in (runs, here)]
+    jsons = [json.dumps(as_json(SMALL, summarize(SMALL, found), found)["jobs"]) for found in (runs, here)]
     assert jsons[0] == jsons[1]
     assert all(progress.finished for progress in seen.values())
     with folder.locked():
-        assert StudyQueue(PLAN, folder, site, said.append, waits).left == 0
+        assert StudyQueue(SMALL, folder, site, said.append, waits).left == 0
 
 
 @pytest.mark.slow
