@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 WHY_NOT = unavailable()
 real = [
     pytest.mark.cluster,
+    pytest.mark.nightly,
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
 ]
 

@@ -17,6 +17,7 @@ from ones_db.copy import copy
 from ones_db.shape import PARKED, Shape
 from tests.db.make import actions, ask, change, decision, job, node_changes, report, resized_job, throughput
 from tests.db.server import Server
+from tests.marks import nightly
 
 JOBS = 6
 SAMPLES = 120
@@ -39,7 +40,7 @@ def site(url: str) -> None:
         store.add_reports([RunReports(number, 1, 1000, 800, lines=more) for number in range(1, JOBS + 1)])
 
 
-@pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", "postgresql to postgresql"])
+@pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", nightly("postgresql to postgresql")])
 def ways(
     request: pytest.FixtureRequest, server: Server, empty_postgresql: str, sqlite_url: str, tmp_path: Path
 ) -> Iterator[tuple[str, str]]:

@@ -76,6 +76,7 @@ def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
     assert job_id in [job["job_id"] for job in jobs]
 
 
+@pytest.mark.nightly
 @TWO
 def test_one_job_uses_its_blocks_again(site: Site) -> None:
     """More growths than the array has tasks: what has completed waits again, and is used again."""

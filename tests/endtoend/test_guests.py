@@ -12,7 +12,7 @@ from tests.endtoend.guest_rows import ROWS, VARIANTS, rows_of
 from tests.endtoend.guest_site import GuestStage
 
 pytestmark = pytest.mark.cluster
-BY_DAY = {"old": ("b2", "c1"), "old-blocks": ("a1",)}
+BY_DAY = {"old": ("b2",), "old-blocks": ("a1",)}
 """The others run every night."""
 CASES = [
     pytest.param(variant, name, marks=() if name in BY_DAY.get(variant, ()) else pytest.mark.nightly)

@@ -32,6 +32,7 @@ def said(harness: Harness, settings: str, job_id: int) -> str:
     return "; ".join(f"{d['reason']} ({d['outcome']})" for d in harness.why(settings, job_id)["decisions"])
 
 
+@pytest.mark.nightly
 def test_growth_goes_back_by_a_requeue(harness: Harness) -> None:
     """A job that asked for a GPU has grown to a node; one that wants the others of that node starts next to it. One
     that Slurm would not start anyway gets nothing."""
@@ -53,6 +54,7 @@ def test_growth_goes_back_by_a_requeue(harness: Harness) -> None:
     assert f"gives back what it grew by, from 4 to 1 GPU: job {rigid} waits for 1x3 GPUs" in words
 
 
+@pytest.mark.nightly
 def test_blocks_that_are_growth_leave_for_one_that_waits(harness: Harness) -> None:
     """They hold all CPUs of a node; a job in another partition over the same nodes, which wants CPUs alone, waits
     seconds. Nothing is requeued or starts again: the others train on."""
@@ -109,6 +111,7 @@ def test_reserved_and_drained_nodes_are_left_alone(harness: Harness) -> None:
         root(harness, "scontrol", "update", f"NodeName={names[0]}", "State=RESUME")
 
 
+@pytest.mark.nightly
 def test_an_hour_is_not_lost_to_a_reservation(harness: Harness) -> None:
     """A job that would begin its limit again before a maintenance keeps what it has, and grows once that is called
     off."""

@@ -12,7 +12,7 @@ from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_blocks import Training
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 LISTEN = """
 import socket, time
 ports = [10_000 + job % 1000 * 20 + k for job in range({first}, {first} + 6) for k in range(20)]

@@ -152,7 +152,7 @@ def test_hostile_values_are_text(plugged: Cluster) -> None:
     assert "slurm-ones:" not in (plugged.logs / "slurmctld.log").read_text()
 
 
-@both
+@newer
 def test_what_is_missing_or_broken_stops_nobody(plugged: Cluster) -> None:
     """Files that are gone, broken, or of another Slurm: every job is submitted that does not need them."""
     etc = plugged.root / ETC

@@ -13,8 +13,9 @@ from tests.slurm.sites import Site
 
 OTHERS = [f"gres-{name}" for name in os.environ.get("ONES_CLIENT", "").split(",") if name]
 """Clients of others, each as `package.module:Class`, that the contract shall run on as well."""
-NAMES = ["gres-pyslurm", "gres-command", "old-command", *OTHERS]
-REAL = [pytest.param(name, marks=pytest.mark.cluster) for name in NAMES]
+BY_DAY = ["gres-pyslurm", "old-command", *OTHERS]
+REAL = [pytest.param(name, marks=pytest.mark.cluster) for name in BY_DAY]
+REAL.append(pytest.param("gres-command", marks=[pytest.mark.cluster, pytest.mark.nightly]))
 
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:

@@ -13,7 +13,7 @@ from tests.cluster import Cluster
 from tests.conftest import quick
 from tests.slurm.sites import OPERATOR, OWNER, Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 ARRAY = ("--array=0-3%1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
 NONE = ("MaxSubmitJobs=-1", "MaxJobs=-1", "MaxTRES=gres/gpu=-1")
 

@@ -12,7 +12,7 @@ from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import JobState, Task
 from tests.slurm.sites import STRANGER, Site, until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
 
 

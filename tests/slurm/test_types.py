@@ -11,12 +11,13 @@ from slurm_ones.slurm.client import GIVES_TYPES, NotResizable, Refused
 from slurm_ones.slurm.model import Job
 from tests.cluster.sites import GRES_TYPED, OLD_TYPED
 from tests.conftest import start
+from tests.marks import nightly
 from tests.slurm.sites import Site
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module", params=[GRES_TYPED, OLD_TYPED], ids=lambda site: site.name)
+@pytest.fixture(scope="module", params=[GRES_TYPED, nightly(OLD_TYPED)], ids=lambda site: site.name)
 def slurm_typed(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Node t1 with GPUs of type 2080ti, t2 and t3 of type a100."""
     cluster = start(request, request.param)

@@ -18,6 +18,7 @@ from slurm_ones.jobs.elastic import WholeJob, arrays, elastic_job, whole_job
 from slurm_ones.simulate import BadInput
 from tests.cluster import Cluster, paths, sites
 from tests.commands import call
+from tests.marks import nightly
 from tests.slurm.sites import Site
 
 each = pytest.mark.parametrize("name", SITES)
@@ -107,7 +108,7 @@ def prepare(cluster: Cluster) -> None:
         cluster.run(["sacctmgr", "-i", "modify", "account", sites.ACCOUNT, "set", "qos+=regular"], user="root")
 
 
-@pytest.fixture(scope="module", params=["gres", "old"])
+@pytest.fixture(scope="module", params=["gres", nightly("old")])
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Each Slurm, by its commands."""
     site = Site(request.getfixturevalue(request.param), "command")

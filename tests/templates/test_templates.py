@@ -15,6 +15,7 @@ import pytest
 
 from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, whole_job
+from tests.marks import nightly
 from tests.slurm.sites import Site
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def test_the_job_directory(template: Path, tmp_path: Path) -> None:
         assert found == env
 
 
-@pytest.fixture(scope="module", params=["gres-command", "old-command"])
+@pytest.fixture(scope="module", params=["gres-command", nightly("old-command")])
 def door(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Each Slurm, by its commands."""
     cluster_name, client = request.param.split("-")

@@ -39,7 +39,12 @@ def written(folder: Path, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "reason"),
-    [("end", 0, "finished"), nightly("exit", 3, "error"), nightly("raise", 1, "error"), ("signal", 143, "signal")],
+    [
+        nightly("end", 0, "finished"),
+        nightly("exit", 3, "error"),
+        nightly("raise", 1, "error"),
+        ("signal", 143, "signal"),
+    ],
 )
 def test_all_that_was_written_is_there(tmp_path: Path, how: str, code: int, reason: str) -> None:
     """Protects what the script wrote, at every kind of end: files without a flush, files in a `with`, log handlers that

@@ -195,9 +195,10 @@ raise SystemExit(143)
 
 
 @needs_mpirun
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("launcher", "backend"),
-    [("mpirun", "mpi"), nightly("ibrun", "gloo"), nightly("mpirun", "gloo"), nightly("ibrun", "mpi")],
+    [("mpirun", "mpi"), ("ibrun", "gloo"), ("mpirun", "gloo"), ("ibrun", "mpi")],
 )
 def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, backend: str) -> None:
     """Protects the checkpoint at a stop: each launcher hands on another signal, dies of a third, and ibrun is a

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 
 from ones_wrapper.protocol import First, Membership
-from tests.marks import nightly
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.membership.histories import History
 
@@ -73,8 +72,9 @@ def test_nothing_is_left_of_many_changes(job: Job) -> None:
         assert min(last) <= max(first) + MEMORY_MB, held
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, nightly(1), nightly(2)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_any_history_ends_as_undisturbed(tmp_path: Path, seed: int) -> None:
     """Protects the core promise over orders, deaths and signals in any order."""
     History(tmp_path / "job", seed).run(5)

@@ -143,7 +143,7 @@ def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "leader"), [("rank", True), ("block", False), nightly("rank", False), nightly("block", True)]
+    ("how", "leader"), [("rank", True), nightly("block", False), nightly("rank", False), nightly("block", True)]
 )
 def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -> None:
     """Protects: whoever dies, those who are left train on in their allocations from what they have in memory."""

@@ -31,7 +31,8 @@ def plain() -> list[float]:
     return script.flat(model.parameters())
 
 
-@pytest.mark.parametrize("strategy", [nightly("lsgd"), "decentlam"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["lsgd", "decentlam"])
 def test_blocks_come_and_go(strategy: str, tmp_path: Path) -> None:
     """Newcomers get the leader, or the means, and those who stay go on from it. In a ring of up to three ranks
     DecentLaM is momentum SGD on the whole batch, so there what one process ends with is found again."""

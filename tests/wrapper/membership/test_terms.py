@@ -16,7 +16,6 @@ from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
-from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
@@ -126,8 +125,9 @@ def test_a_slow_block_is_waited_for_as_a_term_begins(job: Job, monkeypatch: pyte
     job.assert_as_undisturbed()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(("its", "ranks"), [(optimus, 3), nightly(fused, 1)], ids=["mesh", "fused"])
+@pytest.mark.parametrize(("its", "ranks"), [(optimus, 3), (fused, 1)], ids=["mesh", "fused"])
 def test_a_strategy_grows_loses_a_block_and_shrinks(tmp_path: Path, its: ModuleType, ranks: int) -> None:
     """Protects Optimus-2D and fusion: one rank becomes a mesh of 2 × 2 by a block of three, which cannot train alone,
     or two that train all members; one is lost, and comes back; then there is one again."""
