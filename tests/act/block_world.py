@@ -37,7 +37,6 @@ CONF = SlurmConf(qos=(Qos(), Qos("guest")))
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
 RESIZE = {"blocks_wait_s": 40, "start_timeout_s": 60, "drain_timeout_s": 60, "dwell_s": 0}
 CHANGES = {"hold", "hold_waiting", "throttle", "reuse", "reshape", "release", "cancel_waiting", "signal", "defer"}
-LOOKS = {"job", "tasks"}
 
 LOOK_AGAIN_S = 5.0
 """Between two looks where nothing happened at the last: a second at most, in truth, and five times as many looks."""

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,13 +73,18 @@ def run(
     plan: FaultPlan,
     trace: Callable[[str], None] | None = None,
     begun: Callable[[FaultRun], object] = lambda fault_run: None,
+    *,
+    to_the_first: bool = False,
 ) -> Result:
-    """Carry the plan out; `trace` is called with what happens, step by step, and `begun` before the first one."""
+    """Carry the plan out, all of it or to the first violation; `trace` is called with what happens, step by step, and
+    `begun` before the first one."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=fast_directory()) as name:
         fault_run = FaultRun(plan, Path(name), trace)
         begun(fault_run)
+        fault_run.to_the_first = to_the_first
         with (
+            suppress(FirstFound),
             faulty_access(fault_run.injector, fault_run.checker, fault_run.blocks, fault_run.world.timeline),
             shared_statements(),
         ):
@@ -108,8 +113,14 @@ class SeededCompanion(Companion):
         return decided
 
 
+class FirstFound(BaseException):
+    """A violation, of which one is enough."""
+
+
 class FaultRun:
     """Everything of one run."""
+
+    to_the_first = False
 
     def __init__(self, plan: FaultPlan, directory: Path, trace: Callable[[str], None] | None) -> None:
         self.plan = plan
@@ -293,6 +304,8 @@ class FaultRun:
     def _until(self, time: float) -> None:
         """Let companions live until that time, or until all have ended by themselves."""
         while living := [host for host in self.hosts if not host.ended]:
+            if self.to_the_first and self.checker.violations:
+                raise FirstFound
             host = min(living, key=lambda host: host.wake)
             self._pass_to(min(host.wake, time))
             if host.wake > self.world.timeline.now:

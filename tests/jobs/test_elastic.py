@@ -347,8 +347,6 @@ def test_the_record_of_cancelled_tasks_does_not_pass_for_the_first_one() -> None
 
 # Plain jobs
 
-BARE_JOB = {"partitions": ("bare",), "comment": "ones: nodes=1-2"}
-
 
 def elastic(job: Job, *, whole_node_gpus: dict[str, int] | None = None, own_uid: int | None = None) -> Elastic:
     """A plain job that opted in."""

@@ -249,7 +249,7 @@ def test_no_policy_beats_it(kind: str) -> None:
         assert found.mean_jct_s <= np.mean([job.jct_s for job in outcome.jobs])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_policy_beats_it_on_several_kinds() -> None:
     workload = short("philly", 4)
     # Only on both kinds is there room for it.

@@ -314,6 +314,7 @@ def test_a_cluster_is_what_it_is_said_to_be() -> None:
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "adaptdl"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no data of Pollux's study in {DATA}")
 @pytest.mark.parametrize(("policy", "known"), [("fifo", 5020.7), ("tiresias", 2473.7)])
 def test_within_a_tenth_of_the_study(policy: str, known: float) -> None:

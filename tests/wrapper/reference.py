@@ -14,9 +14,6 @@ from torch.nn.functional import mse_loss
 
 from ones_wrapper.protocol import Batch, Hello, Report
 
-LR_CAP = 2.0
-"""As in train.py."""
-
 
 def batches_by_step(runs: Sequence[Sequence[Report]]) -> dict[int, tuple[int, float]]:
     """(global batch, learning rate's factor) from each step on at which one of them changed, of the steps that count.

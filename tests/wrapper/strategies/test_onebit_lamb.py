@@ -16,7 +16,7 @@ from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
 from tests.wrapper.strategies.rows import HERE
 from tests.wrapper.strategies.script import HOLD, HURRY, PACE_MS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 N = 64 * 64 + 64 + 64 * 10 + 10
 
