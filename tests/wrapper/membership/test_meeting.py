@@ -20,6 +20,7 @@ from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.entered import Entered, enter_block
 from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.membership.machine import BlockMachine, BlockState, Carrier
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
@@ -106,10 +107,11 @@ def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch
 TEAM_OF_ONE = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
 
 
-def blocks_that(alone: bool) -> Any:
+def blocks_that(alone: bool, state: BlockState = BlockState.LEADING) -> Any:
     """As a rank of block 1 holds them."""
     leader = Leader(0, "127.0.0.1", 1, "token", 0, 0)
     its = {"leader": leader, "local_rank": 1, "alone": alone, "give_up": lambda why: None}
+    its |= {"machine": BlockMachine(state, Carrier.MEMORY)}
     return SimpleNamespace(block=Block(7, 1, 0), **its)
 
 
@@ -150,9 +152,9 @@ def test_a_framework_keeps_the_ranks_that_it_copied(monkeypatch: pytest.MonkeyPa
     blocks = blocks_that(alone=True)
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(steps, "enter", lambda backend: Entered(TEAM_OF_ONE, blocks))
-    assert steps.meet(None) is TEAM_OF_ONE and not blocks.hot
+    assert steps.meet(None) is TEAM_OF_ONE and blocks.machine.carrier is Carrier.CHECKPOINT
     with pytest.raises(SystemExit) as left:
-        Entered(TEAM_OF_ONE, blocks, leads=False).keep_ranks()
+        Entered(TEAM_OF_ONE, blocks_that(alone=True, state=BlockState.ADMITTED)).keep_ranks()
     assert left.value.code == 0
 
     def late(backend: str | None) -> Entered:
@@ -179,7 +181,8 @@ def test_the_spec_says_how_this_term_changes(by_terms: bool) -> None:
     settings, loop = SimpleNamespace(strategy=None), SimpleNamespace(exchanges=Exchanges())
     run: Any = SimpleNamespace(settings=settings, loop=loop, sizes=sizes, control=control, identity=identity)
     ranks: Any = object.__new__(ChangingRanks)
-    ranks._run, ranks._term, ranks._blocks = run, 1, SimpleNamespace(hot=not by_terms, waiting=not by_terms)
+    machine = BlockMachine(BlockState.LEADING, Carrier.MEMORY)
+    ranks._run, ranks._term, ranks._blocks = run, 1, SimpleNamespace(hot=not by_terms, machine=machine)
     assert ranks.join() is False  # and now comes the first agreement
     assert sizes.spec.hot is not by_terms and sizes.spec.term == 1
     assert control.boundary.members is ranks._blocks

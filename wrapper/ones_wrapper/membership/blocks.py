@@ -25,8 +25,9 @@ from ones_wrapper.membership.board import Board, in_time
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.connections import Former, Trial, form_s
 from ones_wrapper.membership.coordinator import Coordinator
-from ones_wrapper.membership.entrance import ANEW, HOT, MODE, Found
+from ones_wrapper.membership.entrance import MODE, Found
 from ones_wrapper.membership.files import Leader
+from ones_wrapper.membership.machine import LAST, BlockMachine, BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.watch import Watch
@@ -84,11 +85,9 @@ class Blocks:
         self._me = found.me
         self.present = found.present
         """The membership; None before this block has joined."""
-        self.hot = found.present is None
-        """Whether state moves from memory to memory. Else each change begins a term, from a checkpoint."""
+        self.machine = BlockMachine(found.state, Carrier.MEMORY if found.present is None else Carrier.CHECKPOINT)
         self.stood_still_at = found.stood_still_at
         """Unix time at which the term before ended, where this one began with what that announced."""
-        self._coming: Plan | None = None
         self._former: Former | None = None
         self._ahead: Ahead | None = None
         self._told = ""
@@ -104,9 +103,9 @@ class Blocks:
         """Ends a process whose membership is lost."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether this block has not joined yet."""
-        return self.present is None
+    def hot(self) -> bool:
+        """Whether state moves from memory to memory. Else each change begins a term, from a checkpoint."""
+        return self.machine.carrier is Carrier.MEMORY
 
     @property
     def alone(self) -> bool:
@@ -141,14 +140,14 @@ class Blocks:
         """This process's number within its block."""
         return self._local
 
-    def lead_first(self, generation: int, hot: bool) -> Plan:
-        """The first membership of a term: this block alone, or those that it began with, whose state does not move from
-        memory to memory. It does where it is `hot`."""
+    def lead_first(self, generation: int, carrier: Carrier) -> Plan:
+        """The first membership of a term: those that it began with, or this block alone, whose changes are by this
+        carrier."""
         if self.present is not None:
             return self.present
-        self.hot = hot
+        self.machine.carrier = carrier
         self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
-        if hot:
+        if self.hot:
             self._listen(plan)
         if self._group.rank == 0:
             self._coordinate(plan)
@@ -206,14 +205,17 @@ class Blocks:
         """Prepare for the newest plan; whether to change to it now. Raises `PeersLostError`."""
         if self.lost:
             raise PeersLostError(self.lost)
-        if newest and (self._coming is None or self._coming.generation != newest):
+        if self.machine.state in LAST:
+            return False
+        if newest and (self.machine.plan is None or self.machine.plan.generation != newest):
             self._prepare(newest)
-        return change > 0 and self._coming is not None and self._coming.generation == change
+        plan = self.machine.plan
+        return change > 0 and plan is not None and plan.generation == change
 
     @property
     def moving(self) -> bool:
         """Whether another block leads after the plan that is prepared for."""
-        return self._coming is not None and self._coming.moves
+        return self.coming.moves
 
     def shapes(self) -> str:
         """What those who train said of their forward pass's input; empty for nothing. Raises `StoreLostError`."""
@@ -231,8 +233,8 @@ class Blocks:
     @property
     def coming(self) -> Plan:
         """The plan that is prepared for."""
-        assert self._coming is not None
-        return self._coming
+        assert self.machine.plan is not None
+        return self.machine.plan
 
     def announce(self, began: float) -> str:
         """Say who trains in the next term, in files and to those who wait; why that failed, empty where it did not. Not
@@ -264,8 +266,8 @@ class Blocks:
         before. Collective; training stands still since `began`, in Unix time. `collected` gives the tensors and the
         rest. Raises `PeersLostError`.
         """
-        plan, present, group = self._coming, self.present, self._group
-        assert plan is not None and present is not None
+        plan, present, group = self.coming, self.present, self._group
+        assert present is not None
         # What the device still owes is of the old group: one that is destroyed before cuts a sum short
         # (pytorch#141510), and one whose process is gone never ends it. All wait here, and agree on it below.
         streams.wait(group.device)
@@ -315,8 +317,8 @@ class Blocks:
         if self._coordinator is None:
             return
         self._coordinator.stop()
-        coming, until = self._coming, time.monotonic() + THROUGH_S
-        while coming is not None and time.monotonic() < until:
+        coming, until = self.coming, time.monotonic() + THROUGH_S
+        while time.monotonic() < until:
             if self._board.count(f"through-{coming.generation}") >= coming.world:
                 break
             time.sleep(0.02)
@@ -501,7 +503,8 @@ class Blocks:
         self._forget()
         make_room(self._group.device)
         try:
-            self._coming = plan = self._plan(generation)
+            plan = self._plan(generation)
+            self.machine.prepare(plan)
             if not self.hot:
                 return
             self._former = self._ahead.take(generation) if self._ahead is not None else None
@@ -513,7 +516,7 @@ class Blocks:
     def _begin_forming(self, plan: Plan, listening: int) -> None:
         first = plan.first_rank(self._me.uid)
         assert first is not None
-        self._coming = plan
+        self.machine.prepare(plan)
         self._former = self._make_former(plan, first, self._board.again(), listening)
         self._former.start()
 
@@ -533,7 +536,8 @@ class Blocks:
 
     def _forget(self) -> None:
         """The plan that was prepared for comes to nothing."""
-        former, self._former, self._coming = self._former, None, None
+        former, self._former = self._former, None
+        self.machine.back()
         connections.drop(former.formed if former is not None else None)
 
     def _become(self, former: Former) -> None:
@@ -544,7 +548,8 @@ class Blocks:
         connections.keep(group.control)
         connections.enter(formed)
         group.become(formed.rank, plan.world, plan.nodes, plan.ranks_per_node, formed.control, formed.duplicate)
-        self.present, self._former, self._coming = plan, None, None
+        self.present, self._former = plan, None
+        self.machine.go(BlockState.LEADING if plan.members[0].uid == self._me.uid else BlockState.MEMBER)
         if plan.moves:
             self._move(formed.board, formed.rank, plan)
         elif self._coordinator is not None:
@@ -575,7 +580,7 @@ class Blocks:
         self._coordinator = Coordinator(
             self._board.again(), plan, orders, self._leaving, self._superseded, self._fits, self.hot, back_off
         )
-        self._board.put(MODE, HOT if self.hot else ANEW)
+        self._board.put(MODE, self.machine.carrier.value)
         self._coordinator.start()
 
     def _fits(self, world: int) -> bool:

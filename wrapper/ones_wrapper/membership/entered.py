@@ -21,6 +21,7 @@ from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Leader
+from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
@@ -46,16 +47,19 @@ _ELSEWHERE = (
 class Entered:
     """The ranks of a run, before there is one."""
 
-    def __init__(self, group: Group, blocks: Blocks | None = None, leads: bool = True) -> None:
+    def __init__(self, group: Group, blocks: Blocks | None = None) -> None:
         self.group = group
         self.blocks = blocks
         """None in a plain job."""
-        self.leads = leads
-        """Whether these ranks begin a term."""
         self.early = False
         """Whether torch.distributed is not set up yet."""
         self.begun = False
         """Whether a run has been made of them."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether these ranks begin a term."""
+        return self.blocks is None or self.blocks.machine.settled is not BlockState.ADMITTED
 
     @contextmanager
     def losing(self) -> Iterator[None]:
@@ -70,7 +74,7 @@ class Entered:
         """
         if self.blocks is None:
             return
-        self.blocks.hot = False
+        self.blocks.machine.carrier = Carrier.CHECKPOINT
         if not self.leads:
             with _looking_again(self.blocks.block, self.blocks.local_rank, self):
                 raise NotWantedError(_ELSEWHERE)
@@ -89,6 +93,7 @@ class Entered:
         if blocks is None or self.begun or blocks.alone or not is_peer_lost(error):
             return None
         why = str(error).splitlines()[0][:300]
+        blocks.machine.go(BlockState.LOST)
         blocks.give_up(why)
         return PEER_LOST, f"others are lost ({why}); it looks again"
 
@@ -154,14 +159,14 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
     with _looking_again(block, local, entered):
         if local == 0:
             prepare_job_directory(directory, env, Path.cwd())
-        found, leads = come_in(group, directory, block, env, ready)
-        if not leads:
+        found = come_in(group, directory, block, env, ready)
+        if found.state is BlockState.ADMITTED:
             FLAGS.armed = True
             wait_for_term(group, found, lambda: FLAGS.stop, abandon)
             FLAGS.armed = armed
         if found.present is not None:
             _tell_script(group, block, found.leader, found.present.nodes_before(found.me.uid))
-        entered.blocks, entered.leads = Blocks(group, found), leads
+        entered.blocks = Blocks(group, found)
         entered.blocks.listen(orders, lambda: FLAGS.stop, abandon)
     on_error(entered.failed)
     return entered

@@ -16,6 +16,7 @@ from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import answer, find_coming, gather, read_coming
 from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, find_or_found, own_address
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.watch import Watch
@@ -24,8 +25,8 @@ from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 
-MODE, HOT, ANEW = "mode", "hot", "anew"
-"""On the board: how those who train take blocks in, from memory to memory or by a new term from a checkpoint."""
+MODE = "mode"
+"""On the board: the carrier by which those who train take blocks in."""
 _TURN_S = 0.5
 """How long one look may wait; then the ranks of the block hear that it goes on."""
 _LOOK_S = 0.02
@@ -48,6 +49,7 @@ class Found:
     """This rank's number within its block."""
     address: str
     """By which other nodes find this one."""
+    state: BlockState
     present: Plan | None = None
     """The membership of the term that begins with several blocks."""
     stood_still_at: float = 0.0
@@ -56,9 +58,9 @@ class Found:
 
 def come_in(
     group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
-) -> tuple[Found, bool]:
-    """Find the job's leader, or lead, or begin a term with other blocks, which the group's ranks then are: (what was
-    found, whether this block is one of those with which the term begins). Collective over the block.
+) -> Found:
+    """Find the job's leader, or lead, or begin a term with other blocks, which the group's ranks then are. Collective
+    over the block.
 
     `ready` is called before a term is claimed, with the term before. Raises `NotWantedError` where the job is over, and
     `StoreLostError`.
@@ -97,12 +99,14 @@ def come_in(
     text, began, patience_s, lost = group.on_first(others)
     if lost:
         raise StoreLostError(lost)
+    state = BlockState.LEADING if leads else BlockState.ADMITTED
     if (plan := decode_plan(text) if text else None) is not None:
+        state = BlockState.LEADING if leads else BlockState.MEMBER
         first = plan.first_rank(uid)
         assert first is not None
         # Where the machine is slow, forming the group is too.
         connections.begin(group, board, plan, first + local, max(connections.FORM_S, patience_s))
-    return Found(folder, block, leader, board, me, local, address, plan, began), leads or plan is not None
+    return Found(folder, block, leader, board, me, local, address, state, plan, began)
 
 
 def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
@@ -125,7 +129,7 @@ def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], 
     try:
         while True:
             said = group.on_first(look)
-            if said == HOT:
+            if said == Carrier.MEMORY.value:
                 return
             if said == "next":
                 raise NextTermError
@@ -134,7 +138,7 @@ def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], 
                 raise StoreLostError(why)
             if what == "leave":
                 raise NotWantedError(why)
-            if said == ANEW and watch is None:
+            if said == Carrier.CHECKPOINT.value and watch is None:
                 watch = Watch(board.again(), f"{found.me.uid}-{found.local}", leaving, str, abandon)
                 watch.start()
                 group.maximum([0])  # all give signs

@@ -11,6 +11,7 @@ from ones_wrapper.files.places import find_job_directory
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.entrance import NextTermError
+from ones_wrapper.membership.machine import Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
 from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
 from ones_wrapper.process.hooks import FLAGS
@@ -31,7 +32,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
     FLAGS.armed = True
     directory = find_job_directory(os.environ, Path.cwd())
     generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
-    blocks.lead_first(generation, hot=False)
+    blocks.lead_first(generation, Carrier.CHECKPOINT)
     if group.rank == 0:
         log(f"{group.world} ranks are none that the strategy can use; waiting for other blocks of the job")
     code = wait(group, blocks, OwnerRequests(directory))

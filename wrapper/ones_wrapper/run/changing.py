@@ -19,11 +19,11 @@ from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
 from ones_wrapper.membership.entered import Entered
+from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.membership.too_few import wait_for_others
 from ones_wrapper.process.ending import flush_files, leave
 from ones_wrapper.process.exit_codes import DONT_RESTART, NEXT_TERM, PEER_LOST
-from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import warm_up
@@ -63,7 +63,7 @@ class ChangingRanks(FixedRanks):
     """One process's part. It founds the job's next term, or joins the blocks that train."""
 
     def __init__(self, run: Run, group: TorchGroup, blocks: Blocks) -> None:
-        self._run, self._group, self._blocks = run, group, blocks
+        self._run, self._group, self._blocks, self._machine = run, group, blocks, blocks.machine
         self._term = run.identity.restart
         self._shapes: warm_up.Shapes | None = None
         self._ending = rescue.Ending(group.device, self._rescue, lambda: run.records.meter.forget())
@@ -73,7 +73,7 @@ class ChangingRanks(FixedRanks):
 
     @property
     def joining(self) -> bool:
-        return not self._run.identity.leads and self._blocks.waiting
+        return self._blocks.machine.settled is BlockState.ADMITTED
 
     # -- joining ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class ChangingRanks(FixedRanks):
     def _end_block(self, why: str) -> NoReturn:
         if self._blocks.local_rank == 0:
             log(f"block {self._blocks.block.task} ends: {why}")
-        FLAGS.leaving = True
+        self._machine.go(BlockState.PARTING)
         self._blocks.close()
         raise SystemExit(0)
 
@@ -135,9 +135,9 @@ class ChangingRanks(FixedRanks):
 
     def began(self) -> None:
         run, blocks = self._run, self._blocks
-        together, hot = not blocks.waiting, run.sizes.spec.hot
+        together, hot = blocks.present is not None, run.sizes.spec.hot
         generation = self._group.on_first(lambda: last_generation(run.directory, self._term)) + 1
-        plan, pause_s = blocks.lead_first(generation, hot), 0.0
+        plan, pause_s = blocks.lead_first(generation, Carrier.MEMORY if hot else Carrier.CHECKPOINT), 0.0
         if together:
             pause_s = max(0.0, time.time() - blocks.stood_still_at)
         else:
@@ -173,7 +173,7 @@ class ChangingRanks(FixedRanks):
         if self._group.rank == 0:
             log(f"term {plan.term} begins at step {run.progress.step}, with blocks {names}")
         run.records.bye("moved", 0, f"the next term begins with blocks {names}")
-        FLAGS.leaving = True
+        self._machine.go(BlockState.PARTING)
         streams.wait(self._group.device)  # a rank that is gone never ends a sum
         self._group.maximum([0])  # nor may any end before rank 0 has spoken
         blocks.close()
@@ -214,7 +214,7 @@ class ChangingRanks(FixedRanks):
 
     def _leave_membership(self) -> None:
         """The others train on without this block."""
-        FLAGS.leaving = True
+        self._machine.go(BlockState.PARTING)
         self._run.keeping.saver.let_go()
         connections.destroy()  # the others do, too, which on a node waits for all (NCCL, ncclCommDestroy)
         self._blocks.leave()
@@ -257,6 +257,7 @@ class ChangingRanks(FixedRanks):
         self._ending.marks.step()
 
     def over(self) -> None:
+        self._machine.go(BlockState.OVER)
         self._blocks.close()
         self._end_job()
 
@@ -270,10 +271,11 @@ class ChangingRanks(FixedRanks):
             self._end_job()
 
     def ended(self, code: int) -> bool:
-        if code == 0 and not (self.joining or FLAGS.leaving):
+        state = self._machine.state
+        if code == 0 and not self.joining and state not in (BlockState.PARTING, BlockState.LOST):
             self._end_job()  # first: who loses the board shall know why
         self._blocks.close()
-        return not FLAGS.leaving
+        return state is not BlockState.PARTING
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
         if not is_peer_lost(error) or (self._blocks.alone and not isinstance(error, PeersLostError)):
@@ -282,6 +284,7 @@ class ChangingRanks(FixedRanks):
 
         def say() -> None:
             log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
+            self._machine.go(BlockState.LOST)
             self._blocks.give_up(why)
 
         self._ending.by_script(say)
@@ -290,12 +293,16 @@ class ChangingRanks(FixedRanks):
     def _abandon(self, why: str) -> None:
         """The watch found that others are lost, and the script's thread waits for them."""
 
+        def say() -> None:
+            log(f"block {self._blocks.block.task}: {why}; it joins anew")
+            self._machine.go(BlockState.LOST)
+
         def end() -> None:
             with suppress(Exception):
                 self._run.records.bye("error", PEER_LOST, why)
             leave(PEER_LOST)
 
-        self._ending.by_watch(lambda: log(f"block {self._blocks.block.task}: {why}; it joins anew"), end)
+        self._ending.by_watch(say, end)
 
     def _rescue(self) -> None:
         """Write a checkpoint where this rank's model is whole and nobody else does."""
