@@ -9,6 +9,8 @@ import difflib
 import getpass
 import ipaddress
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +43,8 @@ class ConfigError(Exception):
     """The settings file is missing, unreadable or says something that is not accepted."""
 
 
+ADDRESS = re.compile(r"(https?://[\w.-]+(:\d{1,5})?/[\w./~=&?+-]*|smtp://[\w.-]+(:\d{1,5})?)", re.ASCII)
+"""What messages may be sent to: so plain that nobody reads two hosts into it."""
 YEAR_S = 365 * 86400.0
 """The longest time that a setting may name, s: beyond it a clock's sums no longer mean a date."""
 Seconds = Annotated[float, Field(le=YEAR_S)]
@@ -157,6 +161,77 @@ class GuestSettings(_Section):
         return self
 
 
+EventKind = Literal["resized", "taken", "held_back", "cannot_resize", "limited", "slow_node", "companion"]
+"""Events that people are notified of."""
+
+
+class NotifySettings(_Section):
+    """One way to notify people: by a program, a web hook, a mail server, or at addresses that users name."""
+
+    command: str = ""
+    """program and arguments, without a shell, which gets each message on its standard input; it runs as the
+    companion's account"""
+    url: str = ""
+    """http:// or https:// address that messages are posted to, or smtp://HOST:PORT for mail"""
+    url_file: File | None = None
+    """file with that address, if it is a secret; nobody but the companion's account may read it (mode 600)"""
+    own: list[str] = []
+    """users name an address themselves (`notify=URL` in a job's comment), which begins with one of these, such as
+    https://hooks.example.org/services/; of other jobs nothing is sent there"""
+    form: Literal["json", "slack", "mail"] = "json"
+    """json: an object with all events; slack: a text for Slack and what takes its web hooks; mail: a message with
+    headers, to each job's owner"""
+    events: list[EventKind] = []
+    """those that are sent; empty: all"""
+    users: list[str] = []
+    """whose jobs; empty: everybody's, and what concerns the site"""
+    to: str = Field("", pattern=r"^[\w.+@-]*$")
+    """of mail: the address that gets all; empty: each job's owner, and what concerns the site nobody"""
+    sender: str = Field("slurm-ones", pattern=r"^[\w.+@-]+$")
+    """of mail: who sends it"""
+    every_s: Seconds = Field(60, ge=0)
+    """between two messages to one address: what happens meanwhile comes together"""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> NotifySettings:
+        if sum(map(bool, (self.command, self.url, self.url_file, self.own))) != 1:
+            raise ValueError("name one of command, url, url_file and own")
+        if self.command and not Path(self.argv[0]).is_absolute():
+            raise ValueError("command: begin with the program's whole path")
+        for address in [*self.own, *([self.url] if self.url else [])]:
+            self._check(address)
+        if not all(one.endswith("/") for one in self.own):
+            raise ValueError("own: write addresses that end with /")
+        return self
+
+    def _check(self, address: str) -> None:
+        if ADDRESS.fullmatch(address) is None:
+            raise ValueError("write an address such as https://HOST/PATH, or smtp://HOST:25")
+        if (self.form == "mail") != address.startswith("smtp:"):
+            raise ValueError('form = "mail" goes with smtp:// addresses, or with a command')
+
+    @property
+    def argv(self) -> list[str]:
+        """The command's words."""
+        try:
+            return shlex.split(self.command) or [""]
+        except ValueError as error:
+            raise ValueError(f"command: {error}") from None
+
+    @property
+    def address(self) -> str:
+        """Where messages go; empty for a command, or if users say where. Raises `ConfigError` for a file that is not as
+        it has to be."""
+        if self.url_file is None:
+            return self.url
+        address = _secret(self.url_file, "url_file", "https://HOST/PATH")
+        try:
+            self._check(address)
+        except ValueError as error:
+            raise ConfigError(f"{self.url_file} (url_file): {error}") from None
+        return address
+
+
 class RetentionSettings(_Section):
     """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
 
@@ -220,6 +295,8 @@ class Settings(_Section):
     """how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it"""
     guests: dict[str, Annotated[GuestSettings, Field(strict=False)]] = {}
     """queue of the guests in each partition, below; none: jobs do not grow by guests there"""
+    notify: dict[str, Annotated[NotifySettings, Field(strict=False)]] = {}
+    """who is notified of what happens, and how, below; none: nobody"""
     resize: ResizeSettings = Field(ResizeSettings(), strict=False)
     limits: LimitSettings = Field(LimitSettings(), strict=False)
     """limits on elastic jobs, below"""
@@ -269,11 +346,11 @@ class Settings(_Section):
         if self.database:
             return self.database
         if self.database_url_file is not None:
-            return _secret(self.database_url_file)
+            return _secret(self.database_url_file, "database_url_file", "postgresql://USER:PASSWORD@HOST/NAME")
         return f"sqlite:///{Path.home() / '.local/share/slurm-ones/ones.sqlite'}"
 
 
-def _secret(path: Path) -> str:
+def _secret(path: Path, key: str, example: str) -> str:
     """The line in a file that nobody else may read."""
     try:
         with path.open(encoding="utf-8") as file:
@@ -281,11 +358,11 @@ def _secret(path: Path) -> str:
             lines = file.read(10_000).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path} (database_url_file): cannot be read: {why}") from None
+        raise ConfigError(f"{path} ({key}): cannot be read: {why}") from None
     if mode & 0o077:
-        raise ConfigError(f"{path} (database_url_file): others may read it; chmod 600 {path}")
+        raise ConfigError(f"{path} ({key}): others may read it; chmod 600 {path}")
     if not lines[0].strip() or any(line.strip() for line in lines[1:]):
-        raise ConfigError(f"{path} (database_url_file): write one line into it, postgresql://USER:PASSWORD@HOST/NAME")
+        raise ConfigError(f"{path} ({key}): write one line into it, {example}")
     return lines[0].strip()
 
 

@@ -96,6 +96,18 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
         ("[guests.gpu]\naccount = 'guests'", "guests.gpu: Value error, name a qos or a partition that Slurm preempts"),
         ("[guests.gpu]\nqos = 'guest TimeLimit=1'", "guests.gpu.qos: String should match pattern"),
         ("[guests]\ngpu = 'guest'", "guests.gpu: "),
+        ("[notify.hook]\nusers = ['alice']", "notify.hook: Value error, name one of command, url, url_file and own"),
+        (
+            "[notify.hook]\ncommand = 'mail root'",
+            "notify.hook: Value error, command: begin with the program's whole path",
+        ),
+        (
+            "[notify.hook]\nurl = 'https://u@h/x'",
+            "notify.hook: Value error, write an address such as https://HOST/PATH",
+        ),
+        ("[notify.hook]\nown = ['https://h/x']", "notify.hook: Value error, own: write addresses that end with /"),
+        ("[notify.hook]\nurl = 'smtp://h'", 'notify.hook: Value error, form = "mail" goes with smtp:// addresses'),
+        ("[notify.hook]\nurl = 'https://h/x'\nevents = ['all']", "notify.hook.events.0: Input should be 'resized'"),
         ("tick_s = nan", "tick_s: "),
         ("timeout_s = inf", "timeout_s: "),
         ("tick_s = 1e300", "tick_s: Input should be less than or equal to 31536000"),

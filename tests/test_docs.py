@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 from slurm_ones.cli import app
-from slurm_ones.config import GuestSettings, LimitSettings, ResizeSettings, RetentionSettings, Settings
+from slurm_ones.config import GuestSettings, LimitSettings, NotifySettings, ResizeSettings, RetentionSettings, Settings
 from slurm_ones.policies import POLICIES
 
 TOP = Path(__file__).parents[1]
@@ -50,7 +50,9 @@ def ids(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(TOP)) for path in paths]
 
 
-@pytest.mark.parametrize("model", [Settings, ResizeSettings, GuestSettings, LimitSettings, RetentionSettings])
+@pytest.mark.parametrize(
+    "model", [Settings, ResizeSettings, GuestSettings, LimitSettings, NotifySettings, RetentionSettings]
+)
 def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
     """An admin finds each key with the description that the program itself has."""
     text = (DOCS / "configuration.md").read_text()

@@ -34,6 +34,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.file_child import FileChild
 from slurm_ones.service.health import Health, Notifier, summary
 from slurm_ones.service.leadership import Leadership
+from slurm_ones.service.notify import CLOSE_S, Notifications
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
 from slurm_ones.slurm.command import CommandClient
@@ -69,7 +70,7 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
     # A standby, or a reload, must not find a bad policy or client, or a secret that others may read, only when needed.
     policy_of(settings)
     check_client(settings)
-    _ = settings.database_url
+    _ = settings.database_url, [one.address for one in settings.notify.values()]
     return settings
 
 
@@ -116,6 +117,7 @@ class _Service:
         self.health = Health(self.notifier, last, metrics=_metrics(self.current.settings))
         self.stop = threading.Event()
         self.publisher: Publisher | None = None
+        self.notifications = Notifications({}, "")
         self._reload_asked = threading.Event()
 
     def publish(self, cluster: str, settings: Settings) -> None:
@@ -124,6 +126,11 @@ class _Service:
         if settings.views_folder is not None:
             self.publisher = Publisher(settings.database_url, cluster, settings.views_folder)
             self.publisher.start()
+
+    def notify(self, cluster: str, settings: Settings) -> None:
+        """Notify people from now on, as the settings say."""
+        self.notifications.close()
+        self.notifications = Notifications(settings.notify, cluster, settings.mode)
 
     def publish_no_more(self) -> None:
         """End that, with what has changed since the last tick."""
@@ -252,6 +259,7 @@ def run(
         mine = Store.open(now.database_url, cluster, term=lead.term)
         service.health.leads(mine, now)
         service.publish(cluster, now)
+        service.notify(cluster, now)
         # One tick may wait for many answers of a slow controller: each feeds the watchdog.
         return Companion(now, connect(now, notifier.alive), mine, say=say, check=lead.check)
 
@@ -266,6 +274,7 @@ def run(
         if verbose or tick.begun or not service.notifier.listens:
             say(summary(tick))
         service.health.ticked(tick)
+        service.notifications.ticked(tick)
         if service.publisher is not None:
             service.publisher.ticked()
 
@@ -274,6 +283,7 @@ def run(
         daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
         daemon.run(service.stop, on_tick, ticks=ticks)
     service.publish_no_more()
+    service.notifications.close(CLOSE_S)
     _record(store, "run ends")
     leader, open_resizes = store.leader(), store.open_resizes()
     if open_resizes and not (leader and leader.holder):

@@ -8,8 +8,8 @@ local ones = {}
 
 local RANGE, STEPPED, ANY = 1, 2, 3
 local KEYS = { gpus = STEPPED, nodes = RANGE, batch = RANGE, size = RANGE, resize = ANY, array = ANY, fuse = ANY,
-               deadline = ANY, kinds = ANY, guests = ANY, cost = ANY }
-local KNOWN = "gpus=, nodes=, batch=, resize=, array=, size=, fuse=, deadline=, kinds=, guests= or cost="
+               deadline = ANY, kinds = ANY, guests = ANY, cost = ANY, notify = ANY }
+local KNOWN = "gpus=, nodes=, batch=, resize=, array=, size=, fuse=, deadline=, kinds=, guests=, cost= or notify="
 local MOST, DIGITS = 1000, 12
 local UNSET_32, UNSET_16 = 4294967294, 65534 -- Slurm's NO_VAL and NO_VAL16
 

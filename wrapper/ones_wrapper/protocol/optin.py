@@ -7,7 +7,8 @@ GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `
 or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
 have GPUs of these types of Slurm's, and change between them; `guests=off` has no block of it preempted for others;
 `guests=partition:scavenge`, or `guests=qos:NAME`, has the job itself move its further blocks there while no companion
-decides for it; `cost=1.5` lets it use 1.5 times the GPU-hours of the size that it asked for, if growth is charged.
+decides for it; `cost=1.5` lets it use 1.5 times the GPU-hours of the size that it asked for, if growth is charged;
+`notify=https://HOST/PATH` has what happens to the job posted there, if the site lets users name that host.
 
 A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
 may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
@@ -46,6 +47,7 @@ _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 _QUEUE = re.compile(r"(partition|qos):([A-Za-z0-9_.-]{1,64})", re.ASCII)
 _COST = re.compile(r"\d{1,3}(\.\d{1,3})?", re.ASCII)
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.-]{1,100}(:\d{1,5})?/[A-Za-z0-9_./~=&?+-]{0,300}", re.ASCII)
 _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
 
@@ -105,6 +107,8 @@ class OptIn:
     companion decides for it."""
     cost: float | None = None
     """GPU-hours that it may use, over those that it would at the size asked for; None for as many as its site lets."""
+    notify: str = ""
+    """Address that what happens to it is posted to, if the site lets users name it; empty: none."""
 
 
 class _NotUnderstood(ValueError):
@@ -185,6 +189,12 @@ def _cost(text: str) -> float:
     return float(text)
 
 
+def _notify(text: str) -> str:
+    if _ADDRESS.fullmatch(text) is None or "/.." in text:
+        raise _NotUnderstood("an address such as notify=https://hooks.example.org/services/T1/B2")
+    return text
+
+
 _VALUES: dict[str, Callable[[str], Any]] = {
     "gpus": _stepped,
     "nodes": lambda text: _range(text, MAX_GPUS),
@@ -197,6 +207,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "kinds": _kinds,
     "guests": _guests,
     "cost": _cost,
+    "notify": _notify,
 }
 """Keys of a comment, and the reader of each one's value."""
 

@@ -1,0 +1,332 @@
+"""Notify people of what happens to jobs and nodes, by a program, a web hook or mail: see `config.NotifySettings`.
+
+A tick only puts events into boxes that are bounded. A thread for each section of the settings empties them: one message
+for all that came meanwhile, which is sent again, later each time, if it could not be delivered. What a box cannot hold
+is counted, and what was not delivered before the companion ends is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import signal
+import smtplib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from slurm_ones.companion import Tick
+from slurm_ones.config import NotifySettings
+from slurm_ones.service.events import Happenings, Notice
+from slurm_ones.service.logs import RateLimitFilter
+from slurm_ones.text import plain
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 10.0
+"""For one delivery as a whole."""
+KEPT = 200
+"""Events that one box holds; of more the oldest go."""
+BOXES, BOXES_OF_ONE = 500, 4
+"""Addresses that one section sends to, and those of them that one user may name."""
+LONGEST_WAIT_S = 3600.0
+"""Between two tries to deliver."""
+CLOSE_S = 5.0
+"""At the end, for what is still to be sent."""
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+"""Users who can get mail: a name that is no list of addresses and no option."""
+
+
+class Message(NamedTuple):
+    """All that one address gets at once."""
+
+    cluster: str
+    events: tuple[Notice, ...]
+    left_out: int
+    """Older events that were not kept."""
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        count = len(self.events)
+        first = str(self.events[0]) if count == 1 else f"{count} events"
+        return f"slurm-ones on {plain(self.cluster, 60)}: {plain(first, 120)}"
+
+    @property
+    def text(self) -> str:
+        """A line an event."""
+        left = [f"({self.left_out} older events were left out)"] if self.left_out else []
+        return "\n".join([*left, *map(str, self.events)])
+
+
+def as_json(message: Message) -> bytes:
+    """The generic form."""
+    events = [
+        {"event": one.kind, "time": one.time, "job_id": one.job_id, "name": plain(one.name, 60)}
+        | {"user": plain(one.user, 40), "text": plain(one.text, 500)}
+        for one in message.events
+    ]
+    return json.dumps({"cluster": message.cluster, "events": events, "left_out": message.left_out}).encode()
+
+
+def as_slack(message: Message) -> bytes:
+    """A text whose names of jobs are no markup, call nobody and lead nowhere."""
+    text = f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}"
+    for sign, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(sign, instead)
+    return json.dumps({"text": text, "mrkdwn": False, "link_names": False}).encode()
+
+
+def as_mail(message: Message, sender: str, to: str) -> EmailMessage:
+    """A mail to one reader."""
+    mail = EmailMessage()
+    mail["From"], mail["To"], mail["Subject"] = sender, to, message.title
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(message.text + "\n")
+    return mail
+
+
+class NotDelivered(Exception):
+    """Nobody took the message."""
+
+
+def deliver(settings: NotifySettings, address: str, to: str, message: Message) -> None:
+    """Send one message within about `LIMIT_S`. Raises `NotDelivered`."""
+    try:
+        if settings.form == "mail":
+            mail = as_mail(message, settings.sender, to)
+            if address:
+                _send_mail(address, mail)
+            else:
+                _run(settings.argv, mail.as_bytes())
+            return
+        body = as_slack(message) if settings.form == "slack" else as_json(message)
+        if settings.command:
+            _run(settings.argv, body)
+        else:
+            _post(address, body)
+    except (OSError, HTTPException, subprocess.SubprocessError, ValueError) as error:
+        raise NotDelivered(plain(str(error) or type(error).__name__, 200)) from None
+
+
+def _run(argv: list[str], body: bytes) -> None:
+    """Run the settings' program. Nothing of a user's is among its words or in its environment."""
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+        start_new_session=True,
+    )
+    try:
+        process.communicate(body, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise NotDelivered(f"{argv[0]} took longer than {LIMIT_S:.0f} s") from None
+    if process.returncode:
+        raise NotDelivered(f"{argv[0]} ended with {process.returncode}")
+
+
+def _cut_off(sock: socket.socket) -> threading.Timer:
+    """End a connection as a whole in time: each answer may take long, and come byte by byte."""
+
+    def cut() -> None:
+        with suppress(OSError):
+            # Below TLS, whose own way takes the connection apart under the thread that reads.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    timer = threading.Timer(LIMIT_S, cut)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _post(address: str, body: bytes) -> None:
+    """Post to an address, and to no other: redirections are refusals, and no proxy is asked."""
+    parts = urlsplit(address)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=LIMIT_S)
+    with closing(connection), ExitStack() as stack:
+        connection.connect()
+        stack.callback(_cut_off(connection.sock).cancel)
+        path = parts.path + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", path, body, {"Content-Type": "application/json", "User-Agent": "slurm-ones"})
+        status = connection.getresponse().status
+    if not 200 <= status < 300:
+        raise NotDelivered(f"answered {status}")
+
+
+def _send_mail(address: str, mail: EmailMessage) -> None:
+    parts = urlsplit(address)
+    with smtplib.SMTP(parts.hostname or "", parts.port or 25, timeout=LIMIT_S) as server, ExitStack() as stack:
+        if server.sock is not None:
+            stack.callback(_cut_off(server.sock).cancel)
+        server.send_message(mail)
+
+
+@dataclass
+class _Box:
+    """What is still to be sent to one address."""
+
+    due: float
+    wait_s: float
+    """Until the next try, should this one fail."""
+    events: list[Notice] = field(default_factory=list)
+    left_out: int = 0
+
+    def put(self, events: list[Notice]) -> None:
+        over = max(len(self.events) + len(events) - KEPT, 0)
+        self.events, self.left_out = [*self.events, *events][over:], self.left_out + over
+
+
+Key = tuple[str, str]
+"""Address, and the user whom it belongs to or who reads it; empty for the site."""
+
+
+class Outbox(threading.Thread):
+    """Boxes of one section of the settings, and the thread that empties them until `stop` is set."""
+
+    def __init__(
+        self, name: str, settings: NotifySettings, cluster: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(name=f"notify.{name}", daemon=True)
+        self._settings, self._cluster, self._clock = settings, cluster, clock
+        self._address = settings.address
+        self._boxes: dict[Key, _Box] = {}
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+
+    def put(self, event: Notice) -> None:
+        """Keep an event until it is sent, if it is for this section's readers. Never waits for a delivery."""
+        key = self._key(event)
+        if key is None:
+            return
+        with self._lock:
+            box = self._boxes.get(key)
+            if box is None:
+                if len(self._boxes) >= BOXES or sum(user == key[1] != "" for _, user in self._boxes) >= BOXES_OF_ONE:
+                    return
+                every_s = self._settings.every_s
+                box = self._boxes[key] = _Box(self._clock() + min(every_s, 1.0), max(every_s, 1.0))
+            box.put([event])
+
+    def _key(self, event: Notice) -> Key | None:
+        """The box that an event belongs into; None for none."""
+        one = self._settings
+        if (one.events and event.kind not in one.events) or (one.users and event.user not in ("", *one.users)):
+            return None
+        if one.own:
+            return (event.own, event.user) if event.own and event.own.startswith(tuple(one.own)) else None
+        if one.form == "mail" and not one.to:
+            return (self._address, event.user) if USER.fullmatch(event.user) else None
+        return self._address, ""
+
+    def run(self) -> None:
+        """Send what is due, again and again."""
+        while not self.stop.wait(self._pause()):
+            self.send()
+        self.send(last=True)
+
+    def _pause(self) -> float:
+        with self._lock:
+            next_due = min((box.due for box in self._boxes.values()), default=math.inf)
+        return min(max(next_due - self._clock(), 0.05), 1.0)
+
+    def send(self, *, last: bool = False) -> None:
+        """Send what is due; at the end all but what could not be delivered before."""
+        with self._lock:
+            now = self._clock()
+            due = [key for key, box in self._boxes.items() if box.due <= now or (last and box.wait_s <= self._first_s)]
+        for key in due:
+            with self._lock:
+                box = self._boxes[key]
+                message = Message(self._cluster, tuple(box.events), box.left_out)
+                box.events, box.left_out = [], 0
+                if not message.events:
+                    # Nothing came since its last message.
+                    del self._boxes[key]
+                    continue
+            self._send(key, box, message)
+
+    @property
+    def _first_s(self) -> float:
+        return max(self._settings.every_s, 1.0)
+
+    def _send(self, key: Key, box: _Box, message: Message) -> None:
+        address, user = key
+        try:
+            deliver(self._settings, address, self._settings.to or user, message)
+        except NotDelivered as error:
+            # Not at the level of errors, of which the companion would tell in turn; nor with the address, a secret.
+            log.warning("%s: %d events were not delivered: %s", self.name, len(message.events), error)
+            with self._lock:
+                newer, box.events, box.left_out = box.events, [], box.left_out + message.left_out
+                box.put([*message.events, *newer])
+                box.due, box.wait_s = self._clock() + box.wait_s, min(2 * box.wait_s, LONGEST_WAIT_S)
+        else:
+            with self._lock:
+                box.due, box.wait_s = self._clock() + self._settings.every_s, self._first_s
+
+
+class _ErrorEvents(logging.Handler):
+    """Errors of the companion as events, as few as its log has."""
+
+    def __init__(self, put: Callable[[Notice], None]) -> None:
+        super().__init__(logging.ERROR)
+        self.addFilter(RateLimitFilter())
+        self._put = put
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._put(Notice("companion", f"the companion reports: {record.getMessage()}", record.created))
+
+
+class Notifications:
+    """All sections of the settings, from the moment on that a companion leads until `close`."""
+
+    def __init__(self, settings: Mapping[str, NotifySettings], cluster: str, mode: str = "advise") -> None:
+        """Raises `ConfigError` for an address's file that is not as it has to be."""
+        self._boxes = [Outbox(name, one, cluster) for name, one in settings.items()]
+        self._happenings = Happenings()
+        self._errors = _ErrorEvents(self._put)
+        if self._boxes:
+            logging.getLogger().addHandler(self._errors)
+            for box in self._boxes:
+                box.start()
+            words = f"the companion on {socket.gethostname()} looks after {cluster} (mode {mode})"
+            self._put(Notice("companion", words, time.time()))
+
+    def _put(self, event: Notice) -> None:
+        for box in self._boxes:
+            box.put(event)
+
+    def ticked(self, tick: Tick) -> None:
+        """Report what a tick found. Whatever fails here costs no tick."""
+        if not self._boxes:
+            return
+        try:
+            for event in self._happenings.of(tick):
+                self._put(event)
+        except Exception as error:
+            log.warning("this tick is missing in notifications: %s: %s", type(error).__name__, error)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End; what is left is still sent, for which the caller waits so long at most."""
+        logging.getLogger().removeHandler(self._errors)
+        for box in self._boxes:
+            box.stop.set()
+        until = time.monotonic() + wait_s
+        for box in self._boxes:
+            box.join(max(until - time.monotonic(), 0.0))
