@@ -6,14 +6,13 @@ import datetime
 import functools
 import getpass
 import inspect
-import json
 import math
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
@@ -26,6 +25,7 @@ from ones_db import ActionRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from ones_db.query import Reader
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
+from slurm_ones.show.columns import to_json
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
@@ -234,14 +234,7 @@ class SiteFinding:
 
 def print_json(value: Any) -> None:
     """JSON on stdout; dataclasses become objects."""
-
-    def default(item: Any) -> Any:
-        if is_dataclass(item) and not isinstance(item, type):
-            return asdict(item)
-        raise TypeError(f"{type(item).__name__} is not JSON")
-
-    json.dump(value, sys.stdout, default=default, indent=1, allow_nan=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
 def person() -> str:

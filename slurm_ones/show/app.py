@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 
 from ones_db import Store
 from ones_db.query import Reader
-from slurm_ones.show import pages
+from slurm_ones.show import api, pages
 from slurm_ones.show.connections import UnambiguousLength, admit
 from slurm_ones.show.feed import ERRORS, Moment, TickFeed
 from slurm_ones.text import plain
@@ -65,6 +65,8 @@ class Web:
             Route("/", self._overview),
             Route("/jobs/{job_id:int}", self._job),
             Route("/decisions", self._decisions),
+            Route(f"{api.BASE}/{{name}}", self._api),
+            Route(f"{api.BASE}/jobs/{{job_id:int}}", self._api_job),
             Route("/events", self._events),
             Route("/static/{name}", self._static),
         ]
@@ -95,7 +97,8 @@ class Web:
             admit(request.scope)
             return None
         asked = _asked(request)
-        given = asked.get("token", [""])[0] or request.cookies.get(cookie(request, self._root), "")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        given = asked.get("token", [""])[0] or bearer or request.cookies.get(cookie(request, self._root), "")
         if not hmac.compare_digest(given.encode(), self._access.token.encode()):
             return PlainTextResponse(
                 "open the address that `slurm-ones web` printed: it holds a token, and this one does not fit\n",
@@ -124,30 +127,55 @@ class Web:
         return (named[0] or None) if len(named) == 1 else None
 
     async def _page(self, request: Request, part: str, title: str, make: Callable[[Moment], bytes | None]) -> Response:
+        alone = _asked(request).get("part") == ["1"]
+
+        def made(moment: Moment) -> bytes | None:
+            inner = make(moment)
+            return inner if inner is None or alone else pages.frame(self._root, part, title, inner, moment)
+
+        return await self._answer(request, f"{part}:{alone}", title, made)
+
+    async def _answer(
+        self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
+    ) -> Response:
+        """What `make` makes once a tick for each user; None is not found."""
         refused = self._refused(request)
         if refused is not None:
             return refused
         user = self._user(request)
         if user is None:
             return PlainTextResponse(f"no user, or several, in the header {self._access.user_header}\n", 403, HEADERS)
-        alone = _asked(request).get("part") == ["1"]
 
         def made(moment: Moment) -> bytes:
-            inner = make(moment)
-            if inner is None:
-                return b""
-            whole = inner if alone else pages.frame(self._root, part, title, inner, moment)
-            return gzip.compress(whole, 1, mtime=0)
+            whole = make(moment)
+            return b"" if whole is None else gzip.compress(whole, 1, mtime=0)
 
         try:
-            body = await self.feed.once(user, f"{part}:{alone}", made)
+            body = await self.feed.once(user, key, made)
         except ERRORS as error:
             return PlainTextResponse(f"the database cannot be read: {plain(str(error), 500)}\n", 503, HEADERS)
         if not body:
             return PlainTextResponse(f"{title}: not among the jobs that can be seen here\n", 404, HEADERS)
         if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(gzip.decompress(body), headers=HEADERS, media_type="text/html")
-        return Response(body, headers={**HEADERS, "Content-Encoding": "gzip"}, media_type="text/html")
+            return Response(gzip.decompress(body), headers=HEADERS, media_type=kind)
+        return Response(body, headers={**HEADERS, "Content-Encoding": "gzip"}, media_type=kind)
+
+    async def _api(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == "openapi.json":
+            return await self._answer(request, f"api/{name}", name, lambda moment: api.openapi(self._root), api.KIND)
+        if name not in api.LISTS:
+            return PlainTextResponse(f"ask {api.BASE}/openapi.json for what there is\n", 404, HEADERS)
+        make = api.LISTS[name][1]
+        return await self._answer(request, f"api/{name}", name, lambda moment: make(moment, self._opened), api.KIND)
+
+    async def _api_job(self, request: Request) -> Response:
+        job_id = min(int(request.path_params["job_id"]), 2**62)
+
+        def make(moment: Moment) -> bytes | None:
+            return api.job(moment, self._opened, job_id)
+
+        return await self._answer(request, f"api/jobs/{job_id}", f"Job {job_id}", make, api.KIND)
 
     async def _overview(self, request: Request) -> Response:
         return await self._page(request, "", "Cluster", lambda moment: pages.overview(moment, self._root))

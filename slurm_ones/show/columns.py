@@ -5,8 +5,9 @@ A column is added here: its declaration is all that JSON needs, and its name in 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -113,6 +114,17 @@ class ShownColumn(Generic[T]):
 def record(columns: Sequence[ShownColumn[T]], one: T) -> dict[str, Any]:
     """The JSON object of one."""
     return {column.name: column.value(one) for column in columns if column.json}
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text; dataclasses become objects."""
+
+    def default(item: Any) -> Any:
+        if is_dataclass(item) and not isinstance(item, type):
+            return asdict(item)
+        raise TypeError(f"{type(item).__name__} is not JSON")
+
+    return json.dumps(value, default=default, indent=indent, allow_nan=False)
 
 
 def _job(name: str) -> Callable[[ShownJob], Any]:

@@ -20,11 +20,11 @@ from ones_db.query import Reader
 from ones_db.reasons import CAUSES
 from slurm_ones.show import charts, columns
 from slurm_ones.show.charts import Bar, Floats
-from slurm_ones.show.columns import ShownColumn, ShownDecision, ShownJob, T
+from slurm_ones.show.columns import ShownColumn, ShownJob, T
 from slurm_ones.show.feed import HISTORY_S, Moment
 from slurm_ones.show.live import ENDED, Live, node_rows, silent
 from slurm_ones.show.usage import Measured, advised, usage
-from slurm_ones.show.why import decided, resizes_of
+from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import clock, plain, seconds
 
 COLOURS = 8
@@ -121,18 +121,7 @@ def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
     """What was decided last: what each job gets, and why."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
-        newest = store.recent_decisions(DECISIONS, most=MOST_DECIDED, user=moment.user)
-        resizes = {(one.decision_id, one.job_id): one for one in store.resizes(decisions=[one.id for one in newest])}
-    found = [
-        (
-            one,
-            [
-                ShownDecision(one, given, names[given.job_id], resizes.get((one.id, given.job_id)))
-                for given in one.jobs if given.job_id in names
-            ],
-        )
-        for one in newest
-    ]  # fmt: skip
+        found = decided_last(store, names, DECISIONS, moment.user, MOST_DECIDED)
     return _part("decisions.html", root=root, decisions=found, problem=moment.problem)
 
 

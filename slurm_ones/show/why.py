@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ones_db import JobSummary, RunRecord, Store
+from ones_db import DecisionRecord, JobSummary, RunRecord, Store
 from ones_db.reasons import reason
 from ones_db.rows import flat
 from ones_wrapper.protocol.optin import BadComment, parse_comment
@@ -64,6 +64,25 @@ def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
     return [
         ShownDecision(one, given, resize=by_decision.get(one.id))
         for one in found for given in one.jobs if given.job_id == job_id
+    ]  # fmt: skip
+
+
+def decided_last(
+    store: Store, names: Mapping[int, str], most: int, user: str = "", jobs: int | None = None
+) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
+    """The newest decisions, the newest first, with what they give those jobs whose names are known, at most `jobs` of
+    each."""
+    newest = store.recent_decisions(most, most=jobs, user=user)
+    resizes = {(one.decision_id, one.job_id): one for one in store.resizes(decisions=[one.id for one in newest])}
+    return [
+        (
+            one,
+            [
+                ShownDecision(one, given, names[given.job_id], resizes.get((one.id, given.job_id)))
+                for given in one.jobs if given.job_id in names
+            ],
+        )
+        for one in newest
     ]  # fmt: skip
 
 

@@ -1,0 +1,116 @@
+"""The JSON API, version 1: the objects that commands print with --json, to whom the page would show them.
+
+What an object has is declared in `show.columns` and nowhere else, and so is what OpenAPI says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import slurm_ones
+from ones_db import Store
+from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, ShownJob, record, to_json
+from slurm_ones.show.feed import Moment
+from slurm_ones.show.why import decided_last, explain
+
+BASE = "/api/v1"
+KIND = "application/json"
+DECISIONS = 20
+"""Newest decisions that are shown."""
+OBJECTS: Mapping[str, tuple[str, Sequence[ShownColumn[Any]]]] = {
+    "Job": ("a job that opted in", JOB),
+    "Node": ("a node, and who holds its GPUs", NODE),
+    "Decision": ("what a decision gives one job", DECISION),
+    "Resize": ("a resize of one job", RESIZE),
+}
+
+
+def jobs(moment: Moment, opened: Callable[[], Store]) -> bytes:
+    """The jobs of `jobs --json` that have not ended, and those that ended last."""
+    return _text([record(JOB, one) for one in moment.live.jobs])
+
+
+def nodes(moment: Moment, opened: Callable[[], Store]) -> bytes:
+    """The nodes of `top --json`."""
+    return _text([record(NODE, one) for one in moment.live.node_rows])
+
+
+def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
+    """What was decided last, an object for each job, the newest decision first."""
+    names = {one.job.job_id: one.job.name for one in moment.live.jobs}
+    with opened() as store:
+        found = decided_last(store, names, DECISIONS, moment.user)
+    return _text([record(DECISION, one) for _, shown in found for one in shown])
+
+
+def job(moment: Moment, opened: Callable[[], Store], job_id: int) -> bytes | None:
+    """What `why --json` prints; None of a job that is not seen here."""
+    with opened() as store:
+        one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
+        if one is None or moment.user not in ("", one.job.user):
+            return None
+        return _text(explain(store, job_id, DECISIONS))
+
+
+LISTS: Mapping[str, tuple[str, Callable[[Moment, Callable[[], Store]], bytes]]] = {
+    "jobs": ("Job", jobs),
+    "nodes": ("Node", nodes),
+    "decisions": ("Decision", decisions),
+}
+"""Paths below `BASE` that list objects of one kind."""
+
+
+def openapi(root: str) -> bytes:
+    """The API in OpenAPI 3.1."""
+    lists = {
+        f"/{path}": _get(f"{kind}s", {"type": "array", "items": _of(kind)}, str(make.__doc__))
+        for path, (kind, make) in LISTS.items()
+    }
+    whole = {
+        "job": _of("Job"),
+        "decisions": {"type": "array", "items": _of("Decision")},
+        "resizes": {"type": "array", "items": _of("Resize")},
+    }
+    one = _get("Job", {"type": "object", "properties": whole}, str(job.__doc__))
+    number = {"name": "job_id", "in": "path", "required": True, "schema": {"type": "integer"}}
+    one["get"] |= {"parameters": [number]}
+    one["get"]["responses"]["404"] = {"description": "not among the jobs that can be seen here"}
+    schemas = {
+        name: {
+            "type": "object",
+            "description": text,
+            "properties": {
+                column.name: {"description": column.help + (f" ({column.unit})" if column.unit else "")}
+                for column in columns if column.json
+            },
+        }
+        for name, (text, columns) in OBJECTS.items()
+    }  # fmt: skip
+    return _text(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "slurm-ones", "version": slurm_ones.__version__},
+            "servers": [{"url": root + BASE}],
+            "paths": lists | {"/jobs/{job_id}": one},
+            "components": {
+                "schemas": schemas,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{"token": []}, {}],
+        }
+    )
+
+
+def _get(name: str, schema: Mapping[str, Any], summary: str) -> dict[str, Any]:
+    answer = {"description": name, "content": {KIND: {"schema": schema}}}
+    refused = {"description": "without the token, or a user"}
+    return {"get": {"summary": summary, "responses": {"200": answer, "403": refused}}}
+
+
+def _of(kind: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind}"}
+
+
+def _text(value: Any) -> bytes:
+    return to_json(value).encode()
