@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import BlockRecord, Store
+from ones_db import BlockRecord, Store, migrate
 from ones_db.reasons import reason
 from ones_db.shape import Shape
+from slurm_ones.cli import completion
+from slurm_ones.cli.template import completed
 from tests.cluster import Cluster
 from tests.commands import call, printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
@@ -354,3 +356,31 @@ class TestTemplate:
             0,
             (Path(__file__).parents[1] / "sbatch_templates/ddp.sbatch").read_text(),
         )
+
+
+def test_a_slip_of_the_finger_is_answered() -> None:
+    """Who mistypes a command reads what was meant, and -h helps everywhere."""
+    done = call("jbos")
+    assert done.exit_code == 2 and "Did you mean jobs?" in done.output
+    assert "Did you mean" not in call("\x1b[2Jzzz").output and "\x1b" not in call("stat\x1bus").output
+    for words in ((), ("why",), ("db",), ("db", "query"), ("plugin", "install")):
+        assert call(*words, "-h").exit_code == 0
+    text = call("-h").output
+    assert all(group in text for group in ("Your jobs", "Before you submit", "A site", "Studies"))
+
+
+def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are those of the commands themselves; without a database nothing is completed, and nothing is said."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(completion.job("")) == []
+    url = f"sqlite:///{tmp_path}/ones.sqlite"
+    settings = tmp_path / ".config/slurm-ones/config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f'scope = "own"\ndatabase = "{url}"\n')
+    migrate.upgrade(url)
+    with Store.open(url, "here") as store:
+        store.record_jobs([job(71, name="train"), job(72, name=HOSTILE), job(80)])
+    found = dict(completion.job("7"))
+    assert found.keys() == {"71", "72"} and found["71"] == "train" and found["72"].isprintable()
+    assert "ones" in completion.policy("on") and "gpu_hours" in completion.view("gpu")
+    assert {"ddp", "slurm-ones.service"} <= {*completed("ddp"), *completed("slurm-ones.s")}

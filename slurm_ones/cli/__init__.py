@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -10,16 +11,20 @@ from typer.core import TyperGroup
 
 from slurm_ones import __version__
 
-_MODULES = {
-    "run": "run",
-    "status": "status",
-    **dict.fromkeys(("jobs", "why", "top"), "jobs"),
-    **{name: name for name in ("report", "doctor", "check", "simulate", "db", "web", "demo", "template", "plugin")},
-    "import": "import_",
-    "study": "study",
-    "guests": "standing",
-    **dict.fromkeys(("resize", "pin", "release", "estimate", "rehearse"), "by_hand"),
+_GROUPS: dict[str, dict[str, str]] = {
+    "Your jobs": {
+        **dict.fromkeys(("jobs", "why", "top"), "jobs"),
+        "report": "report",
+        **dict.fromkeys(("resize", "pin", "release", "estimate", "rehearse"), "by_hand"),
+        "guests": "standing",
+    },
+    "Before you submit": {"check": "check", "template": "template", "demo": "demo"},
+    "A site": {name: name for name in ("run", "status", "doctor", "web", "plugin", "db")} | {"import": "import_"},
+    "Studies": {"simulate": "simulate", "study": "study"},
 }
+_MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
+"""Of each command the module."""
+_PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
@@ -37,13 +42,24 @@ class _Commands(TyperGroup):
         if one is None:
             one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             one.command()(getattr(module, cmd_name if hasattr(module, cmd_name) else name))
-        command = typer.main.get_command(one)
+        command: Any = typer.main.get_command(one)
         command.name = cmd_name
+        command.rich_help_panel = _PANELS[cmd_name]
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        near = get_close_matches(args[0], _MODULES, n=3) if args and args[0] not in _MODULES else []
+        if near and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0][:40]!a}. Did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
-    cls=_Commands, help="Elastic training jobs on plain Slurm.", no_args_is_help=True, pretty_exceptions_enable=False
+    cls=_Commands,
+    help="Elastic training jobs on plain Slurm.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

@@ -25,6 +25,7 @@ from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, 
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from ones_wrapper.protocol.slurm_commands import again_command
 from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.cli import completion
 from slurm_ones.cli.common import JsonOption, command, console, grid, job_number, print_json
 from slurm_ones.cli.status import next_look
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
@@ -38,7 +39,7 @@ POLL_S = 2.0
 SHOWN_S = 30.0
 """Between two lines of progress."""
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", autocompletion=completion.job)]
 SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")]
 
 

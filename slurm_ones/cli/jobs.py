@@ -12,6 +12,7 @@ import typer
 
 from ones_db import StoreError
 from ones_wrapper.protocol.optin import BadComment, parse_comment
+from slurm_ones.cli import completion
 from slurm_ones.cli.by_hand import look
 from slurm_ones.cli.common import (
     ConfigOption,
@@ -76,7 +77,13 @@ def _states(text: str) -> frozenset[str]:
 @command
 def jobs(
     ids: Annotated[
-        list[int] | None, typer.Argument(help="Job ids (default: all elastic jobs).", parser=job_number, metavar="JOB")
+        list[int] | None,
+        typer.Argument(
+            help="Job ids (default: all elastic jobs).",
+            parser=job_number,
+            metavar="JOB",
+            autocompletion=completion.job,
+        ),
     ] = None,
     me: MeOption = False,
     user: UsersOption = "",
@@ -177,7 +184,12 @@ def top(
 
 @command
 def why(
-    job: Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", parser=job_number)],
+    job: Annotated[
+        int,
+        typer.Argument(
+            help="Job id; of a block, such as 4711_3, its job.", parser=job_number, autocompletion=completion.job
+        ),
+    ],
     last: Annotated[int, typer.Option(help="Number of decisions to show.")] = 5,
     config: ConfigOption = None,
     database: DatabaseOption = "",

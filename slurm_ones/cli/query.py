@@ -19,6 +19,7 @@ import typer
 
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
+from slurm_ones.cli import completion
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, grid, moment, settings_of
 from slurm_ones.text import plain, safe
 
@@ -37,7 +38,12 @@ class Format(str, Enum):
 
 @command
 def query(
-    name: Annotated[str, typer.Argument(help="View or saved query. Without a name and without SQL: list all.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="View or saved query. Without a name and without SQL: list all.", autocompletion=completion.view
+        ),
+    ] = "",
     sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,
     param: Annotated[

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ones_db import StoreError
+from slurm_ones.cli import completion
 from slurm_ones.cli.common import (
     TIMES,
     ConfigOption,
@@ -34,7 +35,10 @@ from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_
 @command
 def report(
     job: Annotated[
-        int | None, typer.Argument(help="Job id (default: all jobs of a user or a span).", parser=job_number)
+        int | None,
+        typer.Argument(
+            help="Job id (default: all jobs of a user or a span).", parser=job_number, autocompletion=completion.job
+        ),
     ] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
     since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {TIMES}.")] = "",

@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from slurm_ones.cli import completion
 from slurm_ones.cli.common import check_outputs, command, console, errors, takes
 from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.simulate import BadInput
@@ -174,7 +175,8 @@ class SimulateOptions:
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy as NAME:option=value,… where NAME may be package.module:Class. Repeatable (default: ones)."
+            help="Policy as NAME:option=value,… where NAME may be package.module:Class. Repeatable (default: ones).",
+            autocompletion=completion.policy,
         ),
     ] = None
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1

@@ -206,9 +206,17 @@ def summary(text: str) -> str:
     return first.removeprefix("# ").partition(". ")[0].rstrip(".")
 
 
+def completed(incomplete: str) -> list[str]:
+    """Names of templates and sites, for a shell."""
+    return [name for name in (*templates(), *SITES) if name.startswith(incomplete)]
+
+
 @command
 def template(
-    name: Annotated[str, typer.Argument(help="Template or site to print. Without a name: list them.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(help="Template or site to print. Without a name: list them.", autocompletion=completed),
+    ] = "",
     account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
     partition: Annotated[str, typer.Option(help="Of a site's script: another partition than its usual one.")] = "",
     gpus: Annotated[str, typer.Option(help="Of a site's script: GPUs that you allow (1-16).")] = "",
