@@ -13,7 +13,7 @@ from typing import Any
 
 TOP = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
-PAGES = {"wrapper.md": "wrapper/README.md", "contributing.md": "CONTRIBUTING.md"}
+PAGES = {"contributing.md": "CONTRIBUTING.md"}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

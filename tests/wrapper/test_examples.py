@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import Bye, Epoch, Hello
+from slurm_ones.cli.check import examine
 from tests.marks import nightly
 from tests.wrapper.runs import Run
 
@@ -22,12 +23,12 @@ EXAMPLES = WRAPPER / "examples"
 
 
 def test_the_guide_shows_the_edits() -> None:
-    """Protects who follows wrapper/README.md: its diff is the one between the two scripts."""
+    """Protects who follows docs/loop.md: its diff is the one between the two scripts."""
     plain, elastic = (
         (EXAMPLES / name).read_text().splitlines(keepends=True)[1:] for name in ("plain.py", "elastic.py")
     )
     shown = "".join(difflib.unified_diff(plain, elastic, "plain.py", "elastic.py", n=1))
-    assert f"```diff\n{shown}```" in (WRAPPER / "README.md").read_text()
+    assert f"```diff\n{shown}```" in (WRAPPER.parent / "docs/loop.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,17 @@ def test_mpi_on_two_ranks(tmp_path: Path) -> None:
     hello = run.of(Hello)[-1]
     assert (hello.world, hello.epoch, hello.resizes) == (2, 1, 1)
     assert run.of(Bye)[-1].reason == "finished"
+
+
+def test_the_script_to_copy_trains_and_is_elastic(tmp_path: Path) -> None:
+    """Protects who copies it: at two sizes, and by its batch script, against which nothing stands."""
+    page = (WRAPPER.parent / "docs/loop.md").read_text()
+    script = page.split("```python\n")[1].split("```")[0]
+    assert len([line for line in script.splitlines() if line]) <= 30
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    run = Run(tmp_path / "job", ranks=2, script=path)
+    assert run.end() == 0, run.errors
+    assert run.of(Bye)[-1].reason == "finished" and "on 2 GPUs" in run.output
+    verdict = examine(page.split("```bash\n")[1].split("```")[0])
+    assert verdict.elastic and verdict.findings == ()

@@ -321,24 +321,28 @@ def test_an_error_is_no_leaving() -> None:
     """Protects the other ranks from waiting for one that failed."""
     from ones_wrapper.script.left import left_on_purpose
 
-    def loop(error: bool) -> list[bool]:
-        found = []
-
-        def numbers() -> Iterator[int]:
-            try:
-                yield 1
-            except GeneratorExit:
-                found.append(left_on_purpose(sys._getframe().f_back))
-
+    def numbers() -> Iterator[int]:
         try:
-            for _ in numbers():
+            yield 1
+        except GeneratorExit:
+            found.append(left_on_purpose(sys._getframe().f_back))
+
+    def bar(numbers: Iterator[int]) -> Iterator[int]:
+        yield from numbers
+
+    def loop(error: bool, around: Callable[[Iterator[int]], Iterator[int]] = iter) -> list[bool]:
+        found.clear()
+        try:
+            for _ in around(numbers()):
                 if error:
                     raise ValueError
                 break
         except ValueError:
             pass
-        return found
+        return list(found)
 
+    found: list[bool] = []
+    assert loop(False, bar) == [True] and loop(True, bar) == [False]  # within a progress bar
     assert loop(False) == [True] and loop(True) == [False]
 
 
@@ -565,3 +569,149 @@ def test_a_leftover_stop_is_removed(tmp_path: Path, capfd: pytest.CaptureFixture
     (tmp_path / "ones.stop").touch()
     prepare_job_directory(tmp_path, {"ONES_LAUNCHED": "1"}, tmp_path)  # the ranks start again
     assert (tmp_path / "ones.stop").exists()
+
+
+# -- what the start chose, averages and schedules --------------------------------------------------------------------
+
+
+def skips_first(how: str) -> None:
+    loop = Loop(data=Numbers(24), epochs=1)
+    for _ in loop.job.epochs():
+        for turn, batch in enumerate(loop.loader):
+            first = turn == 0
+            if how == "agreed" and loop.job.any(first):
+                continue
+            if how == "before" and first:
+                continue
+            if how == "after" and first:
+                loop.loss(batch)
+                continue
+            testing.put((loop.job.progress.step, batch[0].tolist()))
+            loop.step(batch)
+    assert loop.job.progress.samples == 24
+
+
+@pytest.mark.parametrize("how", ["agreed", "before", "after"])
+def test_a_first_batch_that_is_left_out_shifts_none(how: str) -> None:
+    """Protects a resize after it from repeating a batch: the step that is counted is the one that is trained on."""
+    put = [one.value for one in testing.run(partial(skips_first, how))]
+    # Nobody knows that the first was left out before the forward pass on the second, in which the next step begins.
+    assert [step for step, _ in put][1:] == [2, 3, 4, 5] and len({i for _, ids in put for i in ids}) == 20
+
+
+class Split(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """A split, a sample that draws, and one that holds something without a value."""
+
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        draws = float(time.perf_counter_ns() % 1000003) if index == 3 else torch.rand(1).item()
+        return index, torch.full((4,), float(index + self.shift)), torch.tensor([draws])
+
+
+def chooses(shifts: list[int], workers: int) -> int | None:
+    job = ones.init(batch=4, max_local_batch=4, epochs=2, noise_scale=False)
+    model = job.ddp(torch.nn.Linear(4, 1))
+    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    restart = int(os.environ["SLURM_RESTART_COUNT"])
+    loader = job.loader(Split(shifts[restart]), num_workers=workers)
+    for _ in job.epochs():
+        for _, x, _ in loader:
+            if job.progress.step == 2 and not restart:
+                job.checkpoint()
+                return 1
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    return None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_start_that_chose_other_samples_is_an_error(workers: int) -> None:
+    """Protects each sample once an epoch from a split that comes out otherwise; what draws, or changes with time, is
+    no difference."""
+    testing.run(partial(chooses, [0, 0], workers))
+    with pytest.raises(testing.RankFailed, match=r"sample 0 is another one than at checkpoint step-"):
+        testing.run(partial(chooses, [0, 1], workers))
+    testing.run(partial(chooses, [0, 1], workers), env={"ONES_FINGERPRINT": "0"})
+
+
+def test_what_has_no_value_is_left_out() -> None:
+    """Protects from a difference between two objects that are only elsewhere in memory."""
+    from ones_wrapper.data.fingerprint import fingerprint
+
+    kinds: list[Any] = [object(), 1, {"a": [b"x", None]}, torch.zeros(2, dtype=torch.bfloat16), {3}]
+    assert [one.split(":")[0] for one in fingerprint(kinds, 5, {}).split()] == ["1", "2", "3"]  # type: ignore[arg-type]
+
+
+def averages(batch: int) -> None:
+    job = ones.init(batch=2, max_batch=8, max_local_batch=8, epochs=1, noise_scale=False, lr_rule="none")
+    model = job.ddp(torch.nn.Linear(4, 1, bias=False))
+    average = torch.optim.swa_utils.AveragedModel(
+        model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    )
+    torch.nn.init.ones_(average.module.weight)
+    average.n_averaged += 1
+    torch.nn.init.zeros_(model.module.weight)
+    optimizer, average = job.register(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), average=average
+    )
+    job._run.progress.batch = batch
+    loader = job.loader(Numbers(16))
+    for _ in job.epochs():
+        for _, x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).mean().backward()
+            optimizer.step()
+            average.update_parameters(model.module)
+    testing.put((job.progress.step, average.module.weight[0, 0].item()))
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_an_average_follows_progress(batch: int) -> None:
+    """Protects an average from a longer memory where a larger batch makes fewer steps: decay ** (batch / base)."""
+    ((step, weight),) = (one.value for one in testing.run(partial(averages, batch)))
+    assert step == 16 // batch and weight == pytest.approx(0.5**8)
+
+
+class MyEma:
+    """An average of the script's own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def test_an_average_of_another_kind_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    def body() -> None:
+        job = ones.init(batch=2, max_batch=8, max_local_batch=8, epochs=1)
+        model = job.ddp(torch.nn.Linear(4, 1))
+        job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), ema=MyEma())
+
+    _, log = logged(body, capfd)
+    assert log.count("MyEma is updated once a step") == 1 and "decay ** (job.batch / 2)" in log
+
+
+def test_a_schedule_that_is_another_at_a_resize_is_said() -> None:
+    """Protects a schedule that is multiplied by the number of processes."""
+    from ones_wrapper.gradients.schedule import Schedules
+
+    def scheduler(length: int, schedules: Schedules) -> Any:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        return schedules.wrap(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / length)))
+
+    schedules = Schedules(4)
+    before = scheduler(10, schedules)
+    for _ in range(3):
+        before.step()
+    for length, said in ((10, 0), (20, 1)):
+        schedules.differences.clear()
+        scheduler(length, schedules).load_state_dict(before.state_dict())
+        assert len(schedules.differences) == said
+    assert "another rate at step 3 than at the checkpoint (0.15 and 0.3" in schedules.differences[0]

@@ -24,9 +24,11 @@ from ones_wrapper.gradients.schedule import Schedules
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.plugins import load
 from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
 from ones_wrapper.run.evaluation import Evaluation
 from ones_wrapper.run.loop import Loader
 from ones_wrapper.run.run import Run
+from ones_wrapper.script.first_steps import averages
 from ones_wrapper.script.left import left_on_purpose
 from ones_wrapper.strategy import Strategy
 
@@ -235,6 +237,10 @@ class Job:
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
         run.load(state)
+        grows = run.sizes.spec.max_batch > run.sizes.spec.base_batch
+        said = schedules.differences + (averages(state.extras.values(), run.sizes.spec.base_batch) if grows else [])
+        for text in said if run.rank == 0 else ():
+            log(text)
         run.loop.accumulation, run.loop.schedules = accumulation, schedules
         run.loop.least = 2 if normalizes_batches(state.model) else 1
         return carried[0] if len(carried) == 1 else tuple(carried)
@@ -306,7 +312,10 @@ class Job:
         leaves the others waiting: `if job.any(not loss.isfinite()): continue`. Synchronises all ranks, and waits for
         the GPU.
         """
-        return bool(self._run.group.maximum([int(bool(bad))])[0])
+        found, first = bool(self._run.group.maximum([int(bool(bad))])[0]), self._run.loop.first_steps
+        if first is not None:
+            first.skipped = found
+        return found
 
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
         """The mean over all ranks' samples, from each rank's sum over its own and their number, in double precision.

@@ -166,3 +166,21 @@ def refuses() -> None:
 def test_what_cannot_be_elastic_is_refused() -> None:
     """Protects from a Trainer that would lose samples: each refusal says what to do."""
     testing.run(refuses)
+
+
+class Divides(Module):
+    """As Lightning's own example of ImageNet."""
+
+    def setup(self, stage: str) -> None:
+        self.batch = 4 // self.trainer.strategy.world_size  # type: ignore[attr-defined]
+
+
+def test_a_batch_divided_by_the_world_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects the base batch from becoming another one at each resize."""
+
+    def body() -> None:
+        trainer(max_epochs=1).fit(Divides(), data())
+
+    testing.run(body)
+    log = capfd.readouterr().err
+    assert log.count("world_size was asked for before training begins (test_lightning.py:") == 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ones_wrapper import testing
 
@@ -195,3 +195,44 @@ def test_what_cannot_be_elastic_is_refused() -> None:
 def resumes() -> None:
     with pytest.raises(ValueError, match="no checkpoint of its own"):
         trainer().train(resume_from_checkpoint="elsewhere")
+
+
+class Own(Trainer):
+    """A subclass as research code has it."""
+
+    passes = 0
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        assert type(inputs) is dict
+        self.passes += 1
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, batch_size=4, shuffle=True)  # type: ignore[arg-type]
+
+
+class Sampled(Trainer):
+    """One whose DataLoader says itself which samples a step uses."""
+
+    def get_train_dataloader(self) -> Any:
+        return [Rows()[0]]
+
+
+def trains_as(kind: type[Trainer]) -> None:
+    one = trainer()
+    one.__class__ = kind
+    one.train()
+    testing.put((getattr(one, "passes", 6), [p.detach().clone() for p in one.model.parameters()]))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_subclass_may_override_loader_and_step(ranks: int) -> None:
+    """Protects both from being passed over: the same result, and the step is called for each pass."""
+    plain, own = (testing.run(partial(trains_as, kind), ranks=ranks) for kind in (Trainer, Own))
+    torch.testing.assert_close(own[0].value[1], plain[0].value[1])
+    assert own[0].value[0] >= 6
+
+
+def test_a_loader_that_chooses_samples_names_its_method() -> None:
+    with pytest.raises(testing.RankFailed, match=r"Sampled\.get_train_dataloader returns batches by a list"):
+        testing.run(partial(trains_as, Sampled))

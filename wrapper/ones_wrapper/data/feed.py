@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from ones_wrapper.data.fingerprint import fingerprint
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
 from ones_wrapper.data.shares import Shares
 
@@ -230,6 +231,7 @@ class Feed:
         self._seed = seed
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
         self._requests = _Requests()
+        self._given = dataset, {"num_workers": num_workers, **options}
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         # Its own generator: the script's random numbers must not depend on how often data was set up anew.
         self._generator = torch.Generator()
@@ -248,6 +250,10 @@ class Feed:
             num_workers=num_workers,
             **options,
         )
+
+    def fingerprint(self) -> str:
+        """That of the dataset; some of its samples are read."""
+        return fingerprint(self._given[0], self._held, self._given[1])
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The epoch's permutation."""

@@ -20,6 +20,8 @@ class Progress:
     """Global batch last ordered, before it is cut to what the GPUs hold; 0 for the script's own."""
     dataset: int = 0
     """Length of an epoch; 0 before the data is known."""
+    items: str = ""
+    """Fingerprint of the data."""
     useful: float = 0.0
     """Progress in samples of the base batch: each sample counts with its batch's statistical efficiency."""
     noise: float = 0.0

@@ -75,6 +75,10 @@ class StreamFeed:
             **self._options,
         )
 
+    def fingerprint(self) -> str:
+        """None: a stream is read from its beginning alone."""
+        return ""
+
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:

@@ -15,6 +15,7 @@ methods of a strategy this uses attributes of its loops, and two private names, 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
@@ -37,6 +38,7 @@ from ones_wrapper.group import Group
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.run.loop import Loader
+from ones_wrapper.script.line import line
 
 MANY = 1 << 40
 """More steps than an epoch has. Where an epoch ends our data says; Lightning would end it at a length given before."""
@@ -55,6 +57,10 @@ DATA = (
     "this one is {found}"
 )
 DEVICE = "the Trainer chose {theirs} and ones-run's ranks have {ours}: leave out accelerator, devices and num_nodes"
+WORLD = (
+    "world_size was asked for before training begins{line}: the DataLoader's batch_size is what one GPU takes, at any "
+    "number of them, so do not divide it; a batch for all GPUs together is ElasticStrategy(batch=N)"
+)
 CONTINUE = (
     "ckpt_path={given!r}: this job has no checkpoint of its own yet, and Lightning's says nothing of which samples "
     "were used. Load its weights (`load_from_checkpoint`) and leave out ckpt_path, or start the job with "
@@ -83,6 +89,7 @@ class ElasticStrategy(ParallelStrategy):
         self._elastic, self._ddp = elastic, ddp or {}
         self._group: Group | None = None
         self._job: Job | None = None
+        self._said = False
         self._steps: Steps | None = None
         self._loader: Loader | None = None
         self._given: list[Any] = []
@@ -106,6 +113,12 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
+        """As Lightning's. A module that asks before training may divide its batch by it, which is said."""
+        at = line(sys._getframe(1), 2) if self._job is None and not self._said else ""
+        if at:
+            self._said = True
+            if self.global_rank == 0:
+                log(WORLD.format(line=at))
         return self._group.world if self._group else 1
 
     @property

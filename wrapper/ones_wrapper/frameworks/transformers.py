@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
@@ -44,6 +45,10 @@ CONTINUE = (
     "resume_from_checkpoint={given!r}: this job has no checkpoint of its own yet, and the Trainer's says nothing of "
     "which samples were used. Load its weights (from_pretrained) and leave out resume_from_checkpoint, or start the "
     "job with `ones-run --resume-from`"
+)
+OWN_LOADER = (
+    "{name}.get_train_dataloader returns batches by a {found}: which samples a step uses is decided by slurm-ones, so "
+    "return a torch DataLoader with batch_size=, or override the dataset and the collator alone"
 )
 
 
@@ -82,13 +87,14 @@ class Trainer(transformers.Trainer):
         if self._job is not None:
             raise RuntimeError("trainer.train: an elastic job trains once")
         self._resume = resume_from_checkpoint
+        # The subclass may override both: they are called for each pass, and for the script's own DataLoader.
+        self._own_step, self._own_loader = self.training_step, self.get_train_dataloader
+        vars(self).update(training_step=self._step, get_train_dataloader=self._batches)
         return super().train(None, *args, **kwargs)
 
     # -- what the Trainer asks for before its loop ---------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> Any:
-        if not self.is_in_train:
-            return super().get_train_dataloader()
+    def _batches(self) -> Any:
         if self._job is None:
             self._join()
         return _Batches(self)
@@ -96,18 +102,25 @@ class Trainer(transformers.Trainer):
     def _join(self) -> None:
         """Become a rank of the job: its data, model, optimizer and schedule, with the newest checkpoint loaded."""
         args = self.args
+        own = None if type(self).get_train_dataloader is transformers.Trainer.get_train_dataloader else _own(self)
         self._job = job = join(
             "the Trainer",
-            args.per_device_train_batch_size,
+            own.batches.batch_size if own is not None else args.per_device_train_batch_size,
             args.gradient_accumulation_steps,
             {"epochs": 0 if args.max_steps > 0 else -int(-args.num_train_epochs // 1), **(self._elastic or {})},
         )
         if self.accelerator.num_processes != job.world:
             raise RuntimeError(RANKS.format(theirs=self.accelerator.num_processes, ours=job.world))
         args.gradient_accumulation_steps = 1  # a batch of ours is a whole step
-        data, shuffle = self._training_data()
-        options = options_of(super().get_train_dataloader()) if shuffle is not None else {}
-        options["drop_last"] = args.dataloader_drop_last
+        if own is not None:
+            shuffle: bool | None = shuffles(own.batches.sampler)
+            given: DataLoader[Any] | None = own.loader
+            data = own.loader.dataset
+        else:
+            data, shuffle = self._training_data()
+            given = self._own_loader() if shuffle is not None else None
+        options = options_of(given) if given is not None else {}
+        options["drop_last"] = args.dataloader_drop_last if own is None else own.batches.drop_last
         seed = args.seed if args.data_seed is None else args.data_seed
         loader = job.loader(data, shuffle=bool(shuffle), seed=seed, **options)
         # `accelerator.prepare` would wrap it in a DDP of its own; this applies mixed precision and torch.compile.
@@ -128,7 +141,7 @@ class Trainer(transformers.Trainer):
             raise ValueError("Trainer: training requires a train_dataset.")
         if isinstance(data, torch.utils.data.IterableDataset):
             return data, None
-        return super().get_train_dataloader().dataset, shuffles(self._get_train_sampler(data))
+        return self._own_loader().dataset, shuffles(self._get_train_sampler(data))
 
     def _register(self, max_steps: int) -> None:
         others: dict[str, Any] = {"trainer": self._carried}
@@ -184,13 +197,10 @@ class Trainer(transformers.Trainer):
         counted = [local if part.samples else _nothing_of(local) for part, local in passes]
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """The passes of one step. Returns what this rank adds to the step's mean loss over all ranks, for each step of
         the base batch that it makes.
         """
-        if not isinstance(inputs, _Step):
-            found: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-            return found
         assert self._steps is not None
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
@@ -198,7 +208,7 @@ class Trainer(transformers.Trainer):
             with self._steps.passing(part):
                 self._part = part
                 try:
-                    loss = super().training_step(model, local, num_items_in_batch)
+                    loss = self._own_step(model, local, num_items_in_batch)
                 finally:
                     self._part = None
                 if part.samples:
@@ -230,6 +240,24 @@ class Trainer(transformers.Trainer):
     def _track_num_input_tokens(self, inputs: Any) -> None:
         for local in [local for _, local in inputs.passes] if isinstance(inputs, _Step) else [inputs]:
             super()._track_num_input_tokens(local)
+
+
+class _Own(NamedTuple):
+    """The DataLoader that a subclass makes, and how it cuts its batches."""
+
+    loader: DataLoader[Any]
+    batches: BatchSampler
+
+
+def _own(trainer: Trainer) -> _Own:
+    """The DataLoader that a subclass makes. Raises ValueError for one that chooses samples by itself."""
+    loader = trainer._own_loader()
+    loader = getattr(loader, "base_dataloader", loader)
+    batches = getattr(loader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # Accelerate's share of it
+    if not isinstance(loader, DataLoader) or type(batches) is not BatchSampler:
+        raise ValueError(OWN_LOADER.format(name=type(trainer).__name__, found=type(batches or loader).__name__))
+    return _Own(loader, batches)
 
 
 class _Step(dict[str, Any]):

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 
 from ones_wrapper.data.progress import Progress
 
@@ -32,6 +33,10 @@ UNWRAPPED = (
     "{name}.step: this is the scheduler that was given to job.register. It counts steps, which become fewer as the "
     "batch grows; use the one that was returned, which follows progress: `optimizer, scheduler = "
     "job.register(model=model, optimizer=optimizer, scheduler=scheduler)`"
+)
+DIFFERS = (
+    "{name} gives another rate at step {step} than at the checkpoint ({now:g} and {before:g} times the base rate): "
+    "write it in steps of len(loader), by nothing that changes with the GPUs, such as the number of processes"
 )
 REST = "ones:samples"
 """Key in a scheduler's state: samples that no whole base batch was made of yet."""
@@ -73,9 +78,15 @@ class Schedules:
         self.within = False
         """Whether the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
+        self.differences: list[str] = []
+        """Schedules that are not those of the checkpoint."""
 
     def wrap(self, thing: Any, known: bool = False) -> Any:
-        """The scheduler to use instead; what is none stays as it is. `known`: whatever has `step` is one."""
+        """The scheduler to use instead; what is none stays as it is, and averages of torch's follow progress, too.
+        `known`: whatever has `step` is one.
+        """
+        if isinstance(thing, AveragedModel):
+            thing.update_parameters = _Average(thing.update_parameters, self)  # type: ignore[method-assign]
         if not (is_scheduler(thing) or (known and callable(getattr(thing, "step", None)))):
             return thing
         self._wrapped.append(ProgressScheduler(thing, self))
@@ -95,6 +106,24 @@ class Schedules:
     def leave(self) -> None:
         """The script left the loop over batches."""
         self.within = False
+
+
+class _Average:
+    """Updates an average as often as the step makes steps of the base batch: with a decay that is decay ** k for k of
+    them.
+    """
+
+    def __init__(self, update: Callable[[Any], None], schedules: Schedules) -> None:
+        self._update, self._schedules, self._samples = update, schedules, 0
+
+    def __call__(self, model: Any) -> None:
+        if not self._schedules.within:
+            self._update(model)
+            return
+        self._samples += self._schedules.samples
+        while self._samples >= self._schedules.base_batch:
+            self._samples -= self._schedules.base_batch
+            self._update(model)
 
 
 class ProgressScheduler:
@@ -164,6 +193,7 @@ class ProgressScheduler:
         state = dict(state_dict)
         self._samples = state.pop(REST, 0)
         self.scheduler.load_state_dict(state)
+        self._schedules.differences += _differences(self.scheduler)
         self.mark()
 
 
@@ -171,3 +201,17 @@ def _marks(scheduler: Any) -> list[Any]:
     """What changes with each step of it, or of those it is made of."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
+
+
+def _differences(scheduler: Any) -> list[str]:
+    """That its functions, which no checkpoint holds, give another rate than the one that was saved."""
+    found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
+    saved = getattr(scheduler, "_last_lr", None)
+    if not isinstance(scheduler, LambdaLR) or not saved:
+        return found
+    step = scheduler.last_epoch
+    for base, rule, before in zip(scheduler.base_lrs, scheduler.lr_lambdas, saved, strict=False):
+        now = float(rule(step))
+        if base and abs(now - before / base) > 1e-6 * max(1.0, abs(now)):
+            return [*found, DIFFERS.format(name=type(scheduler).__name__, step=step, now=now, before=before / base)]
+    return found

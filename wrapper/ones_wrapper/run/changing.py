@@ -99,6 +99,7 @@ class ChangingRanks(FixedRanks):
             progress = Progress(**rest["progress"])
             if progress.dataset != samples:
                 raise ValueError(f"those who train have {progress.dataset} samples an epoch, this block {samples}")
+            run.same_data(progress.items, "for those who train")
             restore(state, rest["content"], tensors)
             run.progress.take_over(progress)
 

@@ -20,10 +20,12 @@ from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
 from ones_wrapper.run.run import Run
+from ones_wrapper.script.ahead import UNCLEAR, AskedAhead
 
 AHEAD = (
     "the loader was asked for a third batch before the first was trained on: asking for the next one ends a step, and "
-    "one batch ahead is the most. To fetch ahead give job.loader num_workers=N and pin_memory=True"
+    "one batch ahead is the most. To fetch ahead give job.loader num_workers=N and pin_memory=True; to leave batches "
+    "out on all ranks write `if job.any(bad): continue`"
 )
 USED_UP = (
     "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`, or end it with "
@@ -58,6 +60,9 @@ class Loader:
         """The passes that were handed out and have not ended: one, or two where the script asks ahead."""
         self._pass = ExitStack()
         """Around the first of them."""
+        self._asks_ahead = False
+        """The script was seen to ask for its batches ahead."""
+        self._doubt: AskedAhead | None = None
         self._passed = -1
         """The epoch that was walked through to its end."""
 
@@ -106,18 +111,23 @@ class Loader:
         run.records.meter.start()
         first.begin()
         self._given.clear()
-        coming, number, ahead = self._coming(feed), 0, False
+        coming, number, held = self._coming(feed), 0, None
         while True:
-            if number == 1 and not first.touched and not self._stepped:
-                ahead = True
-            elif number == 2 and ahead and not first.touched and not self._stepped:
+            untrained = not first.touched and not self._stepped
+            ahead = number == 1 and untrained and not first.skipped
+            if number == 2 and len(self._given) == 2 and untrained:
                 raise RuntimeError(AHEAD)
-            elif self._given:
+            if self._given and not ahead:
+                self._settle()
                 self._end_pass()
             found = next(coming, None)
             if found is None:
                 break
             self._given.append(found[0])
+            if ahead and not self._asks_ahead:
+                assert run.keeping.state is not None
+                self._doubt = AskedAhead(run.keeping.state.model, held, found[1], lambda: first.touched, self._left_out)
+            held = found[1] if number == 0 else None
             if len(self._given) == 1:
                 self._begin_pass()
             number += 1
@@ -130,11 +140,31 @@ class Loader:
                 self.leave(early=True)
                 raise
         self._passed = progress.epoch
+        self._settle()
         run.records.meter.settle()  # an evaluation may follow
         if self._given:
             loop.end_open = self._end_open
         else:
             self.leave(early=False)
+
+    def _left_out(self) -> None:
+        """The first of two batches that were handed out is trained on no more: its step ends without a pass."""
+        self._pass.close()
+        part = self._given.popleft()
+        if part.last:
+            self.complete(part)
+        self._begin_pass()
+
+    def _settle(self) -> None:
+        """It is known, or taken for known, which of two batches was trained on first."""
+        if self._doubt is None:
+            return
+        first, ahead = self._run.loop.first_steps, len(self._given) == 2
+        if ahead and self._doubt.unclear and first is not None:
+            first.say(UNCLEAR)
+        self._asks_ahead = ahead and not self._doubt.unclear
+        self._doubt.close()
+        self._doubt = None
 
     @property
     def _stepped(self) -> bool:

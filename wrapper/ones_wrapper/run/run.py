@@ -12,6 +12,7 @@ import torch
 from ones_wrapper.checkpoint import Checkpoints, State
 from ones_wrapper.checkpoint.saver import Saver
 from ones_wrapper.checkpoint.state import collect
+from ones_wrapper.data import fingerprint
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.files.claim import claim_for_ranks
 from ones_wrapper.files.places import find_job_directory, find_spool
@@ -143,6 +144,7 @@ class Run:
                 f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR) without --resume-from"
             )
         progress.dataset = samples
+        progress.items = self.same_data(progress.items, f"at checkpoint {self.keeping.loaded}")
         agreed = boundary.first_agreement()
         if agreed.wanted:
             progress.batch, boundary.applied = agreed.wanted, agreed.number
@@ -174,6 +176,13 @@ class Run:
         self.begun = True
         self.sizes.complete(self.loop.feed.samples)
         return self.loop.feed.samples
+
+    def same_data(self, before: str, where: str) -> str:
+        """The data's fingerprint. Raises ValueError if the data was other than `before`, `where`. Not collective."""
+        assert self.loop.feed is not None
+        mine = self.loop.feed.fingerprint()
+        fingerprint.check(mine, before, where)
+        return before or mine
 
     def watch_others(self) -> None:
         """Look for ranks that made fewer backward passes than others. Not collective."""

@@ -6,6 +6,7 @@ Each thing is said once, by rank 0, with the script's line and what to write. Tr
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ SKIPPED = (
     "a turn of the loop{line} made no backward pass: on several GPUs the ranks wait for each other in it, so all or "
     "none must skip: `if job.any(bad): continue`"
 )
+AVERAGE = (
+    "{name} is updated once a step, and a larger batch makes fewer: give it decay ** (job.batch / {batch}), or use "
+    "torch.optim.swa_utils.AveragedModel, which follows progress once it is registered"
+)
+_AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
 FORGOTTEN = {
     LRScheduler: (
         "{name} drives a registered optimizer and is not registered, so it begins anew at each resize: give it to "
@@ -49,7 +55,7 @@ class FirstSteps:
     """The look at one run."""
 
     def __init__(self, speaks: bool, optimizers: Sequence[torch.optim.Optimizer], carried: Iterable[Any]) -> None:
-        """`carried` is all that is registered beside model and optimizers; `speaks` says that this is rank 0."""
+        """`carried` is all that is registered besides model and optimizers; `speaks` says that this is rank 0."""
         self._speaks = speaks
         self._optimizers = optimizers
         self._carried = {id(part) for thing in carried for part in _parts(thing)}
@@ -63,12 +69,14 @@ class FirstSteps:
             parameter.register_post_accumulate_grad_hook(self._accumulated)
         self.touched = False
         """A backward pass was made since `begin`."""
+        self.skipped = False
+        """The ranks agreed to leave the step out."""
         self._steps = 0
         self._said: set[str] = set()
 
     def begin(self) -> None:
         """A step begins, or the loop over an epoch."""
-        self.touched = False
+        self.touched = self.skipped = False
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         self.touched = True
@@ -107,6 +115,12 @@ class FirstSteps:
                 continue
             found.append(FORGOTTEN[kind].format(name=type(thing).__name__))
         return list(dict.fromkeys(found))
+
+
+def averages(others: Iterable[Any], batch: int) -> list[str]:
+    """Sentences on registered averages whose decay does not follow the batch."""
+    names = {type(one).__name__ for one in others if not isinstance(one, AveragedModel)}
+    return [AVERAGE.format(name=name, batch=batch) for name in sorted(names) if _AVERAGE.search(name)]
 
 
 def _parts(thing: Any) -> list[Any]:

@@ -1,0 +1,113 @@
+"""A fingerprint of a dataset: a later start has the same samples under the same numbers.
+
+A split without a seed, or classes numbered by a set, may come out otherwise at another start, and then samples are used
+twice or never though the dataset is as long as before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
+
+SWITCH = "ONES_FINGERPRINT"
+"""Variable that switches it off by 0."""
+ITEMS = 16
+PATIENCE_S = 2.0
+"""Reading further items ends after this."""
+OTHER = (
+    "loader: sample {number} is another one than {where}, so samples would be used twice or never: what the script "
+    "chooses at its start (a split, classes from a set, the order of files) came out otherwise. Give it a seed or sort "
+    f"it; {SWITCH}=0 if the data is meant to change"
+)
+
+
+def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any]) -> str:
+    """Number and digest of at most 16 samples that are the same when they are read twice under one seed. `options` are
+    those of the DataLoader, in whose workers they are read if it has any.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return ""
+    wanted = sorted({index * samples // ITEMS for index in range(ITEMS)})
+    if options.get("num_workers"):  # a file that the dataset opens must be opened in a worker
+        own = {name: options[name] for name in ("multiprocessing_context",) if name in options}
+        init = WorkerInit(options.get("worker_init_fn"))
+        read: Any = DataLoader(
+            _Digests(dataset), None, sampler=wanted, num_workers=1, worker_init_fn=init,
+            generator=torch.Generator(), **own,
+        )  # fmt: skip
+    else:
+        read = map(_Digests(dataset).__getitem__, wanted)
+    found, began = [], time.monotonic()
+    for index, digest in zip(wanted, read, strict=True):
+        found += [f"{index}:{digest}"] if digest else []
+        if time.monotonic() - began > PATIENCE_S:
+            break
+    return " ".join(found)
+
+
+def check(mine: str, before: str, where: str) -> None:
+    """Raises ValueError for a sample that both know and that differs; `where` it was read before."""
+    known = dict(one.split(":") for one in before.split())
+    for number, digest in (one.split(":") for one in mine.split()):
+        if known.get(number, digest) != digest:
+            raise ValueError(OTHER.format(number=number, where=where))
+
+
+class _Digests(Dataset[str]):
+    """The digest of each sample; empty for one that draws or holds something that nobody can compare."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> str:
+        twice = set()
+        for _ in range(2):
+            with keep_generators():
+                seed_all(key(index))
+                digest = hashlib.blake2b(digest_size=8)
+                try:
+                    for part in _parts(self.dataset[index]):
+                        digest.update(part)
+                except _Unknown:
+                    return ""
+            twice.add(digest.hexdigest())
+        return twice.pop() if len(twice) == 1 else ""
+
+
+class _Unknown(Exception):
+    """A sample holds something without a value of its own."""
+
+
+def _parts(thing: Any) -> Iterator[bytes]:
+    yield type(thing).__name__.encode()
+    if isinstance(thing, torch.Tensor):
+        yield f"{thing.dtype}{tuple(thing.shape)}".encode()
+        if thing.layout != torch.strided or thing.device.type == "meta":
+            raise _Unknown
+        yield thing.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if thing.numel() else b""
+    elif isinstance(thing, (np.ndarray, np.generic)):
+        if thing.dtype.hasobject:
+            raise _Unknown
+        yield f"{thing.dtype}{thing.shape}".encode() + thing.tobytes()
+    elif isinstance(thing, (bool, int, float, complex, str, bytes, type(None))):
+        yield repr(thing).encode()
+    elif isinstance(thing, dict):
+        for name in thing:
+            yield from _parts(name)
+            yield from _parts(thing[name])
+    elif isinstance(thing, (list, tuple)):
+        for one in thing:
+            yield from _parts(one)
+    elif hasattr(thing, "tobytes") and hasattr(thing, "size"):  # an image
+        yield repr((thing.size, getattr(thing, "mode", ""))).encode() + thing.tobytes()
+    else:
+        raise _Unknown

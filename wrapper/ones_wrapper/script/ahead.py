@@ -1,0 +1,72 @@
+"""Tell a script that asks for its batches ahead from one that left a batch out.
+
+Both ask for a second batch before a backward pass. The first then trains on the batch that it has, the second on the
+one that it got; which of them, the inputs of the model show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+UNCLEAR = (
+    "two batches were asked for before the first backward pass{line}, and the inputs of the model show neither of "
+    "them: that is taken for fetching ahead. A script that leaves a batch out says so on all ranks: "
+    "`if job.any(bad): continue`"
+)
+
+
+class AskedAhead:
+    """A look at the model's inputs, until they show which of two batches is trained on."""
+
+    def __init__(
+        self, model: torch.nn.Module, held: Any, asked: Any, trained: Callable[[], bool], left_out: Callable[[], None]
+    ) -> None:
+        """`held` is the batch that the script had, `asked` the one that it gets; `trained` says that a backward pass
+        was made, and `left_out` is called before the forward pass that shows that the first was left out.
+        """
+        self._held, self._asked = list(_tensors(held)), list(_tensors(asked))
+        self._trained, self._left_out = trained, left_out
+        self._known = self._seen = False
+        models = [model, *model.children()] if isinstance(model, torch.nn.ModuleDict) else [model]
+        self._hooks = [one.register_forward_pre_hook(self._forward, with_kwargs=True) for one in models]
+
+    def _forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if self._known or self._trained():
+            return
+        self._seen = True
+        given = list(_tensors((args, kwargs)))
+        held, asked = _any_equal(given, self._held), _any_equal(given, self._asked)
+        if held != asked:
+            self._known = True
+            if asked:
+                self._left_out()
+
+    @property
+    def unclear(self) -> bool:
+        """A forward pass was made, on neither batch as it is. Without one the first is the one of the pass before."""
+        return self._seen and not self._known
+
+    def close(self) -> None:
+        """The first backward pass was made, or the epoch is over."""
+        for hook in self._hooks:
+            hook.remove()
+        self._held, self._asked = [], []
+
+
+def _tensors(thing: Any, deep: int = 4) -> Iterator[torch.Tensor]:
+    if isinstance(thing, torch.Tensor):
+        yield thing.detach()
+    elif deep and isinstance(thing, (list, tuple, dict)):
+        for one in thing.values() if isinstance(thing, dict) else thing:
+            yield from _tensors(one, deep - 1)
+
+
+def _any_equal(given: Iterable[torch.Tensor], batch: list[torch.Tensor]) -> bool:
+    return any(
+        one.shape == own.shape and one.dtype == own.dtype and torch.equal(one.cpu(), own.cpu())
+        for one in given
+        for own in batch
+    )
