@@ -244,6 +244,9 @@ class TimelineRow(NamedTuple):
     job_id: int
     name: str
     user: str
+    partition: str
+    asked: int
+    """GPUs that the job asked for: what it holds beyond them it grew by."""
     restart: int
     shape: Shape
     start: float
@@ -330,11 +333,14 @@ def _summary(row: Mapping[Any, Any]) -> JobSummary:
     return record_of(JobSummary, row, limits=limits, passes=passes, **flags)
 
 
+_ASKED = JOBS.c.requested_nodes * JOBS.c.requested_gpus_per_node
+
+
 @cache
 def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
     """With `recent` those alone that had not ended by `since`."""
     of_job, of_run = (
-        (JOBS.c.job_id, JOBS.c.name, JOBS.c.user_name),
+        (JOBS.c.job_id, JOBS.c.name, JOBS.c.user_name, JOBS.c.partition, _ASKED),
         (RUNS.c.restart, RUNS.c.nodes, RUNS.c.gpus_per_node),
     )
     query = (

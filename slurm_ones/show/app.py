@@ -126,14 +126,16 @@ class Web:
         # Of two one may be the client's own.
         return (named[0] or None) if len(named) == 1 else None
 
-    async def _page(self, request: Request, part: str, title: str, make: Callable[[Moment], bytes | None]) -> Response:
+    async def _page(
+        self, request: Request, part: str, title: str, make: Callable[[Moment], bytes | None], view: str = ""
+    ) -> Response:
         alone = _asked(request).get("part") == ["1"]
 
         def made(moment: Moment) -> bytes | None:
             inner = make(moment)
             return inner if inner is None or alone else pages.frame(self._root, part, title, inner, moment)
 
-        return await self._answer(request, f"{part}:{alone}", title, made)
+        return await self._answer(request, f"{part}:{view}:{alone}", title, made)
 
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
@@ -178,7 +180,12 @@ class Web:
         return await self._answer(request, f"api/jobs/{job_id}", f"Job {job_id}", make, api.KIND)
 
     async def _overview(self, request: Request) -> Response:
-        return await self._page(request, "", "Cluster", lambda moment: pages.overview(moment, self._root))
+        view = pages.View.of(_asked(request))
+
+        def make(moment: Moment) -> bytes:
+            return pages.overview(moment, self._root, view, self._opened)
+
+        return await self._page(request, "", "Cluster", make, f"{view.span}:{view.by}")
 
     async def _decisions(self, request: Request) -> Response:
         def make(moment: Moment) -> bytes:

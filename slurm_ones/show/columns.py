@@ -101,10 +101,9 @@ class ShownColumn(Generic[T]):
         return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 400)
 
     @property
-    def cell(self) -> str:
-        """The tag with which a cell of it begins on a page."""
-        kind = ' class="long"' if self.width >= 20 else "" if self.left else ' class="n"'
-        return f"<td{kind}>"
+    def long(self) -> bool:
+        """Text of several lines on a page."""
+        return self.width >= 20
 
     def sort_key(self, one: T) -> Any:
         """What the table is sorted by."""

@@ -6,13 +6,13 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ones_db import HealthRecord, JobSummary, SchemaError, Store, StoreError, TimelineRow
-from slurm_ones.show import live
+from slurm_ones.show import live, palette
 from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
 
@@ -38,6 +38,9 @@ class Moment:
     """When it was read, Unix seconds."""
     live: Live = field(default_factory=lambda: Live(""))
     timeline: tuple[TimelineRow, ...] = ()
+    """What ran within `HISTORY_S`."""
+    colours: Mapping[int, int] = field(default_factory=dict)
+    """Of the jobs in it; a job keeps its own from moment to moment."""
     problem: str = ""
     """Why the database could not be read; empty where it could."""
     user: str = ""
@@ -48,6 +51,10 @@ class Moment:
         """The jobs that have ended, as many as the moment knows, by their ends."""
         over = [one for one in self.live.jobs if one.job.end_time is not None]
         return sorted(over, key=lambda one: (one.job.end_time or 0.0, one.job.job_id))
+
+    def colour(self, job_id: int) -> str:
+        """The class that gives a job its colour, the same one in every picture."""
+        return f"c{self.colours.get(job_id, job_id % palette.COLOURS)}"
 
     def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
         """What one user may see: their own jobs, with those that ended before the ones it knows, and of the others
@@ -71,6 +78,16 @@ class _Own:
     until: float
     """… and the end of the last job of all that these can have in them."""
     jobs: tuple[JobSummary, ...]
+
+
+def _spans(rows: Iterable[TimelineRow]) -> Iterator[tuple[int, float, float]]:
+    """From when to when each job ran, in the order of their first starts."""
+    spans: dict[int, tuple[float, float]] = {}
+    for row in rows:
+        end = math.inf if row.end is None else row.end
+        start, last = spans.get(row.job_id, (row.start, end))
+        spans[row.job_id] = (min(start, row.start), max(last, end))
+    return ((job_id, *span) for job_id, span in sorted(spans.items(), key=lambda item: item[1][0]))
 
 
 class TickFeed:
@@ -148,7 +165,9 @@ class TickFeed:
             if seen == self._seen and not before.problem:
                 return None
             self.looks += 1
-            moment = Moment(before.number + 1, now, read_live(store), tuple(store.timeline(now - HISTORY_S)))
+            rows = tuple(store.timeline(now - HISTORY_S))
+            colours = palette.chosen(_spans(rows), before.colours)
+            moment = Moment(before.number + 1, now, read_live(store), rows, colours)
         self._seen = seen
         return moment
 

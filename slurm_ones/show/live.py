@@ -5,6 +5,7 @@ Read at once, so that a view costs the same however much of it is looked at.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -60,7 +61,14 @@ def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[S
         of_node = holding.setdefault(one.node, {})
         of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
     rows = [ShownNode(node.name, node.state, node.gpus, holding.pop(node.name, {})) for node in nodes]
-    return rows + [ShownNode(name, "", 0, holding[name]) for name in sorted(holding)]
+    rows += [ShownNode(name, "", 0, holding[name]) for name in sorted(holding)]
+    return sorted(rows, key=lambda node: (not node.state, _natural(node.name)))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key by which n2 comes before n10."""
+    parts = [part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", name))]
+    return [(len(part) if n % 2 else -1, part) for n, part in enumerate(parts)]
 
 
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:

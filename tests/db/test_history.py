@@ -201,8 +201,8 @@ def test_timeline(store: Store) -> None:
     """Protects the picture of GPUs over time."""
     resized_job(store)
     assert store.timeline() == [
-        TimelineRow(7, "job7", "alice", 0, Shape(1, 1), 2000.0, 2900.0),
-        TimelineRow(7, "job7", "alice", 1, Shape(1, 4), 3000.0, None),
+        TimelineRow(7, "job7", "alice", "", 2, 0, Shape(1, 1), 2000.0, 2900.0),
+        TimelineRow(7, "job7", "alice", "", 2, 1, Shape(1, 4), 3000.0, None),
     ]
 
 

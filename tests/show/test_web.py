@@ -25,7 +25,7 @@ from slurm_ones.show import app as web_app
 from slurm_ones.show import connections, live
 from slurm_ones.show.app import Access, address
 from slurm_ones.show.feed import TickFeed
-from slurm_ones.show.pages import MOST_SHAPES, colour, gpus_over_time
+from slurm_ones.show.pictures import MOST_SHAPES, gpus_over_time
 from tests.commands import call
 from tests.db.make import job
 from tests.show.conftest import TOKEN, Page
@@ -35,7 +35,8 @@ Serve = Callable[..., Page]
 OURS = {
     *("html", "head", "meta", "title", "link", "script", "body", "header", "nav", "main", "section", "h1", "h2"),
     *("a", "b", "i", "p", "div", "span", "small", "ul", "li", "label", "input", "table", "thead", "tbody", "tr", "th"),
-    *("td", "figure", "figcaption", "svg", "rect", "line", "polyline", "circle", "text"),
+    *("td", "figure", "figcaption", "svg", "rect", "line", "polyline", "circle", "text", "defs", "pattern", "dl", "dt"),
+    *("dd", "code"),
 }
 PAGES = ("/", "/decisions", "/jobs/7", "/jobs/9", "/jobs/10")
 
@@ -56,12 +57,19 @@ class Elements(HTMLParser):
 
 def test_the_cluster_at_a_glance(serve: Serve) -> None:
     """Protects the first page: how the companion is, why a job waits, who is on which node."""
-    status, _, text = serve().get("/")
+    page = serve()
+    status, _, text = page.get("/")
     assert status == 200
-    assert "The companion runs in mode act" in text and "Why do jobs wait?" in text
+    assert "The companion runs in mode act" in text and "Waiting jobs, and why" in text
     assert "waits-for-gpus" in text and "reason 8" in text
-    assert 'href="/jobs/10"' in text and "n3" in text and 'class="gpus"><i class="held ' + colour(10) in text
-    assert text.count("<rect") >= 1
+    assert (
+        'href="/jobs/10"' in text
+        and "n3" in text
+        and 'class="gpus"><i class="held ' + page.web.feed.moment.colour(10) in text
+    )
+    # Numbers and picture, then who runs, who waits and why, who ended, and the nodes.
+    places = [text.index(f'<section id="{one}"') for one in ("health", "gpus", "jobs", "waiting", "ended", "nodes")]
+    assert places == sorted(places) and text.count("<rect") >= 1
 
 
 def test_a_job(serve: Serve) -> None:
@@ -69,7 +77,7 @@ def test_a_job(serve: Serve) -> None:
     page = serve()
     _, _, trains = page.get("/jobs/10")
     assert "Why this size?" in trains and "reason 10" in trains and "Useful throughput by size" in trains
-    assert "Loss" in trains and "Accuracy" in trains and trains.count("<circle") == 8
+    assert "Loss" in trains and "Accuracy" in trains and trains.count('<circle class="point"') == 9
     _, _, resized = page.get("/jobs/7")
     assert "1x1 → 1x4, batch 64 → 256" in resized and "drained 100.0 s" in resized and "running at 1x4" in resized
     assert page.get("/jobs/4711")[0] == 404
@@ -196,7 +204,7 @@ def test_what_failed_once_is_made_again(serve: Serve, monkeypatch: pytest.Monkey
 def test_many_jobs_are_drawn_to_the_end() -> None:
     """Protects the picture of a large cluster: bounded, and the jobs that run now are in it."""
     rows = [
-        TimelineRow(n, f"job{n}", "alice", 0, Shape(1, 1), float(n), float(n + 100) if n < 900 else None)
+        TimelineRow(n, f"job{n}", "alice", "gpu", 1, 0, Shape(1, 1), float(n), float(n + 100) if n < 900 else None)
         for n in range(1000)
     ]
     drawn = str(gpus_over_time(rows, 128, 0.0, 1000.0))

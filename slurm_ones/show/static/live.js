@@ -18,6 +18,8 @@
       const old = document.getElementById(section.id);
       if (old === null) {
         document.querySelector("main").append(section);
+      } else if (chosen(old)) {
+        again = true; // replaced once nothing of it is selected
       } else if (old.innerHTML !== section.innerHTML) {
         const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
         const scrolled = [...old.querySelectorAll(".wide")].map((box) => box.scrollLeft);
@@ -33,7 +35,13 @@
         }
       }
     }
-    filter();
+    decorate();
+  }
+
+  // Text that the reader has selected stays until it is copied.
+  function chosen(section) {
+    const selection = document.getSelection();
+    return selection !== null && !selection.isCollapsed && selection.containsNode(section, true);
   }
 
   async function look(number) {
@@ -44,7 +52,7 @@
     }
     busy = true;
     try {
-      const answer = await fetch(`${root}/${part}?part=1`, { credentials: "same-origin" });
+      const answer = await fetch(`${root}/${part}?part=1&${new URLSearchParams(location.search)}`, { credentials: "same-origin" });
       if (!answer.ok) throw new Error(await answer.text());
       replace(await answer.text());
       shown = number;
@@ -53,25 +61,137 @@
       say(`not live: ${String(error.message || error).slice(0, 200)}`);
     } finally {
       busy = false;
-      if (again) {
+      if (again && document.getSelection().isCollapsed) {
         again = false;
         look(null);
       }
     }
   }
 
+  const field = document.getElementById("filter");
+  const FIRST = 10; // rows of a long table that are shown until the reader asks for all
+  const sorted = new Map(); // by section: [column, direction]
+  const whole = new Set(); // sections of which all rows are shown
+
   function filter() {
-    const field = document.getElementById("filter");
-    if (field === null) return;
-    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of document.querySelectorAll("tbody.filtered tr")) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = !words.every((word) => text.includes(word));
+    const words = field === null ? [] : field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let found = 0;
+    for (const body of document.querySelectorAll("tbody.filtered")) {
+      const id = body.closest("section").id;
+      const cut = body.classList.contains("first") && !whole.has(id) && words.length === 0;
+      [...body.rows].forEach((row, n) => {
+        const text = row.textContent.toLowerCase();
+        const fits = words.every((word) => text.includes(word));
+        row.hidden = !fits || (cut && n >= FIRST);
+        if (fits) found += 1;
+      });
+      const button = body.closest("section").querySelector(".more");
+      if (button !== null) button.hidden = !cut;
+    }
+    const said = document.getElementById("found");
+    if (said === null) return;
+    const text = words.length === 0 ? "" : found === 0 ? "nothing found" : `${found} found`;
+    if (said.textContent !== text) said.textContent = text;
+  }
+
+  const order = new Intl.Collator(undefined, { numeric: true });
+
+  function sort(section, column, direction) {
+    for (const table of section.querySelectorAll("table")) {
+      const rows = [...table.tBodies[0].rows];
+      const text = (row) => row.cells[column].textContent;
+      rows.sort((a, b) => (text(a) === "–") - (text(b) === "–") || direction * order.compare(text(a), text(b)));
+      table.tBodies[0].append(...rows);
+      [...table.tHead.rows[0].cells].forEach((cell, n) => {
+        if (n === column) cell.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+        else cell.removeAttribute("aria-sort");
+      });
     }
   }
 
-  const field = document.getElementById("filter");
-  if (field !== null) field.addEventListener("input", filter);
+  // What scripts add to a section, once it is new.
+  function decorate() {
+    for (const head of document.querySelectorAll("section th")) {
+      if (head.querySelector("button") !== null || head.textContent === "") continue;
+      const button = document.createElement("button");
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const section = head.closest("section");
+        const [column, direction] = sorted.get(section.id) || [-1, 1];
+        sorted.set(section.id, [head.cellIndex, column === head.cellIndex ? -direction : 1]);
+        sort(section, ...sorted.get(section.id));
+        filter();
+      });
+    }
+    for (const [id, by] of sorted) {
+      const section = document.getElementById(id);
+      if (section !== null) sort(section, ...by);
+    }
+    for (const body of document.querySelectorAll("tbody.first")) {
+      const section = body.closest("section");
+      if (body.rows.length <= FIRST || section.querySelector(".more") !== null) continue;
+      const button = document.createElement("button");
+      button.className = "more";
+      button.textContent = `show all ${body.rows.length}`;
+      button.addEventListener("click", () => { whole.add(section.id); filter(); });
+      section.append(button);
+    }
+    document.querySelectorAll("figure[data-begin]").forEach(crosshair);
+    filter();
+  }
+
+  // A line at the pointer, and below the picture who held what then.
+  function crosshair(figure) {
+    if (figure.querySelector(".at") !== null) return;
+    const picture = figure.querySelector("svg");
+    const said = document.createElement("p");
+    said.className = "at";
+    picture.after(said);
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    line.setAttribute("class", "cross");
+    line.setAttribute("y2", "100%");
+    const [begin, end] = [Number(figure.dataset.begin), Number(figure.dataset.end)];
+    picture.addEventListener("pointermove", (event) => {
+      const box = picture.getBoundingClientRect();
+      const at = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
+      line.setAttribute("x1", `${100 * at}%`);
+      line.setAttribute("x2", `${100 * at}%`);
+      picture.append(line);
+      const held = [];
+      let gpus = 0;
+      for (const shape of picture.querySelectorAll("rect:not(.over)")) {
+        const left = shape.x.baseVal.value / 1000;
+        if (at < left || at >= left + shape.width.baseVal.value / 1000) continue;
+        const [, job, count] = shape.textContent.match(/^(.*): (\d+) GPUs/s) || [];
+        if (count === undefined) continue;
+        held.push(`${job}: ${count}`);
+        gpus += Number(count);
+      }
+      const when = new Date(1000 * (begin + at * (end - begin))).toLocaleString();
+      const more = held.length > 8 ? ` and ${held.length - 8} more` : "";
+      said.textContent = held.length === 0 ? when : `${when}: ${gpus} GPUs (${held.slice(0, 8).join(", ")}${more})`;
+    });
+    picture.addEventListener("pointerleave", () => { line.remove(); said.textContent = ""; });
+  }
+
+  if (field !== null) {
+    field.value = new URLSearchParams(location.search).get("filter") || "";
+    field.addEventListener("input", () => {
+      const asked = new URLSearchParams(location.search);
+      if (field.value === "") asked.delete("filter");
+      else asked.set("filter", field.value);
+      history.replaceState(null, "", asked.size === 0 ? location.pathname : `?${asked}`);
+      filter();
+    });
+  }
+  document.addEventListener("selectionchange", () => {
+    if (again && !busy && document.getSelection().isCollapsed) {
+      again = false;
+      look(null);
+    }
+  });
+  decorate();
 
   const events = new EventSource(`${root}/events`);
   events.onmessage = (event) => {

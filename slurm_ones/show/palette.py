@@ -1,0 +1,66 @@
+"""Colours of jobs, users and partitions in pictures: neighbours can be told apart by everybody, and in grey.
+
+The colours themselves are in the style sheet, one set for light pages and one for dark ones. Any two of a set differ,
+also for people without red or green cones (CIEDE2000, 15 or more). Those of `APART` differ in grey too, so that they
+may touch. Where all others are taken, two that touch have different patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+K = TypeVar("K", bound=Hashable)
+
+APART: tuple[frozenset[int], ...] = tuple(
+    map(frozenset, ((3, 4, 5, 7), (2, 3, 4, 6), (1, 3, 4, 5, 7), (0, 1, 2, 5, 7), (0, 1, 2, 5, 6, 7), (0, 2, 3, 4, 6),
+                    (1, 4, 5, 7), (0, 2, 3, 4, 6)))
+)  # fmt: skip
+"""For each colour those that it may touch."""
+COLOURS = len(APART)
+PATTERNS = 3
+"""Plain, and two more for neighbours that no colours are left for."""
+
+
+def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
+    """A colour for each thing that is drawn from `start` to `end`: what it had `before`, else one that fits.
+
+    The spans come in the order in which they are stacked. A new one gets the colour that is least used among those that
+    are there as it begins, and one that may lie on the colour below it.
+    """
+    found: dict[K, int] = {}
+    there: list[tuple[float, int]] = []
+    for key, start, end in spans:
+        there = [one for one in there if one[0] > start]
+        if key not in found:
+            found[key] = before[key] if key in before else _free([colour for _, colour in there])
+        there.append((end, found[key]))
+    return found
+
+
+def _free(below: Sequence[int]) -> int:
+    """The colour for what is stacked on these: one that may touch the last of them, and is far below or nowhere."""
+    allowed = APART[below[-1]] if below else range(COLOURS)
+    newest = {colour: at for at, colour in enumerate(below)}
+    return min(allowed, key=lambda colour: (newest.get(colour, -1), colour))
+
+
+def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[int]:
+    """A pattern for each row of a stack ((J, M): what it holds at each moment), so that none looks like one it touches.
+
+    It is 0 (plain) for all whose colours differ enough.
+    """
+    touching: list[set[int]] = [set() for _ in colours]
+    for column in holding.T:
+        rows = np.flatnonzero(column)
+        for low, high in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
+            touching[high].add(low)
+            touching[low].add(high)
+    found = [0] * len(colours)
+    for j, colour in enumerate(colours):
+        taken = {found[k] for k in touching[j] if k < j and colours[k] not in APART[colour]}
+        found[j] = next((pattern for pattern in range(PATTERNS) if pattern not in taken), 0)
+    return found

@@ -1,0 +1,379 @@
+"""Pictures of live pages as SVG: who held which GPUs when, curves by epoch, throughput by size; all with axes.
+
+Shapes lie in a drawing of its own that fills the picture, and text next to them at its own size, so that a picture can
+be read at any width. All text is escaped. Colours are classes of the style sheet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from ones_db import EpochPoint, TimelineRow
+from slurm_ones.show import palette
+from slurm_ones.show.charts import Bar, Floats, held
+from slurm_ones.show.usage import Measured
+from slurm_ones.text import clock, plain, seconds
+
+WIDTH, HEIGHT = 1000.0, 240.0
+"""Of the drawing in which the shapes lie."""
+MOST_SHAPES = 4_000
+"""Where there were more changes, a job is one shape, and only so many stretches of time are told apart."""
+FEWEST_INTERVALS = 24
+"""Of these, since so many jobs run at once."""
+NAMED = 12
+"""Jobs, users or partitions in a legend: those that held most."""
+WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
+"""A stripe at least so large has its job's number in it."""
+STEPS_S = tuple(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320))
+"""Between two ticks of time."""
+TICKS = 6
+"""On an axis, at most."""
+PATTERNS = ("", "dots", "bars")
+GROWN = "grown"
+"""The pattern of what a job holds beyond what it asked for."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Marks along one side of a picture: (place from 0 to 1, text), and what they count."""
+
+    marks: tuple[tuple[float, str], ...]
+    unit: str = ""
+
+
+def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Axis:
+    """Round numbers from low to high, at most `TICKS`."""
+    span = (high - low) or 1.0
+    step = 10.0 ** math.floor(math.log10(span / TICKS))
+    step = next(step * factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= TICKS)
+    step = max(step, 1.0) if whole else step
+    values = np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step
+    return Axis(tuple((float((value - low) / span), f"{value:.6g}") for value in values), unit)
+
+
+def of_time(begin: float, end: float) -> Axis:
+    """Local times from begin to end (Unix seconds), at full minutes, hours or days."""
+    span = max(end - begin, 1e-9)
+    step = next((step for step in STEPS_S if span / step <= TICKS), span)
+    shift = time.localtime(begin).tm_gmtoff
+    first = math.ceil((begin + shift) / step) * step - shift
+    form = "%d %b" if step >= 86_400 else "%H:%M"
+    moments = np.arange(first, end + 1e-6, step).tolist()
+    return Axis(tuple(((at - begin) / span, time.strftime(form, time.localtime(at))) for at in moments))
+
+
+def gpus_over_time(
+    rows: Sequence[TimelineRow],
+    capacity: int,
+    begin: float,
+    now: float,
+    colours: Mapping[int, int] | None = None,
+    by: str = "job",
+) -> Markup:
+    """GPUs that each job held from `begin`, or the first start after it, to now, one on another.
+
+    Each shape names its job and size; what a job holds beyond what it asked for is hatched. `by` is what has a colour
+    of its own: each `job` (as `colours` has it, if it does), `user` or `partition`.
+    """
+    begin = max(begin, min((row.start for row in rows), default=begin))
+    seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
+    bars = [
+        Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.shape.gpus) for row in seen
+    ]
+    bars = [bar for bar in bars if bar.end > bar.start]
+    group = {str(row.job_id): _group(row, by) for row in seen}
+    jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
+    if not jobs:
+        return Markup('<p class="quiet">No elastic job ran in this time.</p>')
+    if by != "job":
+        jobs.sort(key=group.__getitem__)  # stable: those of one user lie next to each other
+    starts, ends = np.array([bar.start for bar in bars]), np.array([bar.end for bar in bars])
+    changes = np.unique(np.concatenate([starts, ends]))
+    single = (np.searchsorted(changes, ends) - np.searchsorted(changes, starts)).sum() <= MOST_SHAPES
+    moments, holding = held(bars, jobs) if single else _coarser(bars, jobs, changes, starts, ends)
+    most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), 1)
+    colour_of = _colours(bars, jobs, group, colours or {}, by)
+    used = [colour_of[group[job]] for job in jobs]
+    patterns = palette.patterns(used, holding) if by == "job" else [0] * len(jobs)
+    names = {str(row.job_id): f"job {row.job_id} {plain(row.name, 40)}" for row in seen}
+    titles = [str(escape(names[job])) for job in jobs]
+    asked = np.array([{str(row.job_id): row.asked for row in seen}[job] for job in jobs])
+    stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now)
+    # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
+    made = Markup("".join(stack.stretches() if single else stack.outlines()))
+    y = f"{100 * (1 - capacity / most):.2f}%"
+    over = [Markup('<line class="edge" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(y)] if capacity else []
+    over += stack.numbers() if single else []
+    label = f"GPUs held by elastic jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
+    total = (holding[:, :-1] * np.diff(moments)).sum(axis=1)
+    legend = _legend(jobs, group, colour_of, patterns, names, total, by)
+    grown = bool(single and (holding > asked[:, None]).any())
+    picture = Picture(label, of_time(begin, now), of_numbers(0, most, "GPUs", whole=True), made, over)
+    legend += _sign("none", GROWN, "beyond what the job asked for") if grown else Markup("")
+    legend += _stroke("edge", "GPUs of the cluster") if capacity else Markup("")
+    return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"')
+
+
+def _group(row: TimelineRow, by: str) -> str:
+    return {"user": row.user, "partition": row.partition}.get(by, str(row.job_id))
+
+
+def _colours(
+    bars: Sequence[Bar], jobs: Sequence[str], group: Mapping[str, str], before: Mapping[int, int], by: str
+) -> dict[str, int]:
+    """The colour of each group."""
+    spans: dict[str, tuple[float, float]] = {}
+    for bar in bars:
+        start, end = spans.get(group[bar.job], (bar.start, bar.end))
+        spans[group[bar.job]] = (min(start, bar.start), max(end, bar.end))
+    if by != "job":
+        return palette.chosen(((name, 0.0, 1.0) for name in dict.fromkeys(group[job] for job in jobs)), {})
+    known = {str(job_id): colour for job_id, colour in before.items()}
+    return palette.chosen(((job, *spans[job]) for job in jobs), known)
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """GPUs over time of jobs that are drawn one on another."""
+
+    jobs: Sequence[str]
+    titles: Sequence[str]
+    """Escaped."""
+    colours: Sequence[int]
+    patterns: Sequence[int]
+    asked: Floats
+    moments: Floats
+    holding: Floats
+    most: int
+    begin: float
+    now: float
+
+    def x(self, at: float) -> float:
+        """The place of a moment."""
+        return float((at - self.begin) / max(self.now - self.begin, 1e-9) * WIDTH)
+
+    @property
+    def tops(self) -> Floats:
+        """The upper edge of each job at each moment."""
+        found: Floats = HEIGHT * (1 - self.holding.cumsum(axis=0) / self.most)
+        return found
+
+    def stretches(self) -> Iterator[str]:
+        """A shape for each stretch of time in which a job kept its size; it names both."""
+        edges, tops, each = [self.x(at) for at in self.moments], self.tops, HEIGHT / self.most
+        middles = [clock((left + right) / 2) for left, right in pairwise(self.moments)]
+        for j, title in enumerate(self.titles):
+            for m in self.holding[j, :-1].nonzero()[0]:
+                gpus, width = self.holding[j, m], max(edges[m + 1] - edges[m], 0.5)
+                place = f'x="{edges[m]:.2f}" y="{tops[j, m]:.2f}" width="{width:.2f}"'
+                said = f"<title>{title}: {gpus:.0f} GPUs at {middles[m]}</title>"
+                yield f'<rect class="c{self.colours[j]}" {place} height="{each * gpus:.2f}">{said}</rect>'
+                grown = gpus - self.asked[j]
+                for pattern, height in ((PATTERNS[self.patterns[j]], gpus), (GROWN, grown)):
+                    if pattern and height > 0:
+                        yield f'<rect class="over" fill="url(#{pattern})" {place} height="{each * height:.2f}"/>'
+
+    def outlines(self) -> Iterator[str]:
+        """A shape for each job; it names the job, and the least and the most that it held."""
+        edges = [f"{self.x(at):.1f}" for at in self.moments]
+        widths = [
+            f"{(right - left) / max(self.now - self.begin, 1e-9) * WIDTH:.1f}" for left, right in pairwise(self.moments)
+        ]
+        tops = self.tops
+        for j, title in enumerate(self.titles):
+            at = self.holding[j, :-1].nonzero()[0]
+            if not len(at):
+                continue
+            sizes = self.holding[j, at]
+            drawn = "".join(
+                f"M{edges[m]} {top:.2f}h{widths[m]}v{high:.2f}h-{widths[m]}z"
+                for m, top, high in zip(
+                    at.tolist(), tops[j, at].tolist(), (HEIGHT / self.most * sizes).tolist(), strict=True
+                )
+            )
+            few, many = f"{sizes.min():.0f}", f"{sizes.max():.0f}"
+            text = many if few == many else f"{few} to {many}"
+            yield f'<path class="c{self.colours[j]}" d="{drawn}"><title>{title}: {text} GPUs</title></path>'
+
+    def numbers(self) -> list[Markup]:
+        """Jobs' numbers in their first stripes that are large enough."""
+        edges, tops = [self.x(at) for at in self.moments], self.tops
+        found = []
+        for j, job in enumerate(self.jobs):
+            for m in self.holding[j, :-1].nonzero()[0]:
+                wide, high = edges[m + 1] - edges[m], HEIGHT / self.most * self.holding[j, m]
+                if wide >= WIDE and high >= HIGH:
+                    x, y = (edges[m] + wide / 2) / WIDTH * 100, (tops[j, m] + high / 2) / HEIGHT * 100
+                    text = '<text class="stripe" aria-hidden="true" x="{:.2f}%" y="{:.2f}%">{}</text>'
+                    found.append(Markup(text).format(x, y, job))
+                    break
+        return found
+
+
+def _legend(
+    jobs: Sequence[str],
+    group: Mapping[str, str],
+    colour_of: Mapping[str, int],
+    patterns: Sequence[int],
+    names: Mapping[str, str],
+    total: Floats,
+    by: str,
+) -> Markup:
+    """What the colours stand for, those first that held most."""
+    held_by: dict[str, float] = {}
+    for job, amount in zip(jobs, total.tolist(), strict=True):
+        held_by[group[job]] = held_by.get(group[job], 0.0) + amount
+    shown = sorted(held_by, key=lambda one: -held_by[one])[:NAMED]
+    pattern = {group[job]: PATTERNS[one] for job, one in zip(jobs, patterns, strict=True)}
+    items = Markup("").join(
+        _sign(f"c{colour_of[one]}", pattern[one], names[one] if by == "job" else plain(one, 40) or "none")
+        for one in shown
+    )
+    more = len(held_by) - len(shown)
+    return items + (Markup("<li>and {} more</li>").format(more) if more else Markup(""))
+
+
+def _sign(kind: str, pattern: str, text: str) -> Markup:
+    over = Markup('<rect width="14" height="14" fill="url(#{})"/>').format(pattern) if pattern else Markup("")
+    box = Markup(
+        '<svg class="sign" width="14" height="14" aria-hidden="true"><rect class="{}" width="14" height="14"/>'
+    )
+    return Markup("<li>") + box.format(kind) + over + Markup("</svg> {}</li>").format(text)
+
+
+def _stroke(kind: str, text: str) -> Markup:
+    """What a line of this class stands for."""
+    line = (
+        '<li><svg class="sign" width="22" height="14" aria-hidden="true"><line class="{}" x2="22" y1="7" y2="7"/></svg>'
+    )
+    return (Markup(line) + Markup(" {}</li>")).format(kind, text)
+
+
+def _coarser(
+    bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
+) -> tuple[Floats, Floats]:
+    """As `charts.held`, and in place of every change equal intervals, each as it is in its middle and the last as it is
+    at the end."""
+    begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
+    edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
+    middle = (edges[:-1] + edges[1:]) / 2
+    middle[-1] = (changes[-2] + changes[-1]) / 2
+    row = {job: j for j, job in enumerate(jobs)}
+    rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
+    change = np.zeros((len(jobs), len(edges)))
+    np.add.at(change, (rows, np.searchsorted(middle, starts)), gpus)
+    np.add.at(change, (rows, np.searchsorted(middle, ends)), -gpus)
+    holding: Floats = change.cumsum(axis=1)
+    holding[:, -1] = 0.0
+    return edges, holding
+
+
+def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float, str]] = ()) -> Markup:
+    """Loss or accuracy by epoch, as a line with a point for each; `changes` are the moments (Unix seconds) at which the
+    job was resized, with words on each."""
+    values = [(point.epoch, value) for point in points if math.isfinite(value := _of(point, name))]
+    if not values:
+        return Markup("")
+    low, high = min(value for _, value in values), max(value for _, value in values)
+    room = (high - low or abs(high) or 1.0) * 0.05
+    bottom, top = low - room, high + room
+    first, last = values[0][0], max(values[-1][0], values[0][0] + 1)
+
+    def place(epoch: float, value: float) -> tuple[float, float]:
+        return (epoch - first) / (last - first), 1 - (value - bottom) / (top - bottom)
+
+    path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * y:.1f}" for x, y in (place(*one) for one in values))
+    parts = Markup('<polyline class="line" points="{}"/>').format(path)
+    over = []
+    times, epochs = [point.time for point in points], [float(point.epoch) for point in points]
+    for at, text in changes:
+        if times[0] <= at <= times[-1]:
+            x = f"{100 * place(float(np.interp(at, times, epochs)), low)[0]:.2f}%"
+            mark = '<line class="change" x1="{0}" x2="{0}" y1="0" y2="100%"><title>{1}</title></line>'
+            over.append(Markup(mark).format(x, text))
+    for epoch, value in values[-MOST_SHAPES:]:
+        across, up = place(epoch, value)
+        dot = '<circle class="point" cx="{:.2f}%" cy="{:.2f}%" r="4"><title>{}</title></circle>'
+        over.append(Markup(dot).format(100 * across, 100 * up, f"epoch {epoch}: {name} {value:.4g}"))
+    label = f"{name} by epoch: from {values[0][1]:.4g} to {values[-1][1]:.4g}"
+    picture = Picture(label, of_numbers(first, last, "epoch", whole=True), of_numbers(bottom, top, name), parts, over)
+    return picture.drawn(_stroke("change", "a resize") if any("change" in one for one in over) else Markup(""))
+
+
+def _of(point: EpochPoint, name: str) -> float:
+    value: float | None = getattr(point, name)
+    return math.nan if value is None else value
+
+
+def scaling(measured: Sequence[Measured]) -> Markup:
+    """Useful samples/s at each number of GPUs and batch that was measured, next to what the smallest size promises if
+    each GPU adds as much."""
+    if not measured:
+        return Markup("")
+    smallest = min(measured, key=lambda one: (one.gpus, -one.useful))
+    each = smallest.useful / max(smallest.gpus, 1)
+    widest = max(one.gpus for one in measured)
+    high = max(*(one.useful for one in measured), each * widest, 1e-9) * 1.08
+    right = widest * 1.08
+    points = f"0,{HEIGHT:.1f} {WIDTH * widest / right:.1f},{HEIGHT * (1 - each * widest / high):.1f}"
+    parts = Markup('<polyline class="ideal" points="{}"/>').format(points)
+    best = {
+        gpus: max(one.useful for one in measured if one.gpus == gpus) for gpus in sorted({m.gpus for m in measured})
+    }
+    line = " ".join(f"{WIDTH * n / right:.1f},{HEIGHT * (1 - value / high):.1f}" for n, value in best.items())
+    parts += Markup('<polyline class="line" points="{}"/>').format(line)
+    over = []
+    for one in measured:
+        said = (
+            f"{one.gpus} GPUs, batch {one.batch}: {one.useful:.4g} useful samples/s, measured {seconds(one.measured_s)}"
+        )
+        dot = '<circle class="point" cx="{:.2f}%" cy="{:.2f}%" r="5"><title>{}</title></circle>'
+        over.append(Markup(dot).format(100 * one.gpus / right, 100 * (1 - one.useful / high), said))
+    legend = _stroke("line", "measured, the best batch") + _stroke("ideal", "if each GPU added as much as the first")
+    across = of_numbers(0, right, "GPUs", whole=True)
+    return Picture("useful samples/s by GPUs", across, of_numbers(0, high, "useful samples/s"), parts, over).drawn(
+        legend
+    )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its axes: shapes in a drawing of `WIDTH` x `HEIGHT`, and over them what keeps its size."""
+
+    label: str
+    across: Axis
+    up: Axis
+    shapes: Markup
+    over: Sequence[Markup] = ()
+
+    def drawn(self, legend: Markup, data: str = "") -> Markup:
+        """The element of a page; `data` are attributes of ours."""
+        grid = Markup("").join(self._grid())
+        head = Markup('<figure class="plot"{}><p class="unit">{}</p><svg role="img" aria-label="{}">')
+        inner = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" preserveAspectRatio="none" width="100%" height="100%">')
+        parts = [head.format(Markup(data), self.up.unit, self.label), grid, inner.format(WIDTH, HEIGHT), self.shapes]
+        parts += [Markup("</svg>"), *self.over, Markup("</svg>")]
+        parts.append(
+            Markup('<p class="unit across">{}</p>').format(self.across.unit) if self.across.unit else Markup("")
+        )
+        parts.append(
+            Markup('<figcaption><ul class="legend">{}</ul></figcaption>').format(legend) if legend else Markup("")
+        )
+        return Markup("").join(parts) + Markup("</figure>")
+
+    def _grid(self) -> Iterator[Markup]:
+        for at, text in self.up.marks:
+            y = f"{100 * (1 - at):.2f}%"
+            yield Markup('<line class="grid" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(y)
+            yield Markup('<text class="tick up" x="-6" y="{}">{}</text>').format(y, text)
+        for at, text in self.across.marks:
+            x = f"{100 * at:.2f}%"
+            yield Markup('<line class="grid" x1="{0}" x2="{0}" y1="0" y2="100%"/>').format(x)
+            yield Markup('<text class="tick across" x="{}" y="100%" dy="17">{}</text>').format(x, text)
