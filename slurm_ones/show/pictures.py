@@ -104,7 +104,8 @@ def gpus_over_time(
     patterns = palette.patterns(used, holding) if by == "job" else [0] * len(jobs)
     names = {str(row.job_id): f"job {row.job_id} {plain(row.name, 40)}" for row in seen}
     titles = [str(escape(names[job])) for job in jobs]
-    asked = np.array([{str(row.job_id): row.asked for row in seen}[job] for job in jobs])
+    wanted = {str(row.job_id): row.asked for row in seen}
+    asked = np.array([wanted[job] for job in jobs])
     stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now)
     # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
     made = Markup("".join(stack.stretches() if single else stack.outlines()))
@@ -116,7 +117,7 @@ def gpus_over_time(
     legend = _legend(jobs, group, colour_of, patterns, names, total, by)
     grown = bool(single and (holding > asked[:, None]).any())
     picture = Picture(label, of_time(begin, now), of_numbers(0, most, "GPUs", whole=True), made, over)
-    legend += _sign("none", GROWN, "beyond what the job asked for") if grown else Markup("")
+    legend += _sign("any", GROWN, "beyond what the job asked for") if grown else Markup("")
     legend += _stroke("edge", "GPUs of the cluster") if capacity else Markup("")
     return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"')
 

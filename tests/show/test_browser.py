@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -128,14 +129,58 @@ def test_it_changes_by_itself(serve: Callable[..., Page], browser: Any) -> None:
 
 
 def test_by_keyboard_alone(serve: Callable[..., Page], browser: Any) -> None:
-    """Protects people without a mouse: from the page's top, tabs reach a job, and Enter opens it."""
+    """Protects people without a mouse: tabs reach the waiting jobs and one of them, and Enter opens it."""
     page = serve()
     sized(browser, 1280, "light")
     browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
-    for _ in range(12):
-        browser.switch_to.active_element.send_keys("\ue004")
-        if (browser.switch_to.active_element.get_attribute("href") or "").endswith("/jobs/8"):
-            break
+    for goal in ("#waiting", "/jobs/8"):
+        for _ in range(12):
+            browser.switch_to.active_element.send_keys("\ue004")
+            if (browser.switch_to.active_element.get_attribute("href") or "").endswith(goal):
+                break
+        if goal == "#waiting":
+            browser.switch_to.active_element.send_keys("\ue007")
     browser.switch_to.active_element.send_keys("\ue007")
     until(lambda: browser.current_url.endswith("/jobs/8"))
     assert "Why is it waiting?" in browser.find_element("tag name", "main").text
+
+
+def test_tables_sort_filter_and_say_so(serve: Callable[..., Page], browser: Any) -> None:
+    """Protects whoever looks for a job among many: order, a count, "nothing found", ten rows until all are wanted, and
+    an address that shows the same to somebody else."""
+    page = serve()
+    with Store.open(page.url, "gres") as store:
+        store.record_jobs([job(100 + n, name=f"many{n}", state="PENDING") for n in range(12)])
+    page.tick(time.time() + 1)
+    sized(browser, 1280, "light")
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    until(lambda: len(browser.execute_script(SHOWN)) == 10)
+    browser.find_element("css selector", "#waiting .more").click()
+    assert len(browser.execute_script(SHOWN)) == 14
+    head = browser.find_element("css selector", "#waiting th button")
+    head.click()
+    numbers = [int(text.split("\u25a0 ")[-1][:3].rstrip("nwh<")) for text in browser.execute_script(SHOWN)[2:]]
+    assert numbers == sorted(numbers) and len(numbers) == 12
+    field = browser.find_element("id", "filter")
+    field.send_keys("many1")
+    until(lambda: browser.find_element("id", "found").text == "3 found")
+    assert browser.current_url.endswith("?filter=many1")
+    field.send_keys("0x")
+    until(lambda: browser.find_element("id", "found").text == "nothing found")
+    browser.get(f"http://127.0.0.1:{page.port}/?filter=many11")
+    until(lambda: browser.find_element("id", "found").text == "1 found")
+
+
+def test_a_pointer_reads_the_picture(serve: Callable[..., Page], browser: Any) -> None:
+    """Protects whoever wants a figure from the picture: who held what at a moment."""
+    from selenium.webdriver import ActionChains
+
+    page = serve()
+    sized(browser, 1280, "light")
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}&span=15m")
+    browser.get(f"http://127.0.0.1:{page.port}/?span=15m")
+    picture = browser.find_element("css selector", "#gpus figure svg")
+    ActionChains(browser).move_to_element_with_offset(picture, int(picture.size["width"] * 0.45), 0).perform()
+    assert re.search(r": \d+ GPUs \(.*job 10 trains: 2", browser.find_element("css selector", "#gpus .at").text)
+    browser.get(f"http://127.0.0.1:{page.port}/?span=15m&by=user")
+    assert "bob" in browser.find_element("css selector", "#gpus .legend").text
