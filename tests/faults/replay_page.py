@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from slurm_ones.show.pages import colour
+from slurm_ones.show.palette import COLOURS
 from slurm_ones.text import plain
 from tests.faults.plan import FaultPlan
 from tests.faults.recording import COMMAND, FAULT, KINDS, ORDER, PHASE, VIOLATION, Recorder, Recording, Stood
@@ -123,7 +123,9 @@ def _of_job(plan: FaultPlan, name: str, begin: float, until: float, stood: Stood
     if stood.gpus:
         high = round(max((HEIGHT - 6.0) * stood.gpus / plan.spec.gpus, 2.0), 2)
         facts = "; ".join(f"{name} {value}" for name, value in stood.facts)
-        yield Bar(colour(int(name.split()[0])), begin, HEIGHT - high, width, high, f"{stood.gpus} GPUs; {facts}")
+        yield Bar(
+            f"c{int(name.split()[0]) % COLOURS}", begin, HEIGHT - high, width, high, f"{stood.gpus} GPUs; {facts}"
+        )
     elif stood.state in ("waits", "held"):
         yield Bar(stood.state, begin, HEIGHT - 4.0, width, 4.0, f"{stood.time:.1f} s: {stood.state}")
     for what, phase in stood.facts:
