@@ -180,7 +180,7 @@ class Web:
         return await self._answer(request, f"api/jobs/{job_id}", f"Job {job_id}", make, api.KIND)
 
     async def _overview(self, request: Request) -> Response:
-        view = pages.View.of(_asked(request))
+        view = pages.PageView.of(_asked(request))
 
         def make(moment: Moment) -> bytes:
             return pages.overview(moment, self._root, view, self._opened)

@@ -93,14 +93,14 @@ def _kind(column: ShownColumn[Any]) -> str:
 
 
 @dataclass(frozen=True)
-class View:
+class PageView:
     """What a reader chose to see of the first page."""
 
     span: str = "24h"
     by: str = "job"
 
     @classmethod
-    def of(cls, asked: Mapping[str, Sequence[str]]) -> View:
+    def of(cls, asked: Mapping[str, Sequence[str]]) -> PageView:
         """The choice in a query; whatever else stands there counts as no choice."""
         span, by = (asked.get(name, [""])[0] for name in ("span", "by"))
         return cls(span if span in SPANS else "24h", by if by in GROUPS else "job")
@@ -119,7 +119,7 @@ def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> byt
     return text.encode()
 
 
-def overview(moment: Moment, root: str, view: View, opened: Callable[[], Store]) -> bytes:
+def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Store]) -> bytes:
     """The cluster: how the companion is, who held which GPUs, the jobs, why they wait, the nodes."""
     live = moment.live
     alive = [one for one in live.jobs if one.job.end_time is None]
