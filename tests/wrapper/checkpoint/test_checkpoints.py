@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Saved, State
+from ones_wrapper.checkpoint import Checkpoints, Saved, State, checkpoints
 from ones_wrapper.data.progress import Progress
+from ones_wrapper.devices import streams
 from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup
 
 
@@ -201,6 +202,18 @@ def test_without_threads_it_is_written_at_once(tmp_path: Path, group: Group) -> 
     end = box.ended()
     assert isinstance(end, Saved) and end.stall_s == end.seconds
     assert box.load(state()).name == end.name
+
+
+def test_the_device_is_waited_for_last(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects what a thread writes of a GPU: a moving average is cloned on the training's stream, and read on another
+    one, before the next step changes it."""
+    happened: list[str] = []
+    monkeypatch.setattr(checkpoints, "_copied", lambda rest: happened.append("cloned") or rest)
+    monkeypatch.setattr(streams, "wait", lambda device: happened.append("waited"))
+    box = Checkpoints(tmp_path, group, 7, 0)
+    box.begin(state(1.0), Progress(step=1))
+    box.close()
+    assert happened == ["cloned", "waited"]
 
 
 def test_one_under_way_is_waited_for_and_buffers_are_reused(tmp_path: Path, group: Group) -> None:

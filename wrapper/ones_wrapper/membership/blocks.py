@@ -90,7 +90,7 @@ class Blocks:
         """Unix time at which the term before ended, where this one began with what that announced."""
         self._former: Former | None = None
         self._ahead: Ahead | None = None
-        self._told = ""
+        self._told = ("", "")
         self._coordinator: Coordinator | None = None
         self._watch: Watch | None = None
         self.may_leave: Callable[[], bool] = lambda: True
@@ -221,10 +221,15 @@ class Blocks:
         """What those who train said of their forward pass's input; empty for nothing. Raises `StoreLostError`."""
         return self._board.read("shapes") or ""
 
+    def ordered(self) -> tuple[int, int]:
+        """(global batch, blocks) that the order in force names; 0 for what it leaves."""
+        order = self._orders(self.leader.term).poll() if self._orders is not None else None
+        return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
+
     def tell_shapes(self, text: str) -> None:
-        """Say so to newcomers, once a term. Not collective: rank 0 does."""
-        if self._told != self._board.place:
-            self._told = self._board.place
+        """Say so to newcomers, on each term's board. Not collective: rank 0 does."""
+        if self._told != (self._board.place, text):
+            self._told = self._board.place, text
             with suppress(StoreLostError):
                 self._board.put("shapes", text)
 

@@ -26,7 +26,7 @@ from ones_wrapper.process.ending import flush_files, leave
 from ones_wrapper.process.exit_codes import DONT_RESTART, NEXT_TERM, PEER_LOST
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
-from ones_wrapper.run import warm_up
+from ones_wrapper.run import replicas, warm_up
 from ones_wrapper.run.boundary import Agreement
 from ones_wrapper.run.fixed import FixedRanks
 from ones_wrapper.run.run import Run
@@ -110,7 +110,7 @@ class ChangingRanks(FixedRanks):
         run.sizes.spec = replace(run.sizes.spec, hot=True)
         run.control.boundary.members = blocks
         self._ranks_changed(change)
-        self._shapes = warm_up.Shapes(exchanges)
+        self._shapes = warm_up.Shapes(exchanges, self._samples)
         run.control.boundary.start_agreement(0.0, False, False)
         return True
 
@@ -129,10 +129,21 @@ class ChangingRanks(FixedRanks):
         if not text:
             return
         try:
-            warm_up.run(self._run.loop.exchanges, text, self._group.device)
+            warm_up.run(self._run.loop.exchanges, text, self._group.device, self._coming_samples)
         except Exception as error:  # the first step is slower, and no worse
             if self._group.rank == 0:
                 log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
+
+    def _samples(self) -> int:
+        return self._run.loop.part.samples
+
+    def _coming_samples(self, batch: int, world: int) -> int:
+        """Samples of this rank's first pass, as far as that shows before there is a plan: by the order in force, else
+        if this block joins `world` ranks that train at this batch. Collective over the block."""
+        wanted, blocks = self._group.on_first(self._blocks.ordered)
+        batch, world = wanted or batch, (blocks * self._group.world) or (world + self._group.world)
+        division = replicas.divide(self._run.sizes.spec, world, 0)
+        return -(-batch // (division.replicas * division.passes(batch)))
 
     def began(self) -> None:
         run, blocks = self._run, self._blocks
@@ -144,14 +155,14 @@ class ChangingRanks(FixedRanks):
         else:
             plan = replace(plan, why="lost" if run.records.failed_before else "first")
             if hot:
-                self._shapes = warm_up.Shapes(run.loop.exchanges)
+                self._shapes = warm_up.Shapes(run.loop.exchanges, self._samples)
         run.records.membership(plan, pause_s, 0, 0.0, run.control.boundary.order)
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
     def at_boundary(self) -> None:
         if self._shapes is not None and self._shapes.text and self._group.rank == 0:
-            self._blocks.tell_shapes(self._shapes.text)
+            self._blocks.tell_shapes(self._shapes.told(self._run.sizes.batch, self._group.world))
 
     def agreed(self, agreed: Agreement) -> None:
         if self._run.control.boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):

@@ -1,13 +1,15 @@
 """A dummy step of a rank that is about to join others: device, libraries and kernels are ready for the
 first true one.
 
-Its input are zeros in the shapes that the script gave the model elsewhere, told as JSON.
+Its input are zeros in the shapes that the script gave the model elsewhere, told as JSON, but of as many samples as this
+rank is about to have: a compiled model, cuDNN's search and CUDA graphs are ready for one shape.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +26,9 @@ MOST_TEXT = 100_000
 class Shapes:
     """Looks at the input of each model's next forward pass in training, once."""
 
-    def __init__(self, exchanges: Exchanges) -> None:
+    def __init__(self, exchanges: Exchanges, samples: Callable[[], int]) -> None:
+        """`samples` says how many a pass has."""
+        self._samples = samples
         self.text = ""
         """What was seen of all models, as JSON; empty before, and where it cannot be told."""
         self._seen: dict[int, Any] = {}
@@ -39,16 +43,35 @@ class Shapes:
             return
         self._handles[number].remove()
         with suppress(TypeError, ValueError):  # of types of the script's own
-            self._seen[number] = [_describe(list(args)), _describe(dict(kwargs))]
+            self._seen[number] = [_describe(list(args)), _describe(dict(kwargs)), _autocast(model)]
         if len(self._seen) == len(self._handles):
-            text = json.dumps([self._seen[number] for number in sorted(self._seen)])
+            text = json.dumps([self._samples(), [self._seen[number] for number in sorted(self._seen)]])
             self.text = text if len(text) <= MOST_TEXT else ""
 
+    def told(self, batch: int, world: int) -> str:
+        """The same with the global batch and the ranks that train now; empty as `text` is."""
+        return f"{batch} {world}\n{self.text}" if self.text else ""
 
-def run(exchanges: Exchanges, text: str, device: torch.device) -> None:
-    """A forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards."""
-    for exchange, (args, kwargs) in zip(exchanges, json.loads(text), strict=True):
-        _pass(exchange, _zeros(args, device), _zeros(kwargs, device))
+
+def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable[[int, int], int]) -> None:
+    """A forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards.
+    `samples` says of the batch and the ranks that train so far how many samples a pass of this rank will have.
+    """
+    now, _, text = told.partition("\n")
+    batch, world = map(int, now.split())
+    seen, models = json.loads(text)
+    resized = partial(_zeros, device=device, old=seen, new=samples(batch, world))
+    for exchange, (args, kwargs, autocast) in zip(exchanges, models, strict=True):
+        kind = torch.autocast(device.type, getattr(torch, autocast)) if autocast else nullcontext()
+        with kind:
+            _pass(exchange, resized(args), resized(kwargs))
+
+
+def _autocast(model: torch.nn.Module) -> str:
+    """The type in which the script computes this pass; empty if it leaves that to the model."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    on = torch.is_autocast_enabled(device)
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else ""
 
 
 def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
@@ -75,15 +98,17 @@ def _describe(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no description")
 
 
-def _zeros(told: Any, device: torch.device) -> Any:
+def _zeros(told: Any, device: torch.device, old: int, new: int) -> Any:
+    """Of `new` samples in place of `old` ones."""
     ((kind, value),) = told.items()
     if kind == "tensor":
-        dtype = getattr(torch, value[0])
-        return torch.zeros(value[1], dtype=dtype, device=device)
+        dtype, shape = getattr(torch, value[0]), value[1]
+        shape[:1] = [new if one == old else one for one in shape[:1]]
+        return torch.zeros(shape, dtype=dtype, device=device)
     if kind == "dict":
-        return {key: _zeros(item, device) for key, item in value.items()}
+        return {key: _zeros(item, device, old, new) for key, item in value.items()}
     if kind in ("list", "tuple"):
-        found = [_zeros(item, device) for item in value]
+        found = [_zeros(item, device, old, new) for item in value]
         return found if kind == "list" else tuple(found)
     return value
 
