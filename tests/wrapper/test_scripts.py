@@ -640,6 +640,22 @@ def test_a_start_that_chose_other_samples_is_an_error(workers: int) -> None:
     testing.run(partial(chooses, [0, 1], workers), env={"ONES_FINGERPRINT": "0"})
 
 
+def test_samples_are_read_once_for_it() -> None:
+    """Protects those who train from waiting for a new block that reads samples when its state arrives."""
+    from ones_wrapper.data.feed import Feed
+
+    class Counted(Split):
+        reads = 0
+
+        def __getitem__(self, index: int) -> Any:
+            self.reads += 1
+            return super().__getitem__(index)
+
+    data = Counted(0)
+    feed = Feed(data, shuffle=False, seed=0)
+    assert feed.fingerprint() == feed.fingerprint() and data.reads == 2 * 16
+
+
 def test_what_has_no_value_is_left_out() -> None:
     """Protects from a difference between two objects that are only elsewhere in memory."""
     from ones_wrapper.data.fingerprint import fingerprint

@@ -231,6 +231,7 @@ class Feed:
         self._seed = seed
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
         self._requests = _Requests()
+        self._fingerprint: str | None = None
         self._given = dataset, {"num_workers": num_workers, **options}
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         # Its own generator: the script's random numbers must not depend on how often data was set up anew.
@@ -252,8 +253,10 @@ class Feed:
         )
 
     def fingerprint(self) -> str:
-        """That of the dataset; some of its samples are read."""
-        return fingerprint(self._given[0], self._held, self._given[1])
+        """That of the dataset, of which some samples are read the first time."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self._given[0], self._held, self._given[1])
+        return self._fingerprint
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The epoch's permutation."""

@@ -93,6 +93,7 @@ class ChangingRanks(FixedRanks):
         samples, state = run.complete(), run.keeping.state
         assert state is not None
         self._warm_up()
+        run.same_data("", "")  # read now, while nobody waits for it
         content = collect(state, template=True)
 
         def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
