@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.checks import CHECKS
-from benchmarks.gpu.harness import TOP, Check, Result, Site, paths, run_all
+from benchmarks.gpu.harness import PATIENCE, TOP, Check, Result, Site, paths, run_all
 
-ALONE_MIN, SEVERAL_MIN = 8.0, 25.0
+ALONE_MIN, SEVERAL_MIN = 8.0, 40.0
 """How long all may take with one GPU, and with more."""
 _ASK = """
 import json, os
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{found['gpus']} × {', '.join(found['cards'])}, torch {found['torch']}, NCCL {found['nccl']}")
     else:
         print(f"no GPU (torch {found['torch'] or 'is missing'}{'; ' * bool(found['said'])}{found['said']}); with one:")
-    minutes = args.minutes or (ALONE_MIN if found["gpus"] < 2 else SEVERAL_MIN)
+    minutes = args.minutes or (ALONE_MIN if found["gpus"] < 2 else SEVERAL_MIN) * (PATIENCE if args.rehearse else 1)
     site = Site(found["gpus"], args.rehearse, until=time.monotonic() + 60 * minutes)
     results = run_all(checks, site, lambda one: print(line(by_name[one.name], one), flush=True))
     ran = [one for one in results if one.state != "skipped"]

@@ -175,3 +175,17 @@ def term(lab: Lab) -> None:
     lab.require("ranks", grown.world, 2)
     own = [line["time"] for line in job.lines() if line["task"] == 0]
     lab.measure("s from the stop to the first step", max(b - a for a, b in pairwise(own)), most=30.0)
+
+
+def slow_newcomer(lab: Lab, gigabytes: float, slow_s: float) -> None:
+    """A large state to a newcomer that takes long: it arrives at the first try, and training stands still once."""
+    with training(lab, 2, "--frozen-gb", str(gigabytes), "--slow-s", str(slow_s)) as job:
+        began = time.monotonic()
+        grown = job.grow(0, 1)
+        lab.measure("s from order to size", time.monotonic() - began)
+        time.sleep(1.0)
+    own = [line["time"] for line in job.lines() if line["task"] == 0]
+    still = [b - a for a, b in pairwise(own) if b - a > 0.5 * slow_s]
+    lab.require("GB that arrived", round(grown.bytes / 1e9, 1), gigabytes)
+    lab.require("times that training stood still", len(still), 1)
+    lab.measure("s that it stood still", still[0], least=slow_s)

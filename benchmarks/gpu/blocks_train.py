@@ -9,12 +9,14 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
+from ones_wrapper.network.transfer import Received
 from tests.wrapper.pace import pace
 
 parser = argparse.ArgumentParser()
@@ -26,6 +28,8 @@ parser.add_argument("--samples", type=int)
 parser.add_argument("--megabytes", type=float, default=1.0, help="of parameters and moments")
 parser.add_argument("--sharded", action="store_true", help="by FSDP2: then changes begin terms")
 parser.add_argument("--fill", type=float, default=0.0, help="share of the free memory that torch's cache holds")
+parser.add_argument("--frozen-gb", type=float, default=0.0, help="of parameters that are not trained")
+parser.add_argument("--slow-s", type=float, default=0.0, help="how long a newcomer takes over what it got")
 args = parser.parse_args()
 
 job = ones.init(batch=16, max_batch=32, max_local_batch=32, epochs=args.epochs)
@@ -35,8 +39,10 @@ layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.BatchNorm1
 if args.sharded:
     layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()) for _ in range(4)]
 plain = torch.nn.Sequential(torch.nn.Linear(8, width), *layers, torch.nn.Linear(width, 1))
+if args.frozen_gb:
+    plain.frozen = torch.nn.Parameter(torch.full((int(args.frozen_gb * 1e9 / 4),), 7.0), requires_grad=False)
 model = job.fsdp(plain, modules=torch.nn.Linear) if args.sharded else job.ddp(plain)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
 optimizer = job.register(model=model, optimizer=optimizer)
 x = torch.randn(args.samples, 8, generator=torch.Generator().manual_seed(1))
 loader = job.loader(TensorDataset(x), seed=3)
@@ -46,10 +52,20 @@ if cuda and args.fill:
     del held
 
 
+def slow(received: Received, answer: Callable[[Received], None] = Received.answer) -> None:
+    time.sleep(args.slow_s)
+    answer(received)
+
+
+if args.slow_s:
+    Received.answer = slow  # type: ignore[method-assign]
+
+
 def bits() -> int:
     """Of parameters and moments; those of another rank are the same if this is."""
+    trained = (one for one in model.parameters() if one.requires_grad)
     moments = [value for each in optimizer.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
-    state = [tensor.detach() for tensor in (*model.parameters(), *moments)]
+    state = [tensor.detach() for tensor in (*trained, *moments)]
     return int(sum(tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in state))
 
 

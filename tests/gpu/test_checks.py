@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import state
+from benchmarks.gpu import blocks, state
 from benchmarks.gpu.checks import CHECKS
 from benchmarks.gpu.harness import Lab, Site, load, run_all
 from benchmarks.gpu.work import perceptron
@@ -98,3 +98,11 @@ def test_the_code_of_each_check_runs(process: str) -> None:
     checks = [check for check in RUN if check.process == process]
     results = run_all(checks, Site(0, rehearsal=True), lambda one: None)
     assert {one.name: one.state for one in results} == {check.name: "passed" for check in checks}, results
+
+
+@pytest.mark.nightly
+def test_three_gigabytes_reach_a_newcomer_that_needs_33_s(tmp_path: Path) -> None:
+    """Protects states of gigabytes: senders once gave up after 20 s, and training stood still again and again."""
+    lab = Lab(0, True, tmp_path)
+    blocks.slow_newcomer(lab, 3.0, 33.0)
+    assert all(one["kept"] for one in lab.seen), lab.seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -125,3 +126,15 @@ def test_a_check_that_fails_fails_all(
 def test_the_documents_have_the_table() -> None:
     text = (REPOSITORY / "docs" / "gpu.md").read_text()
     assert command.docs_table(CHECKS) in text, "python -m benchmarks.gpu --table"
+
+
+def test_each_defect_has_a_test_or_a_check() -> None:
+    """Protects the page from a promise that nobody can verify."""
+    text = (REPOSITORY / "docs" / "gpu.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d", line)]
+    assert sorted(int(number) for row in rows for number in re.findall(r"\d+", row[0])) == list(range(1, 31))
+    names = {check.name for check in CHECKS}
+    for row in rows:
+        cited = re.findall(r"\b[GB]\d+\b", row[-1])
+        assert set(cited) <= names
+        assert cited or "`tests/" in row[-1], row
