@@ -130,8 +130,8 @@ def _noisy(noise: bool, layers: int, steps: int) -> None:
     assert isinstance(run.group, TorchGroup)
     (exchange,), twice = run.loop.exchanges, replace(run.group, world=2)
     exchange._group = twice  # it takes the ways of several ranks, and its sums are those of one
-    if run.noise is not None:
-        run.noise._group = twice
+    if run.loop.noise is not None:
+        run.loop.noise._group = twice
     for x in training.steps():
         training.step(x.to(training.device))
     streams.wait(training.device)
