@@ -12,7 +12,6 @@ import numpy as np
 
 from ones_db import JobHistory, ResizeRecord, Store
 from ones_db.reasons import Reason
-from ones_db.shape import Shape
 from slurm_ones.act.actor import Actor
 from slurm_ones.act.arrays import Leftovers, arrays_of, moving_tasks, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
@@ -23,7 +22,7 @@ from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.jobs.elastic import Observation, WholeJob, guests_of
+from slurm_ones.jobs.elastic import Observation, guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.learn.guests import KNOWN_S, GuestLives
@@ -34,10 +33,10 @@ from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, PlannedChange, plans
 from slurm_ones.rules.quotas import READ_S, QuotaReading
-from slurm_ones.rules.restart import loses_licenses, reserved_ahead
+from slurm_ones.rules.restart import loses_licenses
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
-from slurm_ones.slurm.model import Quotas, Snapshot, Task, fewest_switches, longest_run_s
+from slurm_ones.slurm.model import Quotas, Task
 from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,6 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
-        self._seen: Snapshot | None = None
         deferrals = Deferrals(client, store, settings.deferral_s, clock)
         orders = OrderWriter(client, settings.spool, clock, check)
         machine = ResizeMachine(
@@ -120,21 +118,18 @@ class Companion:
             wanted=self._observer.may_resize,
             rival=self._observer.other.number,
             told=read_spec,
-            switches=self._switches,
-            longest_s=self._longest_s,
             guests=guests_of(settings),
-            reserved=self._reserved,
+            whole_node_gpus=settings.whole_node_gpus,
+            taper=settings.taper,
         )
         self._machine = machine
         self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)
         self._stale = StaleHolds(client, store, clock)
-        self._guest_holds = GuestHolds(client, self._held, guests_of(settings), clock)
+        self._guest_holds = GuestHolds(client, self._held, clock)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
         self._actor = Actor(machine, settings, held=self._held, say=say)
-        self._split_nodes: bool | None = None
-        self._types_given: bool | None = None
-        self._loses_licenses: bool | None = None
+        self._facts: dict[str, bool] = {}
         self._quotas, self._quotas_time = QuotaReading(), -math.inf
         self._slow: Mapping[str, SlowNode] = {}
         self._lives = GuestLives()
@@ -146,7 +141,7 @@ class Companion:
         self._actor.advance()
         self._stop_file.check(self._clock())
         observation = self._observer.observe()
-        self._seen = observation.snapshot
+        self._machine.seen = observation.snapshot
         resizes = self._store.open_resizes()
         fused = self._fused(observation, {resize.job_id for resize in resizes})
         observation = without_fused(observation, fused)
@@ -161,18 +156,6 @@ class Companion:
         seconds = time.monotonic() - started
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
-    def _switches(self, job: WholeJob, shape: Shape) -> int:
-        """See `Machine.switches`: 0 where leaf switches make no difference here, or Slurm was not looked at yet."""
-        seen = self._seen
-        if self.settings.taper <= 1 or seen is None:
-            return 0
-        return fewest_switches(seen, job.home.partition, shape.nodes)
-
-    def _reserved(self, job: WholeJob, shape: Shape) -> Reason | None:
-        """See `Machine.reserved`."""
-        seen = self._seen
-        return reserved_ahead(job.first, shape, seen, self.settings.whole_node_gpus, self._clock()) if seen else None
-
     def _read_quotas(self, seen: Observation) -> Quotas:
         """What Slurm lets hold whom, read every few minutes, with what is held now; as before if it does not answer."""
         now = self._clock()
@@ -186,23 +169,8 @@ class Companion:
                 log.info("Slurm's quotas are not known: %s", error)
         return self._quotas.now(seen)
 
-    def _may_lose_licenses(self, seen: Observation) -> bool:
-        """Whether a requeue has Slurm forget licences; it is asked once there is a job that has any."""
-        if self._loses_licenses is None and any(one.job.home.licenses for one in seen.elastic.values()):
-            try:
-                self._loses_licenses = loses_licenses(release_of(self._client.config()))
-            except Refused:
-                return True
-        return self._loses_licenses is True
-
-    def _longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
-        """See `Machine.longest_s`."""
-        if self._seen is None:
-            self._seen = self._client.snapshot()
-        return longest_run_s(self._seen, partition, shape, reservation)
-
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """The waiting jobs that are trained within others. None where nothing may be changed: they may start then."""
+        """The waiting jobs that are trained within others. None if nothing may be changed: they may start then."""
         if not self._actor.acting or self.settings.stop_file.exists():
             return {}
         return self._fusions.follow(seen, busy)
@@ -210,9 +178,10 @@ class Companion:
     def _round(
         self, observation: Observation, histories: Mapping[int, JobHistory], resizes: list[ResizeRecord]
     ) -> Round:
-        blocks = observation.of_blocks
+        blocks, optins = observation.of_blocks, [one.optin for one in observation.elastic.values() if one.optin]
         switches = {job_id: self._learner.switch_s(histories.get(job_id)) for job_id in blocks}
-        due = any(one.optin is not None and one.optin.deadline is not None for one in observation.elastic.values())
+        licensed = any(one.job.home.licenses for one in observation.elastic.values())
+        typed, client = bool(blocks) or any(optin.kinds for optin in optins), self._client
         return Round(
             observation,
             histories,
@@ -220,33 +189,24 @@ class Companion:
             under_way(resizes),
             self._clock(),
             held={job_id: self._held.of(job_id) for job_id in blocks if self._held.ever(job_id)},
-            split_nodes=not blocks or self._may_split_nodes(),
-            promises=self._store.promises() if due else {},
-            types_given=self._gives_types(observation),
+            split_nodes=not blocks or self._asked_once("split nodes", lambda: not hides_gpus(client.config())),
+            promises=self._store.promises() if any(optin.deadline is not None for optin in optins) else {},
+            types_given=not typed or self._asked_once("gives types", lambda: client.version() >= GIVES_TYPES),
             switches=switches,
             lives=self._lives,
             quotas=self._read_quotas(observation),
-            loses_licenses=self._may_lose_licenses(observation),
+            loses_licenses=licensed
+            and not self._asked_once("keeps licences", lambda: not loses_licenses(release_of(client.config()))),
         )
 
-    def _gives_types(self, seen: Observation) -> bool:
-        """Whether Slurm lets jobs change their type of GPU; it is asked once there is a job for which that matters."""
-        named = (one.optin is not None and one.optin.kinds for one in seen.elastic.values())
-        if self._types_given is None and (seen.of_blocks or any(named)):
+    def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
+        """What this Slurm can do, asked when it first matters; False as long as it does not tell."""
+        if what not in self._facts:
             try:
-                self._types_given = self._client.version() >= GIVES_TYPES
+                self._facts[what] = ask()
             except Refused:
                 return False
-        return self._types_given is not False
-
-    def _may_split_nodes(self) -> bool:
-        """Whether two blocks of a job on one node see each other's GPUs: not where Slurm hides devices from jobs."""
-        if self._split_nodes is None:
-            try:
-                self._split_nodes = not hides_gpus(self._client.config())
-            except Refused:
-                return False
-        return self._split_nodes
+        return self._facts[what]
 
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], resizes: Sequence[ResizeRecord]) -> None:
         """See to what jobs of blocks leave behind, and to what their owners let go."""
@@ -302,7 +262,6 @@ class Companion:
         return PartitionSchedule(rules.name, schedule, time.monotonic() - started, views)
 
     def _policy(self, partition: str) -> Policy:
-        """Each partition has a search of its own."""
         if partition not in self._policies:
             self._policies[partition] = self._make()
         return self._policies[partition]

@@ -225,7 +225,6 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
 
 
 def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None:
-    """Take in the new memberships of these runs. Most have none."""
     after = [(key, run.number) for key, run in runs.items()]
     for first in range(0, len(after), CHUNK):
         for row in members_after(connection, after[first : first + CHUNK]):
@@ -360,7 +359,6 @@ def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
 
 
 def _batch(run: Row, cached: CachedRun) -> int | None:
-    """The global batch last in force in a run."""
     if cached.members and cached.members[-1].number > run.batch_number:
         return cached.members[-1].report.batch
     batch: int | None = run.batch_now
@@ -368,13 +366,11 @@ def _batch(run: Row, cached: CachedRun) -> int | None:
 
 
 def _joined(old: MembershipRecord, new: MembershipRecord) -> bool:
-    """Tell whether there are blocks in the new membership that were not in the old one."""
     before, after = (set(zip(one.report.blocks, one.report.restarts, strict=False)) for one in (old, new))
     return bool(after - before)
 
 
 def _mean(pauses: Sequence[float]) -> float | None:
-    """The mean of the last few."""
     return fmean(pauses[-PAUSES:]) if pauses else None
 
 
@@ -407,7 +403,6 @@ def _ran(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[tuple[Sh
 
 
 def _newest(runs: Sequence[Row], name: str) -> Any:
-    """What the last run that said has said."""
     return next((value for run in reversed(runs) if (value := getattr(run, name)) is not None), None)
 
 
@@ -440,7 +435,6 @@ def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[Place
 
 
 def _pause(done: Sequence[Row]) -> float | None:
-    """The mean of the last few that are known, of resizes that interrupted the job and let it run on."""
     return _mean([row.pause_s for row in done if row.pause_s is not None and _interrupts(row) and row.new_nodes])
 
 

@@ -137,7 +137,6 @@ class LeaderLock:
         return self.term
 
     def _row(self, term: int) -> Any:
-        """An update of the row of that term, if it is still the newest."""
         return LEADERS.update().where(LEADERS.c.cluster_id == self._cluster, LEADERS.c.term == term)
 
     def _lose(self) -> None:

@@ -88,7 +88,6 @@ def one_query(sql: str) -> str:
 
 
 def _blank(sql: str) -> bool:
-    """Tell whether nothing but space, comments and semicolons is left."""
     return not _PARTS.sub(lambda part: part["held"] or "", sql).strip()
 
 
@@ -220,7 +219,6 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Database:
 
 
 def _reads(name: str) -> Callable[..., DataFrame]:
-    """A method that reads the view with this name."""
 
     def read(self: Database, **where: Any) -> DataFrame:
         return self.view(name, **where)

@@ -22,7 +22,6 @@ Row = Mapping[Any, Any]
 
 
 def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """A report's values in the order of its table's columns, behind the run, the number and the time."""
     field = {COLUMNS.get(one.name, one.name): one.name for one in fields(report)}
     return attrgetter(*(field[column.name] for column in list(table.columns)[3:]))
 
@@ -61,7 +60,6 @@ def _row(run: int, line: ReportLine) -> dict[str, Any]:
 
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
-    """The key and the spec of the newest submission with each job id; raises `UnknownRecord`."""
     query = select(JOBS.c.job_id, JOBS.c.id, *(JOBS.c[name] for name in SPEC_COLUMNS))
     query = query.where(newest(cluster), among(JOBS.c.job_id, job_ids))
     return known({row["job_id"]: row for row in connection.execute(query).mappings()}, job_ids)
@@ -111,7 +109,6 @@ def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunRe
 
 
 def _last(new: ByKind) -> list[ReportLine]:
-    """The last line of each kind."""
     return [lines[-1] for lines in new.values() if lines]
 
 

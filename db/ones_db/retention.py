@@ -129,7 +129,6 @@ def _kept_of(rows: Sequence[Any], changes: Changes) -> set[int]:
 
 
 def _changes_before(row: Any, changes: Changes) -> int:
-    """How often the blocks had changed before a sample."""
     return bisect(changes, row["number"], key=lambda change: change[0]) if changes else 0
 
 
@@ -156,7 +155,6 @@ class _Group:
 
 
 def _finite_samples(row: Any) -> float:
-    """Samples of the steps that are in the sample's mean loss."""
     return max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0)
 
 

@@ -106,7 +106,6 @@ class SQLite:
         return engine
 
     def _file(self) -> object:
-        """Which file is there now."""
         try:
             found = self.path.stat()
         except OSError:

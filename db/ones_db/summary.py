@@ -48,23 +48,19 @@ class Of(NamedTuple):
 
 
 def _newest(table: str, value: str, run: str, condition: str = "") -> str:
-    """The value in the newest report of a run, by its key alone however many there are."""
     return f"(SELECT {value} FROM {table} t WHERE t.run_id = {run}.id{condition} ORDER BY t.number DESC LIMIT 1)"
 
 
 def _since_hello(table: str, value: str) -> str:
-    """The value in the newest report since the ranks of the newest run were last started."""
     return _newest(table, value, "n", " AND t.number > COALESCE(n.hello_number, 0)")
 
 
 def _newest_epoch(value: str) -> str:
-    """The value of the job's newest epoch that has one."""
     return f"""(SELECT e.{value} FROM runs r CROSS JOIN epochs e WHERE e.run_id = r.id AND r.job_id = j.id
             AND e.{value} IS NOT NULL ORDER BY r.restart DESC, e.number DESC LIMIT 1)"""
 
 
 def _over_runs(count: str) -> str:
-    """The sum of a count over all runs of the job."""
     return f"(SELECT CAST(COALESCE(SUM(r.{count}), 0) AS BIGINT) FROM runs r WHERE r.job_id = j.id)"
 
 
@@ -310,7 +306,6 @@ class SummaryStore(Transactions):
 
 
 def _replicas(limits: Limits | None, gpus: int) -> int:
-    """Over how many parts of these GPUs the samples of a step are split."""
     row = limits.at(gpus) if limits is not None else None
     return row.replicas if row is not None else gpus
 

@@ -346,7 +346,6 @@ def _among(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool
 
 
 def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
-    """Of each of these parents the newest rows."""
     place = func.row_number().over(partition_by=of, order_by=by.desc())
     ranked = select(table, place.label("place")).where(_among(of)).subquery()
     return select(*(ranked.c[column.name] for column in table.columns)).where(ranked.c.place <= most)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, PromiseRecord, ResizeRecord
-from ones_db.reasons import NO_REASON, Reason, reason
+from ones_db.reasons import NO_REASON, SITE_LIMITS, Reason, reason
 from ones_db.shape import PARKED
 from ones_wrapper.protocol import Order, encode
 from ones_wrapper.protocol.slurm_commands import (
@@ -29,7 +29,7 @@ from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.jobs.elastic import Observation, WholeJob, base_first, guests_of
+from slurm_ones.jobs.elastic import Observation, WholeJob, guests_of
 from slurm_ones.policy.contract import JobView, Schedule
 from slurm_ones.policy.figures import expected_gain
 from slurm_ones.rules.blocks import Moves
@@ -178,7 +178,6 @@ class Actor:
         self._deferrals.reconcile(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
 
     def _advise(self, job_id: int, advice: Hashable, lines: list[str]) -> None:
-        """Say the lines, once as long as the job is advised the same."""
         if self._advised.get(job_id) != advice:
             self._advised[job_id] = advice
             for line in lines:
@@ -233,19 +232,18 @@ class Actor:
         self._advance(record)
 
     def _guests(self, change: PlannedChange) -> tuple[int, ...]:
-        """Tasks of the blocks that are to join as guests."""
         if change.moves is None or change.elastic.partition not in self._guest_queues:
             return ()
         known = self._store.jobs([change.job_id])[change.job_id]
-        return guests_among(change.elastic, change.moves, known.requested_shape.gpus, self._guest_queues)
+        return guests_among(change.elastic, change.moves, known.requested_shape.gpus)
 
     def _order_batch(self, change: PlannedChange) -> None:
         job, batch = change.elastic.job, change.new_batch
         if self._ordered.get(job.job_id) == batch:
             return
         try:
-            tasks = base_first(change.blocks or (), change.elastic.job.blocks, self._guest_queues)
-            order = Order(self._orders.next_number(job), job.restart, batch, blocks=tasks or None)
+            tasks = job.base_first(change.blocks or ()) or None
+            order = Order(self._orders.next_number(job), job.restart, batch, blocks=tasks)
             self._orders.write(job, order)
             self._ordered[job.job_id] = batch
         except OrderError as error:
@@ -256,7 +254,8 @@ class Actor:
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
-        refused = {**decided.schedule.refused, **made.refused}
+        limited = {id_: why for id_, why in made.outcomes.items() if why.code in SITE_LIMITS}
+        refused = {**decided.schedule.refused, **limited}
         gist = tuple(
             (r.job_id, r.shape, r.batch, r.from_shape, r.acted, r.outcome.code, refused.get(r.job_id)) for r in records
         )

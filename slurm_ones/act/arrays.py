@@ -166,12 +166,10 @@ class Leftovers:
         return left and self._last_word(job_id) not in ENDS
 
     def _last_word(self, job_id: int) -> str | None:
-        """What its last run said of its end."""
         runs = self.store.runs(job_id)
         return runs[-1].end_reason if runs else None
 
     def _go_on(self, job_id: int, tasks: Sequence[Job]) -> None:
-        """Raises `Refused`."""
         self._gone_on.add(job_id)
         first = min((job for job in tasks if job.pending), key=task_of)
         log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)

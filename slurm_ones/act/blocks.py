@@ -22,7 +22,7 @@ from slurm_ones.act.holds import forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
-from slurm_ones.jobs.elastic import Elastic, Guests, WholeJob, base_first, is_guest
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Queue, Task
@@ -57,18 +57,17 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
-    """Raises `UnknownJob`."""
     # Whatever its tasks say, its term is what its reports and orders go by.
     return look_at(machine.client, resize.job_id, resize.restart, machine.guests)
 
 
-def guests_among(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> tuple[int, ...]:
+def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
     """Of the blocks that are to join the tasks of those that are guests: beyond the GPUs that the user asked for, which
     the larger blocks make up first. One block of a job is always base."""
-    if elastic.optin is None or not elastic.optin.guests:
+    if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
-    base = sum(elastic.shape_of(job).gpus for job in staying if not is_guest(job, guests))
+    base = sum(elastic.shape_of(job).gpus for job in staying if not elastic.job.is_guest(job))
     found = []
     for task, shape in moves.added:
         if base + shape.gpus <= asked:
@@ -85,7 +84,7 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
     machine.new.discard(resize.id)
     why = machine.hindered(resize, array)
     if why is None and resize.added:
-        why = _unfit(machine, resize, array)
+        why = _unfit(resize, array)
         if why is None and machine.late(resize):
             why = reason("blocks_not_ready")
         if why is None and not _prepared(machine, resize, array) and machine.due(resize):
@@ -114,7 +113,7 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[W
         except Refused as error:
             return array, refused(str(error))
         array = _look(machine, resize)
-        why = reason("switched_off") if not machine.wanted(array) else _unfit(machine, resize, array)
+        why = reason("switched_off") if not machine.wanted(array) else _unfit(resize, array)
         if why is not None or _prepared(machine, resize, array):
             return array, why
     return array, None
@@ -157,12 +156,12 @@ def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -
         most_s = machine.longest_s(queue.partition or partition, dict(resize.added)[task], job.reservation)
         limit_s = _limit_s(job, own, most_s, machine.settings.blocks_wait_s)
         return queue._replace(time_limit_s=limit_s, licenses=NO_LICENSES)
-    return own if is_guest(job, machine.guests) else Queue()
+    return own if array.is_guest(job) else Queue()
 
 
 def _home(machine: Machine, array: WholeJob) -> Queue:
     """The queue of the job's base blocks; as it was when the job was stored, if all its tasks are guests by now."""
-    if is_guest(array.home, machine.guests):
+    if array.is_guest(array.home):
         known = machine.store.jobs([array.job_id]).get(array.job_id)
         if known is not None:
             return Queue(known.partition, known.qos, known.account, licenses=known.licenses)
@@ -208,7 +207,7 @@ def _let_go(array: WholeJob) -> bool:
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
-def _unfit(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
+def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """Why one of the blocks that are to join cannot be prepared."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
@@ -218,14 +217,14 @@ def _unfit(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | 
             return reason("block_held", task=task)
         if not job.pending and not has_left(job):
             return reason("block_taken", task=task)
-    return _elsewhere(machine, resize, array)
+    return _elsewhere(resize, array)
 
 
-def _elsewhere(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
+def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
     """That one of those that are to join waits in another partition than the others train in: its owner moved it since
     this was planned, and its shape is none of that partition's."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
-    if all(job.shares_partition(array.home) or is_guest(job, machine.guests) for job in waiting):
+    if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
     return reason("blocks_differ", what="partition")
 
@@ -242,7 +241,7 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> 
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
-    why = machine.hindered(resize, array) or _elsewhere(machine, resize, array) or _order_blocks(machine, resize, array)
+    why = machine.hindered(resize, array) or _elsewhere(resize, array) or _order_blocks(machine, resize, array)
     if why is not None:
         return _turn(machine, resize, why)
     ours = [(task, job) for task, job in _joining_jobs(resize, array) if job.pending and job.held]
@@ -284,7 +283,7 @@ def _joining_jobs(resize: ResizeRecord, array: WholeJob) -> list[tuple[int, Job]
 def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
     if _joined(resize, array, _newest(machine, array)):
         return machine.move(resize, State.LEAVING)
-    why = machine.hindered(resize, array) or _elsewhere(machine, resize, array) or _in_vain(machine, resize, array)
+    why = machine.hindered(resize, array) or _elsewhere(resize, array) or _in_vain(machine, resize, array)
     return _turn(machine, resize, why) if why is not None else resize
 
 
@@ -429,8 +428,6 @@ def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) ->
 
 
 def _to_start(resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """The tasks that wait in no hold: if none is known to train, those with which the job starts again. One that is to
-    join is meant if there is no other."""
     waiting = {task for task, job in array.tasks.items() if job.pending and not job.held}
     return waiting - dict(resize.added).keys() or waiting
 
@@ -451,8 +448,7 @@ def _order(
     """Order the job to train with these blocks; durable when it returns. Raises `OrderError`."""
     leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
     gain = machine.gains.get(resize.id) if number == resize.order_number else None
-    named = base_first(blocks, array.blocks, machine.guests)
-    order = Order(number, resize.restart, batch, blocks=named or None, gain=gain)
+    order = Order(number, resize.restart, batch, blocks=array.base_first(blocks) or None, gain=gain)
     machine.orders.write(array, order, wake=leader if leader is not None and leader.running else array.first)
 
 

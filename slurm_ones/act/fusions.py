@@ -214,7 +214,6 @@ def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[i
 
 
 def _kind(elastic: Elastic) -> tuple[object, ...]:
-    """What must be the same of all members."""
     job = elastic.job.first
     return (
         *(job.uid, job.account, job.partitions, job.work_dir, job.time_limit_s, job.requeue, job.batch, job.array),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from slurm_ones.act.arrays import NO_TASKS
 from slurm_ones.act.holds import HeldTasks, forgotten
-from slurm_ones.jobs.elastic import Elastic, Guests, is_guest
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job, Partition, Task
@@ -46,7 +46,6 @@ class GuestHolds:
 
     client: SlurmClient
     held: HeldTasks
-    guests: Guests
     clock: Callable[[], float]
     _site: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     """Slurm's settings, and the PreemptMode of each QOS."""
@@ -74,9 +73,9 @@ class GuestHolds:
                     self._lift(task, job)
 
     def _wanted(self, one: Elastic, partitions: Mapping[str, Partition]) -> set[int]:
-        guests = [job for job in one.job.running_blocks if is_guest(job, self.guests)]
-        allowed = one.optin is not None and one.optin.guests and not one.refusal
-        if not (guests and allowed and len(guests) < len(one.job.running_blocks) and self._read_site()):
+        guests = [job for job in one.job.running_blocks if one.job.is_guest(job)]
+        wanted = one.takes_guests and not one.refusal and 0 < len(guests) < len(one.job.running_blocks)
+        if not (wanted and self._read_site()):
             return set()
         config, modes = self._site
         return {task_of(job) for job in guests if comes_back(job, config, partitions.get(job.partition), modes)}

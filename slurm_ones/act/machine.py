@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,8 +18,9 @@ from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import Guests, WholeJob
 from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.rules.job_rules import breaks
+from slurm_ones.rules.restart import reserved_ahead
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
-from slurm_ones.slurm.model import JobKey
+from slurm_ones.slurm.model import JobKey, Snapshot, fewest_switches, longest_run_s
 from slurm_ones.untrusted_files import NoAnswer
 
 log = logging.getLogger(__name__)
@@ -61,16 +61,15 @@ class Machine:
     """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
     rival: Callable[[WholeJob], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
-    switches: Callable[[WholeJob, Shape], int] = lambda job, shape: 0
-    """Fewest leaf switches that a shape of the job needs; 0 if none are to be asked for."""
-    reserved: Callable[[WholeJob, Shape], Reason | None] = lambda job, shape: None
-    """The reservation for which a job that runs could not start again at a shape."""
-    longest_s: Callable[[str, Shape, str], float] = lambda partition, shape, reservation: math.inf
-    """Longest time limit with which a shape may start in a partition, before reservations but the job's own."""
     told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
     guests: Guests = field(default_factory=dict)
     """Of each partition the queue of its guests."""
+    whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
+    """See `Settings.whole_node_gpus`, and the next."""
+    taper: float = 1.0
+    seen: Snapshot | None = None
+    """The last tick's; None before the first."""
     new: set[int] = field(default_factory=set)
     """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
     gains: dict[int, float] = field(default_factory=dict)
@@ -144,10 +143,17 @@ class Machine:
             spec, problem = None, "" if held else str(error)
         if problem:
             return reason("strategy_unread", problem=problem)
-        against = breaks(spec, resize.new_shape, resize.old_batch, resize.new_batch)
-        if against is None and resize.mechanism == REQUEUE and job.running and resize.new_shape != PARKED:
-            return self.reserved(job, resize.new_shape)
+        shape = resize.new_shape
+        against = breaks(spec, shape, resize.old_batch, resize.new_batch)
+        if against is None and resize.mechanism == REQUEUE and job.running and shape != PARKED and self.seen:
+            return reserved_ahead(job.first, shape, self.seen, self.whole_node_gpus, self.clock())
         return against
+
+    def longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
+        """Longest time limit with which the shape may start in the partition, before reservations but the job's own."""
+        if self.seen is None:
+            self.seen = self.client.snapshot()
+        return longest_run_s(self.seen, partition, shape, reservation)
 
     def release(self, key: JobKey, *, now: bool) -> None:
         """Release what we hold: `now` if Slurm delays it, as all that was requeued. Raises `Refused`."""
@@ -162,7 +168,9 @@ class Machine:
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
         """Have Slurm look for the shape below as few leaf switches as it needs: a preference that ends by itself, and
         whose refusal changes nothing. One of the owner's, for longer than ours, stays."""
-        most = self.switches(job, shape)
+        if self.taper <= 1 or self.seen is None:
+            return
+        most = fewest_switches(self.seen, job.home.partition, shape.nodes)
         if not most:
             return
         try:

@@ -349,7 +349,6 @@ def _finish(
 
 
 def _at(resize: ResizeRecord, job: WholeJob, shape: Shape, kind: str) -> bool:
-    """Tell whether Slurm holds the job at that shape, and that kind of GPU if the resize changes it."""
     return job.first.has_shape(shape) and (resize.old_kind == resize.new_kind or job.first.kind == kind)
 
 

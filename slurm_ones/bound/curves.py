@@ -141,7 +141,6 @@ def curve(
 
 
 def _together(pools: Sequence[Pool]) -> Pool:
-    """All of them as if their nodes were as large as the largest."""
     most = max(pool.per_node for pool in pools)
     return Pool(sum(pool.nodes for pool in pools), most, sum(pool.gpus for pool in pools), pools[0].kind)
 
@@ -201,7 +200,6 @@ def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
 
 
 def _batches(app: Application) -> Ints:
-    """Every global batch that it takes; a strategy may round one down to its quantum."""
     low = app.min_batch or app.base_batch
     if app.by is not None:
         low = max(low // 2, 1)

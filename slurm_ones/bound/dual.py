@@ -127,7 +127,6 @@ class Costs:
 
 
 def _sums(places: Ints, weights: Floats, count: int) -> Floats:
-    """(count,) the sum of the weights at each place."""
     return np.bincount(places, weights, count).astype(np.float64, copy=False)
 
 

@@ -275,7 +275,6 @@ class Demo:
         time.sleep(LOOK_S)
 
     def _program(self, name: str, env: dict[str, str], *more: str) -> subprocess.Popen[bytes]:
-        """Start one of our commands, as a site does."""
         command = [sys.executable, "-m", "slurm_ones.cli", name, f"--config={self.settings}", *more]
         return self.processes.start(command, clean_environment() | env, self.folder, self.folder / f"{name}.log")
 

@@ -49,6 +49,8 @@ class WholeJob:
     """Blocks join and leave while it trains. A plain job has one, whose growth is a requeue."""
     refusal: Reason | None = None
     """Why its blocks cannot be resized, by what they show of each other."""
+    guests: frozenset[int] = frozenset()
+    """Tasks of those of its blocks that wait or run as guests."""
 
     @classmethod
     def of(cls, job: Job, array: int = 0) -> WholeJob:
@@ -59,6 +61,15 @@ class WholeJob:
     def tasks(self) -> Mapping[int, Job]:
         """Its blocks by their tasks; none of a job that is no array."""
         return {block.array_tasks[0]: block for block in self.blocks if block.array_tasks}
+
+    def is_guest(self, block: Job) -> bool:
+        """Tell whether one of its blocks waits or runs as a guest."""
+        return not self.guests.isdisjoint(block.array_tasks)
+
+    def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
+        """These tasks, ascending, base blocks before guests: one that stays leads rather than one that Slurm
+        preempts."""
+        return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
     def uid(self) -> int:
@@ -105,7 +116,7 @@ class WholeJob:
     @property
     def gpus(self) -> int:
         """GPUs that it has; 0 unless it runs."""
-        return sum(block.gpus_total or block.nodes * block.gpus_per_node for block in self.running_blocks)
+        return sum(block.gpus for block in self.running_blocks)
 
     @property
     def start_time(self) -> float:
@@ -171,10 +182,11 @@ def whole_job(
     leader."""
     tasks = newest(records)
     blocks, others = _of_one_kind(tasks[:MAX_BLOCKS], guests)
+    lent = frozenset(task for job in blocks if is_guest(job, guests) for task in job.array_tasks)
     first = _representative(blocks)
     if first.running:
-        first = min((job for job in blocks if job.running), key=lambda job: is_guest(job, guests))
-        if is_guest(first, guests):
+        first = min((job for job in blocks if job.running), key=lambda job: not lent.isdisjoint(job.array_tasks))
+        if not lent.isdisjoint(first.array_tasks):
             # It may be held for its next start.
             first = replace(first, held=False, admin_held=False)
     home = min(blocks, key=lambda job: (not says_blocks(job.comment), is_guest(job, guests), job != first, job.ended))
@@ -190,7 +202,7 @@ def whole_job(
     apart = first.pending and len({job.job_id for job in blocks}) > 1
     key = first.key if apart or len(blocks) == 1 else array
     refusal = _blocks_refusal(blocks, others, len(tasks), known)
-    return WholeJob(array, term, blocks, first, home, submitted, key, by_blocks=True, refusal=refusal)
+    return WholeJob(array, term, blocks, first, home, submitted, key, by_blocks=True, refusal=refusal, guests=lent)
 
 
 def guests_of(settings: Settings) -> Guests:
@@ -214,12 +226,6 @@ def _lent(job: Job) -> bool:
         if isinstance(queue, GuestQueue):
             return (job.partition if queue.kind == "partition" else job.qos) == queue.name
     return False
-
-
-def base_first(tasks: Iterable[int], blocks: Iterable[Job], guests: Guests) -> tuple[int, ...]:
-    """These tasks, ascending, base blocks before guests: one that stays leads rather than one that Slurm preempts."""
-    lent = {task for job in blocks if is_guest(job, guests) for task in job.array_tasks}
-    return tuple(sorted(tasks, key=lambda task: (task in lent, task)))
 
 
 def as_one(shapes: Sequence[Shape]) -> Shape:
@@ -358,6 +364,11 @@ class Elastic:
     def weighed(self) -> bool:
         """A policy is shown it, if only as one that keeps what it has."""
         return self.optin is not None and self.shape.gpus > 0
+
+    @property
+    def takes_guests(self) -> bool:
+        """Its owner lets it grow by guests; a plain job has none."""
+        return self.job.by_blocks and self.optin is not None and bool(self.optin.guests)
 
     @property
     def gpu_range(self) -> tuple[int, int]:

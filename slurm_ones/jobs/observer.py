@@ -15,15 +15,12 @@ from ones_wrapper.protocol import Membership, Spec
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import (
-    NO_GUESTS,
     Elastic,
-    Guests,
     Observation,
     WholeJob,
     as_one,
     elastic_job,
     guests_of,
-    is_guest,
     says_blocks,
     whole_job,
     with_throttles,
@@ -72,8 +69,7 @@ class Observer:
         """The spec of each run as it was stored last."""
         self._measured: dict[tuple[int, int], Measured] = {}
         """The last report of each run at which a stretch began or ended; unknown after a start of the companion."""
-        self._guests = guests_of(settings)
-        self._terms = Terms(store, self._own_uid, self._guests)
+        self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self._silent: dict[int, str] = {}
         """Jobs whose files did not answer when they were read last, and which file system that was."""
@@ -168,7 +164,7 @@ class Observer:
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
         """Store the jobs and runs that have changed since the last tick; `kinds` are the nodes' types of GPU."""
-        jobs = {id_: job_record(elastic, self._notes.text(id_, now), self._guests) for id_, elastic in seen.items()}
+        jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
         runs = {
             id_: run_record(e, self._runs.get(id_), kinds)
             for id_, e in seen.items()
@@ -289,11 +285,11 @@ class Observer:
         return optin is not None and optin.resize and (optin.blocks or not job.by_blocks)
 
 
-def job_record(elastic: Elastic, note: str, guests: Guests = NO_GUESTS) -> JobRecord:
+def job_record(elastic: Elastic, note: str) -> JobRecord:
     """The job for the database, its user's texts printable. If it is first seen while guests of it run, its base blocks
     are what it asked for."""
     job, home = elastic.job, elastic.job.home
-    base = [elastic.shape_of(block) for block in job.running_blocks if not is_guest(block, guests)]
+    base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
     return JobRecord(
         job_id=job.job_id,
         name=plain(home.name),

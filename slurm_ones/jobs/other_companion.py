@@ -63,7 +63,6 @@ class OtherCompanion:
         return max(numbers, default=0)
 
     def _spools(self, job: WholeJob) -> list[Path]:
-        """Spools that the job reads: as it reported, or else as the site published."""
         hello = self._hello(job)
         named = hello.spool if hello is not None and hello.directory else os.environ.get("ONES_SPOOL") or _published()
         return [Path(named)] if named.startswith("/") else []

@@ -169,7 +169,6 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _each(gpus: int, nodes: int) -> int:
-    """GPUs of each node; at least those of the node with the most."""
     return -(-gpus // max(nodes, 1))
 
 

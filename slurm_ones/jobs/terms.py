@@ -12,16 +12,7 @@ from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
-from slurm_ones.jobs.elastic import (
-    NO_GUESTS,
-    Elastic,
-    Guests,
-    WholeJob,
-    arrays,
-    is_guest,
-    says_blocks,
-    whole_job,
-)
+from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, arrays, says_blocks, whole_job
 from slurm_ones.jobs.reports import read_spec
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 from slurm_ones.untrusted_files import NoAnswer
@@ -158,7 +149,7 @@ class Terms:
             if elastic.job.by_blocks
             for job in elastic.job.blocks
             if job.start_time and not job.pending
-            for record in (_block_record(array, elastic, job, self._guests),)
+            for record in (_block_record(array, elastic, job),)
         }
         for key, record in before.items():
             if key not in now and record.end_time is None:
@@ -200,19 +191,18 @@ def _key(record: BlockRecord) -> tuple[int, int, int]:
     return record.job_id, record.task, record.restart
 
 
-def _block_record(array: int, elastic: Elastic, job: Job, guests: Guests) -> BlockRecord:
-    shape = elastic.shape_of(job)
+def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
     return BlockRecord(
         job_id=array,
         task=job.array_tasks[0],
         restart=job.restart,
         slurm_id=job.job_id,
-        shape=shape,
+        shape=elastic.shape_of(job),
         node_list=job.node_list,
         state=job.state.value,
         start_time=job.start_time,
         end_time=job.end_time if job.ended else None,
-        guest=is_guest(job, guests),
+        guest=elastic.job.is_guest(job),
     )
 
 

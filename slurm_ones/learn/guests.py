@@ -53,7 +53,6 @@ def _hour(time: float) -> int:
 
 
 def _hours(start: float, end: float) -> Iterator[tuple[int, float]]:
-    """The hours of the day between two times, each with the seconds in it."""
     while start < end:
         until = min((math.floor(start / HOUR_S) + 1) * HOUR_S, end)
         yield _hour(start), until - start

@@ -255,13 +255,11 @@ class Tree:
 
 
 def _through(precision: Floats, spread: Floats) -> Floats:
-    """Precision of a child of a node of that precision."""
     result: Floats = np.linalg.inv(np.linalg.inv(precision) + np.diag(spread**2))
     return result
 
 
 def _vague(around: Prior) -> Floats:
-    """Deviation of the site's own figures around what is believed of any site."""
     return np.minimum(around.deviation, np.where(np.arange(FIGURES) == 0, 4.0, 0.7))
 
 
@@ -291,7 +289,6 @@ def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
 
 
 def _most(mine: float, every: float) -> float:
-    """Weight of each child of a user who has `mine` of `every` child."""
     return min(1.0, MAJORITY * (every - mine) / mine) if every - mine > 1e-9 else 1.0
 
 
@@ -346,7 +343,6 @@ def _factor(off: np.ndarray, users: Sequence[str]) -> float:
 
 
 def _sizes(points: Points) -> list[Bools]:
-    """The points of each size that was measured, where there are several."""
     kinds = np.stack([points.at.gpus, points.at.across], axis=1)
     each = np.unique(kinds, axis=0)
     return [(kinds == kind).all(axis=1) for kind in each] if len(each) > 1 else []
@@ -448,14 +444,12 @@ class KindFactors:
         return prior.after([(one.log, one.variance) for one in own if (one.here, one.there) == (here, there)])
 
     def _other(self, here: str, there: str) -> Factor:
-        """Factor of an unknown script."""
         site = self._site.get((here, there))
         if site is None:
             return self._first(here, there)
         return Factor(site.mean, site.variance + SCRIPT**2)
 
     def _first(self, here: str, there: str) -> Factor:
-        """Factor before any job is measured: unknown, or the site's guess."""
         if here in self._guessed and there in self._guessed:
             return Factor(math.log(self._guessed[there] / self._guessed[here]), SCRIPT**2)
         return Factor()

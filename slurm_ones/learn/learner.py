@@ -373,6 +373,5 @@ def _first(value: float | None, default: float) -> float:
 
 
 def _keep(known: dict[Any, Any], most: int) -> None:
-    """Drop the oldest until at most `most` are left."""
     while len(known) > most:
         del known[next(iter(known))]

@@ -112,7 +112,6 @@ def _split(weights: Floats, width: int) -> tuple[Floats, Floats, Floats, float]:
 
 
 def _forward(weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
-    """Hidden layer (rows, HIDDEN) and output before softplus (rows,)."""
     first, first_bias, second, second_bias = _split(weights, inputs.shape[1])
     hidden = np.tanh(inputs @ first + first_bias)
     return hidden, hidden @ second + second_bias

@@ -234,7 +234,6 @@ def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, 
 
 
 def _outside(figures: Floats, at: Sizes) -> Floats:
-    """The share of an exchange that is between nodes."""
     if not at.wired.any():
         return at.across
     across = at.outside + figures[..., ACROSS, None]

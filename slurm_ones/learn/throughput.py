@@ -118,7 +118,6 @@ def points_of(
 
 
 def _typical(logs: list[float]) -> tuple[float, int]:
-    """Mean of the measurements that are near their median, and how many they are."""
     middle = sorted(logs)[len(logs) // 2]
     near = [log for log in logs if abs(log - middle) <= ODD]
     return sum(near) / len(near), len(near)

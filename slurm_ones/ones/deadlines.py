@@ -181,7 +181,6 @@ def pause_s(job: JobView) -> float:
 
 
 def _smallest(rate: Floats, sizes: Ints) -> Ints:
-    """(J,) the fewest GPUs on which each job trains; 0 where it has no size."""
     can = rate > 0
     found: Ints = np.where(can.any(axis=1), sizes[can.argmax(axis=1)], 0)
     return found
@@ -203,7 +202,6 @@ def work_of(job: JobView, sure: float) -> float:
 
 
 def _needs_more(job: JobView, sure: float, now: float) -> bool:
-    """Tell whether a promised job whose deadline is ahead does not end by it where it runs."""
     if job.shape is None or job.deadline is None or not job.promised or not job.deadline > now:
         return False
     nodes, gpus = np.array([job.shape.nodes]), np.array([job.shape.gpus])

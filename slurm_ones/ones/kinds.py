@@ -130,7 +130,6 @@ def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Float
 
 
 def _fits(used: Ints, room: Ints) -> Bools:
-    """(…, U) whether each column finds its GPUs in the room (…, K)."""
     found: Bools = np.all(used <= room[..., None, :], axis=-1)
     return found
 

@@ -76,7 +76,6 @@ def worth_of_progress(
 
 
 def _clearing(demand: Floats, gpus: float) -> int:
-    """The lowest price at which the GPUs suffice for the demand (P,); the highest where they never do."""
     enough = np.asarray(demand <= gpus)
     return int(np.argmax(enough)) if enough.any() else len(demand) - 1
 

@@ -202,7 +202,6 @@ def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
 
 
 def _why(site: PluginSite) -> str:
-    """What is probably missing where no script of ours runs."""
     plugins = {"JobSubmitPlugins": site.job_submit, "CliFilterPlugins": site.cli_filter}
     lua = [name for name, value in plugins.items() if "lua" in value.split(",")]
     if not lua:

@@ -178,7 +178,6 @@ def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
 
 
 def _finite(said: Floats, nan: float, infinite: float) -> Floats:
-    """What a model said, with something in place of what is no number."""
     values = np.asarray(said, dtype=np.float64)
     if np.isfinite(values).all():
         return values

@@ -139,7 +139,6 @@ def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Rea
 
 
 def _slots(on_node: Ints, free: Ints) -> Ints:
-    """The job of each GPU: each node's in job order, idle ones last."""
     jobs, nodes = on_node.shape
     lengths = np.concatenate([on_node.T, (free - on_node.sum(axis=0))[:, None]], axis=1)
     return np.repeat(np.tile(np.arange(jobs + 1), nodes), lengths.ravel())

@@ -196,7 +196,6 @@ class Problem:
         return fitness, speedup.sum(axis=1) / np.maximum(self._in_use(rows, len(column)), 1)
 
     def _in_use(self, rows: Rows, candidates: int) -> Ints:
-        """(K,) GPUs of the nodes that a candidate uses."""
         used = np.zeros(candidates * len(self.capacity), dtype=np.bool_)
         used[rows.row // len(self.jobs) * len(self.capacity) + rows.node] = True
         total: Ints = used.reshape(candidates, -1) @ self.capacity

@@ -16,7 +16,7 @@ from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
-from slurm_ones.jobs.elastic import Elastic, Guests, is_guest
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import Job, JobState, Node
@@ -59,8 +59,8 @@ def hot(elastic: Elastic) -> bool:
 
 
 def task_of(job: Job) -> int:
-    """Number of the one task of its array that the job is."""
-    return job.array_tasks[0]
+    """Number of the one task of its array that the job is; 0 for a plain job."""
+    return job.array_tasks[0] if job.array_tasks else 0
 
 
 def has_left(job: Job) -> bool:
@@ -78,11 +78,9 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
     return tuple(RunningBlock(task_of(job), elastic.shape_of(job), job.node_list) for job in running)
 
 
-def starting(elastic: Elastic, *, prepared: bool) -> int:
-    """GPUs of the blocks of a job that runs that Slurm may start at any moment, such as those that it requeued; none
-    behind the throttle of an array that nobody has lifted: of one that is not `prepared`."""
-    if not prepared:
-        return 0
+def starting(elastic: Elastic) -> int:
+    """GPUs of the blocks that Slurm may start at any moment, such as those that it requeued, of a job that runs and the
+    throttle of whose array was lifted."""
     return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
@@ -135,9 +133,7 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
     return tuple(sorted(ends, key=lambda task: (ends[task], task))) + tuple(sorted(drained - ends.keys()))
 
 
-def renewal(
-    elastic: Elastic, asked: Shape, spare: Sequence[int], guests: Guests, limits: LimitSettings, now: float
-) -> Moves | None:
+def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitSettings, now: float) -> Moves | None:
     """New base blocks, whether or not there is room, since Slurm preempts guests for them; None if there is no need, or
     too few tasks are spare.
 
@@ -145,10 +141,11 @@ def renewal(
     either, gets the shape that its user `asked` for, in place of the smallest guests that make up for it.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
-    base = [job for job in running if not is_guest(job, guests)]
+    base = [job for job in running if not elastic.job.is_guest(job)]
     old = [job for job in base if near_limit(job, limits, now) is not None]
     shapes = sorted((elastic.shape_of(job) for job in old), key=lambda shape: -shape.gpus)
-    if not base and not any(job.pending and not job.held and not is_guest(job, guests) for job in elastic.job.blocks):
+    waiting = (job for job in elastic.job.blocks if job.pending and not job.held)
+    if not base and all(map(elastic.job.is_guest, waiting)):
         shapes = [asked]
         while sum(elastic.shape_of(job).gpus for job in old) < asked.gpus and len(old) < len(running):
             old.append(running[len(old)])

@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.config import LimitSettings
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import build_tables
+from slurm_ones.rules.blocks import hot
+from slurm_ones.slurm.model import Queue
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,21 @@ class Cap:
 
 
 class CappedJob(NamedTuple):
-    """What caps ask of an elastic job."""
+    """An elastic job as caps count it, and the queues that it grows in."""
 
-    user: str
-    account: str
+    elastic: Elastic
+    queues: tuple[Queue, ...]
     gpus: int
     """That it has, or is about to have through a resize, whichever is more."""
+
+    @classmethod
+    def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
+        """A job of which what goes beyond the GPUs `asked` for waits in that queue of `guests`, if there is one."""
+        own = Queue.of(one.job.home)
+        if guests is None or not (one.takes_guests and hot(one)):
+            return cls(one, (own,), gpus)
+        beyond = own._replace(**{name: value for name, value in guests._asdict().items() if value})
+        return cls(one, (beyond,) if one.shape.gpus >= asked else (own, beyond), gpus)
 
 
 def caps_of(
@@ -58,10 +70,10 @@ def caps_of(
     ):
         mine: dict[str, set[int]] = defaultdict(set)
         for job_id, job in here.items():
-            mine[getattr(job, kind)].add(job_id)
+            mine[getattr(job.elastic.job.home, kind)].add(job_id)
         elsewhere: Counter[str] = Counter()
         for job in there:
-            elsewhere[getattr(job, kind)] += job.gpus
+            elsewhere[getattr(job.elastic.job.home, kind)] += job.gpus
         for name, jobs in sorted(mine.items()):
             if name and (most := own.get(name, general)) is not None:
                 setting = f"limits.gpus_of_{kind}" if name in own else f"limits.gpus_per_{kind}"
@@ -211,7 +223,6 @@ def _use(
     *,
     strict: bool,
 ) -> CapUse:
-    """What of the caps, of those that are strict or of the others, jobs use that have at most their `least` for now."""
     # Whoever waits and may start counts with what it asks for.
     have = {id_: least[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
     have |= {id_: min(got.shape.gpus, least[id_]) for id_, got in given.items()}

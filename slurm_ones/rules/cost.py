@@ -32,7 +32,7 @@ def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]
     own = factors.get(job.qos, 1.0)
     if not job.account or not own:
         return 0.0
-    if guests is None or not hot(elastic) or elastic.optin is None or not elastic.optin.guests:
+    if guests is None or not (elastic.takes_guests and hot(elastic)):
         return 1.0
     return _of_guests(guests, job.qos, factors) / own
 
@@ -85,7 +85,6 @@ def _may_grow(view: JobView) -> bool:
 
 
 def _with_asked(view: JobView) -> JobView:
-    """With the size that was asked for among those that are weighed."""
     if view.requested in view.limits.gpus:
         return view
     gpus = tuple(sorted({*view.limits.gpus, view.requested}))
@@ -120,6 +119,5 @@ def _measured(history: JobHistory | None, gpus: int) -> bool:
 
 
 def _spent(history: JobHistory | None, asked: int, charge: float) -> float:
-    """GPU-seconds that the job has used, as far as they count."""
     ran = history.ran if history is not None else ()
     return sum(seconds * (min(shape.gpus, asked) + charge * max(shape.gpus - asked, 0)) for shape, seconds in ran)

@@ -18,7 +18,7 @@ from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.jobs.elastic import Elastic, Observation, guests_of, is_guest
+from slurm_ones.jobs.elastic import Elastic, Observation, guests_of
 from slurm_ones.learn.guests import GuestLives
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
@@ -52,7 +52,7 @@ from slurm_ones.rules.job_rules import (
     switch_dwell_s,
     too_soon,
 )
-from slurm_ones.rules.quotas import Growing, quota_caps
+from slurm_ones.rules.quotas import quota_caps
 from slurm_ones.rules.restart import NOTHING_AHEAD, ReservedNodes, ahead_of, reserved_ahead
 from slurm_ones.slurm.model import Partition, Quotas, partition_gpus
 
@@ -288,19 +288,15 @@ class Round:
         """The rules of one partition: what a policy is shown and what may begin are read from the same."""
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
-        growing: dict[bool, dict[int, Growing]] = {True: {}, False: {}}
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
-            gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
-            capped = CappedJob(one.job.user, one.job.home.account, gpus)
-            growing[one.partition == name][job_id] = self._growing(one, gpus)
             if one.partition == name:
-                here[job_id], jobs[job_id] = capped, self._job_rules(one)
+                here[job_id], jobs[job_id] = self._capped(one), self._job_rules(one)
             else:
-                there.append(capped)
+                there.append(self._capped(one))
         contested = self.growth.unserved if name in self.settings.guests else self.growth.contested
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name)) + self._growth_caps(jobs)
-        caps += quota_caps(growing[True], growing[False].values(), self.quotas, self.seen.snapshot)
+        caps += quota_caps(here, there, self.quotas, self.seen.snapshot)
         free, later = self._free(name)
         return PartitionRules(
             name,
@@ -318,10 +314,12 @@ class Round:
             self.settings.guests[name].most if name in self.settings.guests else 0,
         )
 
-    def _growing(self, one: Elastic, about_to_have: int) -> Growing:
-        history = self.histories.get(one.job.job_id)
+    def _capped(self, one: Elastic) -> CappedJob:
+        job_id = one.job.job_id
+        history = self.histories.get(job_id)
         asked = history.job.requested_shape.gpus if history is not None else one.shape.gpus
-        return Growing.of(one, guests_of(self.settings).get(one.partition), asked, about_to_have)
+        gpus = _gpus(one, self.under_way.get(job_id), prepared=job_id in self.held)
+        return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
         """Caps under which a job does not grow: another waits for what it would take, or Slurm took blocks of it."""
@@ -429,19 +427,17 @@ class Round:
         )
 
     def _guests(self, elastic: Elastic) -> frozenset[int] | None:
-        """See `JobRules.guests`."""
-        if elastic.partition not in self.settings.guests or elastic.optin is None or not elastic.optin.guests:
+        if elastic.partition not in self.settings.guests or not elastic.takes_guests:
             return None
-        queues = guests_of(self.settings)
-        return frozenset(task_of(job) for job in elastic.job.running_blocks if is_guest(job, queues))
+        return frozenset(map(task_of, elastic.job.running_blocks)) & elastic.job.guests
 
     @cached_property
     def _lent(self) -> Counter[str]:
         """GPUs that guests hold on each node, also of those that Slurm has preempted and that are not gone yet."""
-        queues, held = guests_of(self.settings), Counter[str]()
+        held = Counter[str]()
         for elastic in self.seen.elastic.values():
             for job in elastic.job.blocks:
-                if (job.running or job.completing) and is_guest(job, queues):
+                if (job.running or job.completing) and elastic.job.is_guest(job):
                     held.update(dict.fromkeys(job.node_list, elastic.shape_of(job).gpus_per_node))
         return held
 
@@ -476,8 +472,7 @@ class Round:
     def _renewal(self, elastic: Elastic, history: JobHistory | None, could_join: Sequence[int]) -> Moves | None:
         if history is None or not hot(elastic) or elastic.partition not in self.settings.guests:
             return None
-        queues, limits = guests_of(self.settings), self.settings.limits
-        return renewal(elastic, history.job.requested_shape, could_join, queues, limits, self.now)
+        return renewal(elastic, history.job.requested_shape, could_join, self.settings.limits, self.now)
 
     def _dwell_s(self, elastic: Elastic, history: JobHistory | None) -> float:
         settings = self.settings.resize
@@ -487,7 +482,7 @@ class Round:
 
     def _settled_at(self, elastic: Elastic, history: JobHistory | None) -> float:
         dwell_s = pack_dwell_s(self._dwell_s(elastic, history))
-        return rested_at(elastic.job, history, dwell_s, by_blocks=True)
+        return rested_at(elastic.job, history, dwell_s)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
         """Of a job that is not untouchable."""
@@ -495,7 +490,7 @@ class Round:
         if self._served(elastic):
             return reason("guests_leave")
         dwell_s = self._dwell_s(elastic, history)
-        rested = rested_at(job, history, dwell_s, by_blocks=hot(elastic))
+        rested = rested_at(job, history, dwell_s)
         failed = history is not None and history.failures > 0
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
@@ -540,9 +535,9 @@ def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> in
     """GPUs that the job has, or is about to have through its resize under way, whichever is more. Blocks that are to
     join count beside those that they replace."""
     target = under_way.target.gpus if under_way is not None else 0
-    if not hot(elastic):
-        return max(elastic.shape.gpus if elastic.job.running else 0, target)
+    if elastic.job.pending:
+        return target
     held = {block.task: block.shape.gpus for block in training(elastic, None)}
     moves = under_way.moves if under_way is not None else None
     joining = sum(shape.gpus for task, shape in (moves.added if moves else ()) if task not in held)
-    return max(sum(held.values()) + joining + starting(elastic, prepared=prepared), target)
+    return max(sum(held.values()) + joining + (starting(elastic) if prepared else 0), target)

@@ -27,12 +27,12 @@ from typing import NamedTuple
 from ones_db import JobHistory
 from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
-from slurm_ones.jobs.elastic import Elastic, Guests, guests_of, is_guest
+from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.contract import ClusterView, Limits, NodeView
 from slurm_ones.policy.ledger import Resources
 from slurm_ones.policy.shapes import shape_of, takes
 from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
-from slurm_ones.rules.gate import LOOK_S, GivenBack, Growth, Round, UnderWay
+from slurm_ones.rules.gate import LOOK_S, GivenBack, Growth, Round
 from slurm_ones.rules.job_rules import parts
 from slurm_ones.rules.views import limits_of
 from slurm_ones.slurm.model import Job, Node
@@ -63,7 +63,7 @@ class WaitingJob:
         """What it waits for, in words."""
         if self.shared:
             return "licences" if self.shared == "licenses" else f"the limit of its {self.shared}"
-        gpus = _gpus_of_each(self.job)
+        gpus = self.job.gpus_each
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: Job) -> bool:
@@ -76,7 +76,7 @@ class WaitingJob:
         """What the job has of the limit with so many GPUs."""
         if self.shared == "licenses":
             return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
-        by_gpus = _gpus_of_each(self.job) > 0
+        by_gpus = self.job.gpus_each > 0
         name = f"{'GPUs' if by_gpus else 'CPUs'} of {self.shared} {getattr(self.job, self.shared)}"
         return Counter({name: gpus if by_gpus else max(job.cpus, 1)})
 
@@ -157,7 +157,9 @@ class _Returns:
     """What is free, and which growth has gone back, as waiting jobs are served one after the other."""
 
     def __init__(self, round_: Round) -> None:
-        self._free = _free(round_)
+        self._coming = _coming(round_)
+        """Pieces that go back by themselves."""
+        self._free = _free(round_, self._coming)
         self._limits = Counter(round_.seen.snapshot.licenses)
         """What limits have left, as far as that is known."""
         self._site = cache(lambda name: _site(round_, name))
@@ -178,9 +180,9 @@ class _Returns:
         return any(self._serve_room(one, nodes) for nodes in one.on)
 
     def _serve_limit(self, one: WaitingJob) -> bool:
-        wants = one.amount(one.job, one.job.nodes * _gpus_of_each(one.job))
+        wants = one.amount(one.job, one.job.nodes * one.job.gpus_each)
         short, going = wants - self._limits, list[Piece]()
-        for piece in self._pieces:
+        for piece in (*self._coming, *self._pieces):
             if short and one.shares(piece.part):
                 short -= one.amount(piece.part, piece.gpus)
                 going.append(piece)
@@ -188,7 +190,10 @@ class _Returns:
             return False
         for piece in going:
             self._limits += one.amount(piece.part, piece.gpus)
-            self._go(one, piece, {})
+            if piece in self._coming:
+                self._coming.remove(piece)
+            else:
+                self._go(one, piece, {})
         self._limits -= wants
         return True
 
@@ -295,7 +300,7 @@ def _counts(job: Job, round_: Round) -> bool:
     one = elastic.get(job.array_id)
     if one is not None and one.job.by_blocks:
         # One that is not ours to change waits as any other job; its guests were only lent what they had.
-        return one.refusal is not None and not is_guest(job, guests_of(round_.settings))
+        return one.refusal is not None and not one.job.is_guest(job)
     one = elastic.get(job.job_id)
     # One that is trained within another waits for that job.
     return one is None or (one.refusal is not None and one.refusal.code != "fused")
@@ -312,7 +317,7 @@ def _wants(job: Job, round_: Round, places: Callable[[_Want], Mapping[str, Resou
         if part is None or not part.up or too_long or 0 < part.max_nodes < job.nodes:
             continue
         whole = job.exclusive or part.whole_nodes or part.name in round_.settings.whole_node_gpus
-        each = Resources(_gpus_of_each(job), -(-job.cpus // max(job.nodes, 1)), job.memory_mb)
+        each = Resources(job.gpus_each, -(-job.cpus // max(job.nodes, 1)), job.memory_mb)
         kind = job.kind if job.of_one_kind else ""
         nodes = places(_Want(part.name, whole, each, kind, job.reservation))
         if job.excluded_nodes:
@@ -353,10 +358,6 @@ def _places(want: _Want, round_: Round) -> dict[str, Resources]:
     return found
 
 
-def _gpus_of_each(job: Job) -> int:
-    return job.gpus_per_node or -(-job.gpus_total // max(job.nodes, 1))
-
-
 # -- who holds what ---------------------------------------------------------------------------------------------------
 
 
@@ -367,8 +368,8 @@ def _capacity(node: Node, round_: Round) -> Resources:
     return Resources(gpus, node.cpus, node.memory_mb)
 
 
-def _free(round_: Round) -> dict[str, Resources]:
-    """What is free on each node, or is about to be: jobs under way count as having given back."""
+def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
+    """What is free on each node, or is about to be."""
     free = {}
     for name, node in round_.seen.snapshot.nodes.items():
         has = _capacity(node, round_)
@@ -376,20 +377,25 @@ def _free(round_: Round) -> dict[str, Resources]:
             node.gpus_used if node.gpus else has.gpus * (not node.idle), node.cpus_used, node.memory_used_mb
         )
         free[name] = has.without(used.at_most(has))
-    for job_id, move in round_.under_way.items():
-        one = round_.seen.elastic.get(job_id)
-        for piece in _leaving(one, move) if one is not None and one.job.running else ():
-            for name, given in piece.gives({}):
-                if name in free:
-                    free[name] = free[name].plus(given)
+    for name, given in (given for piece in coming for given in piece.gives({})):
+        if name in free:
+            free[name] = free[name].plus(given)
     return free
 
 
-def _leaving(one: Elastic, move: UnderWay) -> list[Piece]:
-    """What a resize under way gives back."""
-    if move.moves is not None:
-        return [_piece(one, job) for job in one.job.running_blocks if task_of(job) in move.moves.dropped]
-    return [_piece(one, one.job.first, move.target)] if move.target.gpus < one.shape.gpus else []
+def _coming(round_: Round) -> list[Piece]:
+    """What blocks that end, and resizes under way, are about to give back."""
+    found = []
+    for job_id, one in round_.seen.elastic.items():
+        # One that takes longer to end may hang.
+        ending = [job for job in one.job.blocks if job.completing and round_.now - job.end_time <= LOOK_S]
+        move = round_.under_way.get(job_id)
+        if move is not None and move.moves is not None:
+            ending += [job for job in one.job.running_blocks if task_of(job) in move.moves.dropped]
+        elif move is not None and one.job.running and move.target.gpus < one.shape.gpus:
+            found.append(_piece(one, one.job.first, move.target))
+        found += [_piece(one, job) for job in ending]
+    return found
 
 
 def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
@@ -399,14 +405,14 @@ def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
 
 def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
     """The jobs that hold more than their users asked for, and may give that back now."""
-    found, guests = {}, guests_of(round_.settings)
+    found = {}
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)
         if history is None or one.optin is None or not one.job.running:
             continue
         if one.shape.gpus > history.job.requested_shape.gpus and round_.against_shrinking(one) is None:
             blocks = training(one, history) if hot(one) else ()
-            pieces = _blocks(one, history, blocks, guests) if blocks else _rest(one, history, site(one.partition))
+            pieces = _blocks(one, history, blocks) if blocks else _rest(one, history, site(one.partition))
             found[job_id] = Grown(one, history, blocks, pieces)
     return found
 
@@ -423,11 +429,11 @@ def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
     return limits_of(one, site, history.spec, history.batch)
 
 
-def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock], guests: Guests) -> tuple[Piece, ...]:
+def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
     """Blocks that are growth, the youngest first: the one that leads and the oldest others are what was asked for."""
     before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
     growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
-    return tuple(_piece(one, job)._replace(guest=is_guest(job, guests)) for job in reversed(growth))
+    return tuple(_piece(one, job)._replace(guest=one.job.is_guest(job)) for job in reversed(growth))
 
 
 def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, ...]:

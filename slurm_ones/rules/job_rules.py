@@ -238,9 +238,9 @@ def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSett
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
-def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float, *, by_blocks: bool = False) -> float:
-    """When the job may be resized (again): the dwell time after its start and its last resize. Of a job that changes
-    `by_blocks` its start is no reason to wait: it cost no training, as a requeue does.
+def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> float:
+    """When the job may be resized (again): the dwell time after its start and its last resize. Of a job of blocks the
+    start is no reason to wait: it cost no training, as a requeue does.
 
     Resizes in a row that did not take effect double it, up to 64 times: what Slurm refused or kept waiting (a limit of
     the user's, say) it will mostly refuse again, and each try costs a running job a restart. A job that waits is
@@ -250,7 +250,7 @@ def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float, *, by_b
     last = (history.last_resize_end if history is not None else None) or 0.0
     wait_s = max(dwell_s, AGAIN_S) * 2.0 ** min(failures, MOST_DOUBLINGS) if failures and dwell_s else dwell_s
     again = last + wait_s
-    if job.running and not by_blocks:
+    if job.running and not job.by_blocks:
         return max(job.start_time + dwell_s, again)
     return again if failures or job.running else 0.0
 

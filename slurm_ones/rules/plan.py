@@ -80,8 +80,6 @@ class ResizePlan:
     """Waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
     """Waiting jobs whose resize waits its turn: those that were deferred stay so until it begins."""
-    refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Of the outcomes, those that a limit of the site is to blame for."""
 
 
 class GpuPool:
@@ -150,9 +148,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     planner.let_wait_small(schedule)
     kept = {id_: job.untouchable or reason("kept_waiting") for id_, job in parked.items()}
     deferred = frozenset(id_ for id_, job in parked.items() if job.untouchable is None)
-    outcomes = kept | planner.outcomes
-    refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
-    return ResizePlan(tuple(planner.begin), outcomes, deferred, frozenset(planner.queued), refused)
+    return ResizePlan(tuple(planner.begin), kept | planner.outcomes, deferred, frozenset(planner.queued))
 
 
 class _Planner:
@@ -291,7 +287,6 @@ def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
 
 
 def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[str] | None:
-    """Nodes with that kind of GPU on which the job would end before a reservation begins; None for all."""
     only = rules.kinds.nodes(kind)
     return (only or frozenset(rules.free)) - job.ahead.nodes if job.ahead.nodes else only
 
@@ -301,7 +296,6 @@ def _gained(change: PlannedChange) -> int:
 
 
 def _may_be_packed(job: JobRules, rules: PartitionRules) -> bool:
-    """Tell whether fewer nodes would do for a job of blocks, and it has been where it is for long enough."""
     return job.settled and len(job.elastic.job.node_list) > -(-job.gpus // max(rules.node_gpus, 1))
 
 

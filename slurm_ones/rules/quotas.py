@@ -11,13 +11,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
 from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.rules.blocks import hot
-from slurm_ones.rules.caps import Cap
-from slurm_ones.slurm.model import Job, Queue, Quota, Quotas, Snapshot
+from slurm_ones.rules.caps import Cap, CappedJob
+from slurm_ones.slurm.model import Job, Quota, Quotas, Snapshot
 
 READ_S = 600.0
 """Between two readings of Slurm's quotas, s."""
@@ -51,44 +50,26 @@ class QuotaReading:
         return replace(self.quotas, all=tuple(changed))
 
 
-class Growing(NamedTuple):
-    """An elastic job, and the queues that it grows in."""
-
-    elastic: Elastic
-    queues: tuple[Queue, ...]
-    about_to_have: int
-    """GPUs that it has or is about to have, whichever is more."""
-
-    @classmethod
-    def of(cls, one: Elastic, guests: Queue | None, asked: int, about_to_have: int) -> Growing:
-        """A job of which what goes beyond the GPUs `asked` for waits in that queue of `guests`, if there is one."""
-        own = Queue.of(one.job.home)
-        if guests is None or one.optin is None or not (one.optin.guests and hot(one)):
-            return cls(one, (own,), about_to_have)
-        beyond = own._replace(**{name: value for name, value in guests._asdict().items() if value})
-        return cls(one, (beyond,) if one.shape.gpus >= asked else (own, beyond), about_to_have)
-
-
 def quota_caps(
-    growing: Mapping[int, Growing], elsewhere: Iterable[Growing], quotas: Quotas, snapshot: Snapshot
+    here: Mapping[int, CappedJob], there: Iterable[CappedJob], quotas: Quotas, snapshot: Snapshot
 ) -> tuple[Cap, ...]:
-    """Caps for the jobs of a partition; those `elsewhere` count with what they are about to take."""
-    caps = [cap for job_id, one in growing.items() for cap in _of_partition(job_id, one.elastic, snapshot)]
+    """Caps for the jobs of a partition; those of others count with what they are about to take."""
+    caps = [cap for job_id, one in here.items() for cap in _of_partition(job_id, one.elastic, snapshot)]
     if not quotas.all:
         return tuple(caps)
     shared: dict[Quota, dict[int, float]] = defaultdict(dict)
-    for job_id, one in growing.items():
+    for job_id, one in here.items():
         for quota, each in _binding(one, quotas, snapshot):
             if not quota.per_job:
                 shared[quota][job_id] = each
             elif not hot(one.elastic):  # each block is a job of its own
                 caps.append(Cap(int(quota.most / each + 1e-9), frozenset({job_id}), _words(quota), strict=True))
     about: Counter[Quota] = Counter()
-    for one in elsewhere:
-        more = one.about_to_have - _gpus_now(one.elastic)
+    for one in there:
+        more = one.gpus - _gpus_now(one.elastic)
         for quota, each in _binding(one, quotas, snapshot) if more > 0 else ():
             about[quota] += math.ceil(each * more)
-    return (*caps, *(_shared(quota, needs, growing, about[quota]) for quota, needs in shared.items()))
+    return (*caps, *(_shared(quota, needs, here, about[quota]) for quota, needs in shared.items()))
 
 
 def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator[Cap]:
@@ -98,10 +79,10 @@ def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator
         yield Cap(part.max_nodes * elastic.gpus_per_node, frozenset({job_id}), why, strict=True)
 
 
-def _shared(quota: Quota, needs: Mapping[int, float], growing: Mapping[int, Growing], about: int) -> Cap:
+def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
     """The most demanding of its jobs decides for how many GPUs the rest of a quota is enough."""
     left = max(quota.most - quota.used - about, 0)
-    now = sum(_gpus_now(growing[job_id].elastic) for job_id in needs)
+    now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
 
 
@@ -117,7 +98,7 @@ def _words(quota: Quota) -> Reason:
     return reason("quota", whose=whose, most=quota.most, what=what, left=max(quota.most - quota.used, 0))
 
 
-def _binding(one: Growing, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
+def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
     """Quotas of which the job takes something with each GPU, and how much."""
     own = one.elastic.job.home
     for queue in one.queues:
@@ -140,7 +121,7 @@ def _amount(job: Job, resource: str) -> int:
     """What a job has or asks for; 0 for what growth does not take."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
-        return (job.gpus_total or job.nodes * job.gpus_per_node) if kind in ("", job.kind) else 0
+        return job.gpus if kind in ("", job.kind) else 0
     return {"cpu": job.cpus, "mem": job.memory_mb * job.nodes, "node": job.nodes}.get(resource, 0)
 
 

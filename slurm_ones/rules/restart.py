@@ -7,6 +7,7 @@ would begin its limit again may find no node for it, though it had its hour when
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
@@ -47,7 +48,7 @@ def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
 
 
 def reserved_ahead(
-    job: Job, shape: Shape, snapshot: Snapshot, whole_node_gpus: dict[str, int], now: float
+    job: Job, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
     """The reservation for which a running job could not start again at this shape, on its own nodes and what is free;
     None if it could, or if no reservation is to blame."""

@@ -309,7 +309,6 @@ def _nowhere(limits: Limits) -> Reason | None:
 
 
 def _quantum(spec: Spec | None) -> int:
-    """Of what global batches are multiples, by the job's own word: bounded, since anybody may have written it."""
     return 1 if spec is None else max(1, min(spec.multiple_of, ANY_BATCH))
 
 

@@ -152,7 +152,6 @@ class Leadership:
         return term
 
     def _say_once(self, what: str, term: int, line: str) -> None:
-        """Say the line, once a leader's term."""
         if self._said != (what, term):
             self._said = (what, term)
             self._say(line)

@@ -202,7 +202,6 @@ class Metrics:
             self._figures[name] = kind(name, text, names, namespace=SPACE, registry=self.registry, **more)
 
     def _of(self, name: str, *labels: str) -> Any:
-        """One series."""
         return self._figures[name].labels(*labels) if labels else self._figures[name]
 
     def leads(self, settings: Settings) -> None:
@@ -378,7 +377,6 @@ def _way(resize: ResizeRecord) -> str:
 
 
 def _asked(history: JobHistory | None) -> int:
-    """GPUs that a job asked for; 0 where that is not known."""
     return history.job.requested_shape.gpus if history is not None else 0
 
 

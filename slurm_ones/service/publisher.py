@@ -121,7 +121,6 @@ class Publisher:
         return done
 
     def _make_folder(self) -> bool:
-        """Tell whether it was not there."""
         try:
             self._folder.mkdir(mode=FOLDER_MODE)
         except FileExistsError:

@@ -176,7 +176,7 @@ class Oracle:
         return [seconds]
 
     def _live(self) -> list[_OracleJob]:
-        ids = [*self._world.cluster.live_ids()]
+        ids = [*self._world.cluster.records.live_ids()]
         self._jobs.update({job_id: self._known(job_id) for job_id in ids if job_id not in self._jobs})
         return [self._jobs[job_id] for job_id in ids]
 

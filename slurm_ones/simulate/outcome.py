@@ -234,5 +234,5 @@ def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
 
 def total_goodput(world: World) -> float:
     """Progress of all jobs now, in GPUs that would bring it at their best batch, each alone."""
-    live = [world.trainings[job_id] for job_id in world.cluster.live_ids()]
+    live = [world.trainings[job_id] for job_id in world.cluster.records.live_ids()]
     return sum(one.goodput / one.application.single_goodput(one.position.progress) for one in live)

@@ -92,7 +92,7 @@ class World:
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
         """Let jobs read their orders, let time pass, and write their reports."""
-        live = [self.trainings[job_id] for job_id in self.cluster.live_ids() if job_id in self.trainings]
+        live = [self.trainings[job_id] for job_id in self.cluster.records.live_ids() if job_id in self.trainings]
         for training in live:
             training.check_orders()
         self.timeline.changed = False

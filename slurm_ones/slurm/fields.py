@@ -125,7 +125,6 @@ def _printed(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    """Count as squeue prints it; 0 for none, or no limit."""
     if not (len(text) < 16 and text.isascii() and text.isdigit()):
         return 0
     count = int(text)
@@ -133,7 +132,6 @@ def _count(text: str) -> int:
 
 
 def _whole(value: Any) -> int:
-    """Count as PySlurm gives it: a number, None, or a word such as UNLIMITED."""
     return value if isinstance(value, int) else 0
 
 
@@ -153,7 +151,6 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def _licences(value: Any) -> tuple[tuple[str, int], ...]:
-    """Each licence and its number, one if none is named; of licences to choose from, all."""
     text = ",".join(texts(value))
     return tuple((name, int(count or 1)) for name, count in _LICENCE.findall("" if text == "(null)" else text))
 
@@ -173,7 +170,6 @@ def _printed_status(text: str) -> tuple[int, int]:
 
 
 def _allocated(tres: str) -> int:
-    """GPUs in allocated TRES, in which those of each type may follow the sum."""
     found = _ALL_GPUS.search(tres)
     return int(found[1]) if found else gpus(tres)
 

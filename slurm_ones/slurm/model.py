@@ -189,6 +189,16 @@ class Job:
         return self.partitions[0] if self.partitions else ""
 
     @property
+    def gpus(self) -> int:
+        """GPUs that it has, or asks for."""
+        return self.gpus_total or self.nodes * self.gpus_per_node
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs on each of its nodes; if it asks for a number in all, the most."""
+        return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
+
+    @property
     def key(self) -> JobKey:
         """What names it to Slurm."""
         tasks = self.array_tasks

@@ -195,7 +195,6 @@ def with_strategy(view: ClusterView, limits: Limits, rules: tuple[SizeRule, ...]
 
 
 def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:
-    """GPUs taken wherever they are left; nothing where there are too few."""
     held: dict[str, int] = {}
     for name, room in left.items():
         if taken := min(room, gpus - sum(held.values())):

@@ -109,7 +109,7 @@ class BlockWorld(Interrupted):
         orders = OrderWriter(self.client, None, self.clock)
         self.held = HeldTasks(self.store)
         self.leftovers = Leftovers(self.client, self.store, self.held, orders, self.clock)
-        self.guest_holds = GuestHolds(self.client, self.held, guests_of(self.settings), self.clock)
+        self.guest_holds = GuestHolds(self.client, self.held, self.clock)
         self.observer = observer
         return ResizeMachine(
             client=self.client,

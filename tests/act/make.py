@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.optin import OptIn
-from slurm_ones.jobs.elastic import Elastic, WholeJob
+from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import Elastic, WholeJob, guests_of, is_guest
 from slurm_ones.slurm.model import JobState
 from tests.slurm.make import job_of
 
@@ -41,6 +43,17 @@ def elastic(
 def changed(one: Elastic, **changes: Any) -> Elastic:
     """A job of one block, of which Slurm now shows this."""
     return replace(one, job=WholeJob.of(replace(one.job.first, **changes)))
+
+
+def with_guests(jobs: Mapping[int, Elastic], settings: Settings) -> dict[int, Elastic]:
+    """The jobs, whose blocks in the queues that the settings name are guests."""
+    queues = guests_of(settings)
+
+    def lent(one: Elastic) -> Elastic:
+        tasks = frozenset(task for job in one.job.blocks if is_guest(job, queues) for task in job.array_tasks)
+        return replace(one, job=replace(one.job, guests=tasks))
+
+    return {job_id: lent(one) for job_id, one in jobs.items()}
 
 
 def history(job_id: int, **changes: Any) -> JobHistory:

@@ -211,7 +211,7 @@ class Slurm(SimulatedClient):
         with self._between("requeue_hold", job_id):
             if self.requeue_refused:
                 raise Refused(self.requeue_refused)
-            job = self.jobs[self.cluster.get(job_id).job_id]
+            job = self.jobs[self.cluster.records.get(job_id).job_id]
             if (run := job.run) is not None:
                 job.requeues.append((job.restart, bool(run.checkpoints) and run.waits_since is not None))
             super().requeue_hold(job_id)
@@ -220,7 +220,7 @@ class Slurm(SimulatedClient):
         with self._between("hold", job_id):
             if self.hold_refused:
                 raise Refused(self.hold_refused)
-            if not self.cluster.get(job_id).held_by:  # else it stays as it is marked
+            if not self.cluster.records.get(job_id).held_by:  # else it stays as it is marked
                 super().hold(job_id)
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
@@ -242,7 +242,7 @@ class Slurm(SimulatedClient):
         with self._between("release", start_now):
             if start_now and self.start_now_refused:
                 raise NotResizable("Job is no longer pending execution")
-            if words := self.release_refused(self.jobs[self.cluster.get(job_id).job_id].shape):
+            if words := self.release_refused(self.jobs[self.cluster.records.get(job_id).job_id].shape):
                 raise NotResizable(words)
             super().release(job_id, start_now=start_now)
 
@@ -265,7 +265,7 @@ class Slurm(SimulatedClient):
             lambda job_id: job,
         )
         self.jobs[job_id] = job
-        job.record = self.cluster.get(job_id)
+        job.record = self.cluster.records.get(job_id)
         (job.directory / directory_name(job_id)).mkdir(parents=True)
         if running:
             free = [name for name in NAMES if self.cluster.nodes[name].free.gpus >= shape.gpus_per_node]

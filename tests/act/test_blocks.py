@@ -19,7 +19,6 @@ from slurm_ones.act import blocks
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
-from slurm_ones.jobs.elastic import base_first, guests_of
 from slurm_ones.rules.blocks import Moves
 from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
@@ -552,7 +551,7 @@ def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
         world.cluster.kill(Task(world.job_id, task), 0)
     world.simulated.pass_time(20)
     for task in (0, 1):
-        world.cluster.get(Task(world.job_id, task)).state = JobState.COMPLETED
+        world.cluster.records.get(Task(world.job_id, task)).state = JobState.COMPLETED
     assert not any(job.running for job in world.tasks.values())
     world.tidy()
     world.simulated.pass_time(60)
@@ -598,11 +597,11 @@ def test_which_blocks_join_as_guests(make: Make, asked: int, dropped: tuple[int,
     world.begin({1: TWO, 2: ONE}, guests=(1,))
     world.finish()
     seen = world.observer.observe().elastic[world.job_id]
-    moves, queues = Moves(((3, TWO), (4, ONE)), dropped), guests_of(world.settings)
-    assert guests_among(seen, moves, asked, queues) == guests
+    moves = Moves(((3, TWO), (4, ONE)), dropped)
+    assert guests_among(seen, moves, asked) == guests
     assert seen.optin is not None
     kept_out = replace(seen, optin=replace(seen.optin, guests=False))
-    assert guests_among(kept_out, moves, asked, queues) == ()
+    assert guests_among(kept_out, moves, asked) == ()
 
 
 def test_a_base_block_leads_rather_than_a_guest(make: Make) -> None:
@@ -612,7 +611,7 @@ def test_a_base_block_leads_rather_than_a_guest(make: Make) -> None:
     world.finish()
     assert world.order.blocks == (0, 2, 1) and world.training.members[0] == 0
     seen = world.observer.observe().elastic[world.job_id]
-    assert base_first((0, 1, 2), seen.job.blocks, guests_of(world.settings)) == (0, 2, 1)
+    assert seen.job.base_first((0, 1, 2)) == (0, 2, 1)
     world.preempt(0)
     assert world.training.members == (2, 1)
 

@@ -12,7 +12,7 @@ from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJ
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.spec import asked_shape
 from slurm_ones.simulate.training.application import Application, Requeue, Submission
-from slurm_ones.simulate.training.training import Training
+from slurm_ones.simulate.training.training import Phase, Training
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.client import UnknownJob
@@ -78,7 +78,7 @@ class BlockFaults:
             case FaultKind.BLOCK_DIED:
                 return bool(blocks) and self._kill(job_id, training, rng.choice(blocks))
             case FaultKind.LOST_IN_SWITCH:
-                return training.switching and self._kill(job_id, training, rng.choice(blocks))
+                return training.phase is Phase.SWITCHING and self._kill(job_id, training, rng.choice(blocks))
             case FaultKind.STORE_OF_JOB_LOST:
                 if not members:
                     return False
@@ -110,7 +110,7 @@ class BlockFaults:
             case FaultKind.PREEMPTED_NEWCOMER:
                 may = [task for task in may if task not in members]
             case FaultKind.PREEMPTED_LEAVING:
-                may = may if training.switching else []
+                may = may if training.phase is Phase.SWITCHING else []
         if len(may) < count:
             return False
         mode = rng.choice(MODES)
@@ -201,7 +201,7 @@ class BlockFaults:
         self.allowed_ends.setdefault(self._record(job_id, task).job_id, set()).add(state)
 
     def _record(self, job_id: int, task: int) -> SimulatedJob:
-        return self._cluster.get(Task(job_id, task))
+        return self._cluster.records.get(Task(job_id, task))
 
 
 MODES: tuple[PreemptMode, ...] = ("cancel", "cancel", "requeue")

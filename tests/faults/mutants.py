@@ -13,7 +13,7 @@ from slurm_ones.act import actor, blocks
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State
-from slurm_ones.jobs.elastic import Elastic, Guests, WholeJob
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.rules.blocks import GuestSizes, Moves
 from slurm_ones.rules.gate import target_of
@@ -123,7 +123,7 @@ def never_held() -> AbstractContextManager[Any]:
 def base_left_to_slurm() -> AbstractContextManager[Any]:
     """Every block that joins is released in the guests' queue."""
 
-    def all_of_them(elastic: Elastic, moves: Moves, asked: int, guests: Guests) -> tuple[int, ...]:
+    def all_of_them(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
         return tuple(task for task, _ in moves.added)
 
     return mock.patch.object(actor, "guests_among", all_of_them)

@@ -295,7 +295,7 @@ class BlockSafety:
 
     def _check_guest(self, task: Task, blocks: Collection[int]) -> None:
         """What a user asked for is never left to Slurm to take."""
-        record, records = self.checker.cluster.get(task), self._records(task.array)
+        record, records = self.checker.cluster.records.get(task), self._records(task.array)
         asked = record.request.nodes * record.request.gpus_per_node
         base, gpus = base_of(records, blocks), record.nodes * record.gpus_per_node
         if is_guest(record) and base + gpus <= asked:

@@ -12,7 +12,7 @@ from ones_db import JobRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
-from slurm_ones.jobs.elastic import Elastic, WholeJob, arrays, elastic_job, is_guest, whole_job
+from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, arrays, elastic_job, is_guest, whole_job
 from slurm_ones.jobs.observer import job_record
 from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Queue, Snapshot, Task
 from tests.slurm.make import job_of
@@ -53,11 +53,11 @@ def ended(number: int, state: JobState = JobState.COMPLETED, **changes: Any) -> 
     return task(number, state=state, held=False, reason="None", **(times | changes))
 
 
-def seen(*jobs: Job, known: JobRecord | None = None, term: int = 0) -> Elastic:
+def seen(*jobs: Job, known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS) -> Elastic:
     """The one job that these tasks make."""
     snapshot = Snapshot(5000.0, {job.job_id: job for job in jobs}, NODES, PARTITIONS)
     ((array, records),) = arrays(jobs).items()
-    elastic = elastic_job(whole_job(array, records, known, term), snapshot, {}, None)
+    elastic = elastic_job(whole_job(array, records, known, term, guests), snapshot, {}, None)
     assert elastic is not None and array == 100
     return elastic
 
@@ -419,4 +419,4 @@ def test_what_a_job_asked_for_if_guests_run_when_it_is_first_seen() -> None:
     base, guest, own = task(0, "n1", gpus=2), task(1, "n2", gpus=4, qos="guest"), task(2, "n2", gpus=2)
     guests = {"gpu": Queue(qos="guest")}
     for jobs, asked in (((base,), "1x2"), ((base, guest), "1x2"), ((base, own), "2x2"), ((guest,), "1x4")):
-        assert str(job_record(seen(*jobs), "", guests).requested_shape) == asked
+        assert str(job_record(seen(*jobs, guests=guests), "").requested_shape) == asked

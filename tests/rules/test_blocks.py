@@ -27,7 +27,7 @@ from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.rules.views import cluster_view, job_models, job_views
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from slurm_ones.testing.rounds import job as view
-from tests.act.make import FULL, NOW, elastic, history
+from tests.act.make import FULL, NOW, elastic, history, with_guests
 
 HOT = Spec(32, 512, 64, 1000, 10, hot=True)
 
@@ -75,6 +75,7 @@ def rules_for(
     seen = Observation(Snapshot(NOW, queue, nodes, {"gpu": Partition("gpu", True, tuple(free), 0.0, 0, False)}), by_id)
     of_guests = {"guests": {"gpu": {"qos": guests}}} if guests else {}
     whole = Settings.model_validate({"resize": settings, "limits": site or {}, **of_guests})
+    seen = replace(seen, elastic=with_guests(by_id, whole))
     known = histories or {id_: told(id_) for id_ in by_id}
     held = {id_: frozenset(ours) for id_ in by_id}
     round_ = with_growth(Round(seen, known, whole, under_way(resizes), NOW, held=held, split_nodes=split_nodes))

@@ -52,9 +52,10 @@ def test_failures_do_not_bring_back_a_dwell_time_of_nothing() -> None:
 
 def test_the_start_of_a_job_of_blocks_is_no_change() -> None:
     """It started at 110 s; what it waits for is the time after its last change."""
-    assert rested_at(RUNS, history(1), 60.0, by_blocks=True) <= 110.0
-    assert rested_at(RUNS, None, 60.0, by_blocks=True) <= 110.0
-    assert rested_at(RUNS, history(1, last_resize_end=200.0, failures=1), 60.0, by_blocks=True) == 320.0
+    runs = replace(RUNS, by_blocks=True)
+    assert rested_at(runs, history(1), 60.0) <= 110.0
+    assert rested_at(runs, None, 60.0) <= 110.0
+    assert rested_at(runs, history(1, last_resize_end=200.0, failures=1), 60.0) == 320.0
 
 
 def test_a_waiting_job_is_free_until_a_resize_of_it_failed() -> None:

@@ -19,13 +19,13 @@ from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
 from slurm_ones.rules.blocks import Moves
-from slurm_ones.rules.gate import Growth, Round, UnderWay
+from slurm_ones.rules.gate import LOOK_S, Growth, Round, UnderWay
 from slurm_ones.rules.growth import MOST, with_growth
 from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
 from slurm_ones.testing.policies import seeded
-from tests.act.make import NOW, changed, elastic, history
+from tests.act.make import NOW, changed, elastic, history, with_guests
 from tests.rules.test_blocks import job_of_blocks, task, told
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -72,7 +72,8 @@ def round_with(
     settings: Mapping[str, Any] | None = None,
 ) -> Round:
     """Four nodes of 4 GPUs, the jobs that run on them, and those that wait."""
-    parts = [part for one in jobs for part in one.job.running_blocks] + [job for job in waiting if job.running]
+    parts = [part for one in jobs for part in one.job.blocks if part.running or part.completing]
+    parts += [job for job in waiting if job.running]
     nodes = {}
     for name in NAMES:
         here = [part for part in parts if name in part.node_list]
@@ -94,7 +95,8 @@ def round_with(
     known = {id_: told(id_, job=asked((shapes or {}).get(id_, Shape(1, 1)), id_)) for id_ in by_id}
     held = {id_: frozenset(range(1, 8)) for id_ in by_id}
     checked = Settings.model_validate(settings or {})
-    return with_growth(Round(Observation(snapshot, by_id), known, checked, under_way or {}, NOW, held=held))
+    observation = Observation(snapshot, with_guests(by_id, checked))
+    return with_growth(Round(observation, known, checked, under_way or {}, NOW, held=held))
 
 
 def left(found: Round, job_id: int = 1) -> set[int]:
@@ -361,6 +363,29 @@ def test_guests_are_slurms_to_take(queue: dict[str, str], guest: dict[str, Any])
         assert vain.growth.back == {} and vain.growth.contested.keys() == {*NAMES}
         assert vain.partition("gpu").contested == frozenset() and vain.partition("gpu").caps == ()
     assert left(round_with([one], waits(reason="AssocGrpGRES", account="a", **new), **site)) == {4}
+
+
+LIMITED = {"reason": "AssocGrpGRES", "account": "a"}
+
+
+@pytest.mark.parametrize("limit", [{}, LIMITED], ids=["room", "limit"])
+@pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.PREEMPTED])
+@pytest.mark.parametrize(("ended_s", "also"), [(5.0, set()), (LOOK_S + 1, {3})])
+def test_a_block_that_ends_is_enough(limit: dict[str, Any], state: JobState, ended_s: float, also: set[int]) -> None:
+    """It left, or Slurm preempted it, and what it holds is free soon: no other one goes, unless it hangs."""
+    *rest, last = guests().job.blocks
+    ending = replace(last, state=state, flags=frozenset({"COMPLETING"}), end_time=NOW - ended_s)
+    assert left(round_with([job_of_blocks(*rest, ending)], waits(shape=FOUR, **limit))) == also
+
+
+@pytest.mark.parametrize("limit", [{}, LIMITED], ids=["room", "limit"])
+def test_blocks_that_are_leaving_are_enough(limit: dict[str, Any]) -> None:
+    """Of another job, by a resize under way."""
+    other = job_of_blocks(*(replace(block(n, 2, "n4"), array_id=2, job_id=200 + n) for n in (0, 1)), array=2)
+    jobs, one = [job_of_blocks(*guests().job.blocks[:4]), other], waits(shape=Shape(1, 2), **limit)
+    assert left(round_with(jobs, one)) == {3} and left(round_with(jobs, one), 2) == set()
+    leaving = {2: UnderWay(Shape(1, 2), moves=Moves((), (1,)))}
+    assert round_with(jobs, one, under_way=leaving).growth.back == {}
 
 
 def test_where_nobody_grows_and_who() -> None:

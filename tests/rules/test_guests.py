@@ -21,7 +21,7 @@ from slurm_ones.rules.gate import LOOK_S, Round
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_models, job_views
 from slurm_ones.slurm.model import JobState, Partition
-from tests.act.make import NOW, elastic
+from tests.act.make import NOW, elastic, with_guests
 from tests.rules.test_blocks import HOT, job_of_blocks, rules_for, task, told, waiting
 from tests.rules.test_growth import asked
 
@@ -44,7 +44,9 @@ def round_of(
     known = {one.job.job_id: told(one.job.job_id, job=asked(Shape(1, requested), one.job.job_id)) for one in jobs}
     round_, _ = rules_for(list(jobs), free, known)
     held = {one.job.job_id: frozenset(range(1, 20)) for one in jobs}
-    return replace(round_, held=held, settings=Settings.model_validate({"guests": guests}), **changes)
+    settings = Settings.model_validate({"guests": guests})
+    seen = replace(round_.seen, elastic=with_guests(round_.seen.elastic, settings))
+    return replace(round_, seen=seen, held=held, settings=settings, **changes)
 
 
 def grown(one: Elastic, gpus: int, free: dict[str, int], **other: Any) -> list[str] | None:

@@ -77,10 +77,6 @@ class SimulatedCluster:
 
     # -- what is seen --------------------------------------------------------------------------------------------
 
-    def get(self, job_id: JobKey) -> SimulatedJob:
-        """See `JobRecords.get`."""
-        return self.records.get(job_id)
-
     def snapshot(self) -> Snapshot:
         """All that Slurm shows now."""
         jobs = {job_id: job.to_model() for job_id, job in self._known.items()}
@@ -89,7 +85,6 @@ class SimulatedCluster:
         return Snapshot(self.timeline.now, jobs, nodes, partitions, self.conf.reservations, self._free_licenses())
 
     def _free_licenses(self) -> dict[str, int]:
-        """Of each license, if any job asks for one."""
         asking = [job for job in self._known.values() if job.licenses] if self.conf.licenses else []
         used = Counter(dict.fromkeys(self.conf.licenses, 0))
         for job in asking:
@@ -109,14 +104,10 @@ class SimulatedCluster:
         modes = {qos.name: qos.mode for qos in self.conf.qos}
         return Quotas(found, modes=modes, usage_factors={qos.name: qos.usage_factor for qos in self.conf.qos})
 
-    def live_ids(self) -> dict[int, None]:
-        """What sbatch answered for the jobs that have not ended, in the order of submission."""
-        return self.records.live_ids()
-
     @property
     def live(self) -> int:
         """Jobs that have not ended, an array as one."""
-        return len(self.live_ids())
+        return len(self.records.live_ids())
 
     @property
     def empty(self) -> bool:
@@ -291,7 +282,7 @@ class SimulatedCluster:
         """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that
         runs, that somebody cancelled, that may not be requeued after a preemption, or whose last processes are not
         gone."""
-        job = self.get(task)
+        job = self.records.get(task)
         if job.pending and not job.ending:
             return
         if not job.ended or job.ending or job.state is JobState.CANCELLED:
@@ -352,7 +343,7 @@ class SimulatedCluster:
 
     def exited(self, job_id: JobKey, code: int) -> None:
         """Its program ended by itself."""
-        job = self.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
+        job = self.records.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
         if job.running:
             self._exit(job, code, self.settings.ending_s)
 
@@ -400,14 +391,12 @@ class SimulatedCluster:
         self._wait_after(job, min(job.program.stop(killed=killed), most_s))
 
     def _wait_after(self, job: SimulatedJob, seconds: float) -> None:
-        """It waits again, once its processes have ended."""
         job.cancel_events()
         job.state = JobState.PENDING
         self._end_processes(job, seconds)
         self._renew(job)
 
     def _renew(self, job: SimulatedJob) -> None:
-        """It waits for its next run, from the end of the queue."""
         now = self.timeline.now
         job.restart += 1
         job.submit_time = now
@@ -539,7 +528,6 @@ class SimulatedCluster:
             self._preempt(self.jobs[job_id], winner)
 
     def _preempt(self, job: SimulatedJob, winner: int) -> None:
-        """By its QOS or its partition, whichever is preemptable."""
         qos, spec = self.conf.qos_of(job.qos), self.nodes.partitions[job.partition]
         mode, grace_s = (qos.mode, qos.grace_s) if qos.mode else (spec.preempt, spec.grace_s)
         self.preempt(job.to_model().key, mode, grace_s + self.conf.kill_wait_s, winner=winner)

@@ -204,7 +204,6 @@ class SchedulingPass:
         self.chosen.append((job, self._nodes.in_order(nodes)))
 
     def _take(self, job: QueuedJob, nodes: list[str]) -> None:
-        """Give nobody else in this pass what the job needs of these nodes."""
         self._free.spend(nodes, job.need)
         for begins, then in self._kept:
             if self._ends(job) > begins:
@@ -262,7 +261,6 @@ class SchedulingPass:
         return True
 
     def _needed(self, job: QueuedJob, nodes: Iterable[str], victim: RunningJob) -> bool:
-        """The job gets something that this one holds."""
         licenses = {name for name, _ in job.of.licenses} if self._counts.lacks_licenses(job) else set()
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 

@@ -96,7 +96,6 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
 
 
 def _limit(text: str) -> float:
-    """Minutes, or hours:minutes:seconds."""
     if not text:
         return 0.0
     parts = [int(part) for part in text.split(":")]
@@ -288,7 +287,7 @@ class SimulatedClient:
         self._faults.reshape(job, shape, make)
 
     def _changeable(self, job_id: JobKey) -> SimulatedJob:
-        job = self._cluster.get(job_id)
+        job = self._cluster.records.get(job_id)
         if not self._operator and job.request.uid != self._uid:
             raise NotPermitted(f"job {job_id}: Access/permission denied")
         return job

@@ -302,7 +302,6 @@ class SimulatedJob:
         return _HOLDS.get(self.held_by, self.reason)
 
     def _eligible(self) -> float:
-        """Its earliest start, to the second; one that never was free to start has none."""
         if self.begin:
             return float(math.ceil(self.begin))
         return 0.0 if self.held_by else self.submit_time

@@ -296,7 +296,6 @@ def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str
 
 
 def _paused_s(job: JobOutcome) -> float:
-    """Seconds of its GPUs that were lost, over those that it held on average."""
     return job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0
 
 

@@ -87,7 +87,6 @@ def _module(policy: str) -> str:
 
 
 def _digest(folder: Path, paths: Iterable[Path]) -> str:
-    """Digest of files' names within a folder and their contents."""
     found = hashlib.sha256()
     for path in sorted(paths):
         data = path.read_bytes()

@@ -261,7 +261,6 @@ def summarize(
 
 
 def _work_of(plan: StudyPlan, seed: int) -> dict[str, float]:
-    """Each job's seconds at the size and batch that its user asks for."""
     work = plan.workload(seed)
     return {
         s.name: undisturbed_s(work.applications[s.application], s, plan.cluster.least_node) for s in work.submissions

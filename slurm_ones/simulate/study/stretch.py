@@ -100,7 +100,6 @@ def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, 
 
 
 def _drawn(job: TraceJob) -> float:
-    """A number from 0 to 1, by the job alone."""
     return int.from_bytes(blake2b(f"{job.name} {job.submitted}".encode(), digest_size=6).digest(), "big") / 2**48
 
 

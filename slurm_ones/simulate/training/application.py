@@ -174,7 +174,6 @@ class Application:
         return result
 
     def _passes(self, gpus: Ints, batches: Floats) -> tuple[Floats, Floats]:
-        """Passes of a step and the samples of a replica in each."""
         replicas = gpus if self.by is None else gpus / self.by.degree
         passes = np.maximum(np.ceil(batches / replicas / self.max_local_batch), 1.0)
         alone = (gpus == 1) & (batches > self.base_batch)
@@ -183,7 +182,6 @@ class Application:
 
     @cached_property
     def _locals(self) -> Floats:
-        """(L,) local batches at which curves are kept."""
         result: Floats = np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
         return result
 

@@ -469,11 +469,6 @@ class Training:
         return self._blocks
 
     @property
-    def switching(self) -> bool:
-        """Whether training stands still for another membership."""
-        return self.phase is Phase.SWITCHING
-
-    @property
     def position(self) -> Position:
         """Where it is now, whole steps counted."""
         if self.phase is not Phase.TRAINING:
@@ -500,7 +495,6 @@ class Training:
 
     @property
     def _launch_s(self) -> float:
-        """Seconds until a block is ready; for a job of blocks a start is nothing else."""
         return self._start_s if self.hot is not None else self._settings.launch * self._start_s
 
     @property
@@ -512,7 +506,6 @@ class Training:
         return self.curve.dataset - self._interval.at.cursor
 
     def _hold(self, gpus: Mapping[str, int]) -> None:
-        """Train on so many GPUs of each node, as fast as the slowest of them."""
         self.nodes, self._placement = dict(gpus), tuple(gpus.values())
         slowest = min((self.speeds.get(name, 1.0) for name in gpus), default=1.0)
         self._slowdown = Slowdown(1.0 / slowest, self._slowdown.exchange)
@@ -678,7 +671,6 @@ class Training:
             self._ordered_at = self._timeline.now
 
     def _new_order(self) -> Order | None:
-        """The order in force, if it has not been obeyed."""
         order = self.files.order if self.files is not None else None
         is_new = order is not None and order.restart <= self._restart and order.number > self._obeyed
         return order if is_new else None

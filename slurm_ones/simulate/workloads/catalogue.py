@@ -147,7 +147,6 @@ def build(
 
 
 def _noise(kind: Kind, at: Floats) -> Floats:
-    """Noise scale in samples after each share of the training: grows evenly in its logarithm, and jumps at drops."""
     begin, end = kind.noise
     jumps = sum((np.where(at > drop, math.log(DROP), 0.0) for drop in kind.drops), np.zeros_like(at))
     smooth = math.log(end / begin) - math.log(DROP) * len(kind.drops)

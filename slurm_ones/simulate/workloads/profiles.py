@@ -205,7 +205,6 @@ def read_profile(folder: Path) -> Application:
 
 
 def _merged(rows: Sequence[tuple[float, float, float]]) -> Floats:
-    """Rows by ascending local batch, several of one local batch averaged."""
     table = np.array(rows)
     locals_, at = np.unique(table[:, 0], return_inverse=True)
     sums = np.zeros((len(locals_), 2))
