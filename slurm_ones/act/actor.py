@@ -311,7 +311,6 @@ def commands(
     spool: Path | None,
     defer_s: float,
     *,
-    start_now: bool = True,
     queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
     """Shell lines that carry the change out by hand, in order; comments say what to wait for. `queues` are those of the
@@ -331,7 +330,7 @@ def commands(
         end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
         reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes, kind=change.new_kind)
-        start = "now" if start_now and not job.pending else ""
+        start = "" if job.pending else "now"
         end = [shlex.join(reshape), *map(shlex.join, release_commands(job.job_id, start=start))]
     if job.pending:
         return [shlex.join(hold_command(job.job_id)), *end]

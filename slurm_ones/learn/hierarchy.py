@@ -139,9 +139,9 @@ class _Level:
 class Tree:
     """What measured jobs teach; `around` is believed before any was."""
 
-    def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior, spreads: Floats = SPREADS) -> None:
+    def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
-        self.spreads = spreads.copy()
+        self.spreads = SPREADS.copy()
         """(LEVELS, 7) deviations of children around the node above them."""
         self._levels: list[_Level] = []
         self._places: list[dict[Hashable, int]] = [{} for _ in range(LEVELS)]

@@ -48,6 +48,8 @@ MOST = 2**53
 """No number in a row is larger."""
 LONGEST = 65_536
 """Most bytes of a row."""
+TIMEOUT_S = 600.0
+"""Longest time that an answer takes."""
 
 ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
 """States in which a run ends: `sacct` selects runs that came to one of these in a span. Without states it leaves out
@@ -226,9 +228,8 @@ def parse_rows(
 class Sacct:
     """The command, as this release has it. Raises `SlurmMissing` if there is none, `Refused` if it fails."""
 
-    def __init__(self, cluster: str = "", *, timeout_s: float = 600.0) -> None:
+    def __init__(self, cluster: str = "") -> None:
         self._cluster = cluster
-        self._timeout_s = timeout_s
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SACCT_")}
         # Times as numbers, messages in English.
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
@@ -264,7 +265,7 @@ class Sacct:
             except FileNotFoundError:
                 raise SlurmMissing(f"{argv[0]}: no such command; is Slurm on the PATH?") from None
             assert process.stdout is not None
-            guard = threading.Timer(self._timeout_s, process.kill)
+            guard = threading.Timer(TIMEOUT_S, process.kill)
             guard.start()
             read = False
             try:
@@ -278,7 +279,7 @@ class Sacct:
                 late = not guard.is_alive()
                 guard.cancel()
             if late:
-                raise Unreachable(f"{argv[0]}: no end of its answer within {self._timeout_s:.0f} s")
+                raise Unreachable(f"{argv[0]}: no end of its answer within {TIMEOUT_S:.0f} s")
             if process.returncode:
                 errors.seek(0)
                 raise error_of(argv[0], errors.read(LONGEST).decode("utf-8", "replace"))

@@ -349,6 +349,6 @@ def test_a_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Protects from an import that never ends, and from taking what came until then for all."""
     sacct(tmp_path, monkeypatch, "echo half; exec sleep 60")
     slow = Sacct()
-    slow._timeout_s = 0.5  # of the rows alone
+    monkeypatch.setattr("slurm_ones.slurm.sacct.TIMEOUT_S", 0.5)  # of the rows alone
     with pytest.raises(Unreachable, match=r"within 0|within 1"):
         list(slow.rows(0.0, 1.0))

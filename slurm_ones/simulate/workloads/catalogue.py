@@ -155,16 +155,11 @@ def _noise(kind: Kind, at: Floats) -> Floats:
 
 
 def speed(
-    fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float], overlap: float = 1.6
+    fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float]
 ) -> ParametricSpeed:
     """From milliseconds, and samples/s of one GPU at large batches."""
-    return ParametricSpeed(
-        fixed_ms / 1e3,
-        1.0 / per_s,
-        (inside_ms[0] / 1e3, inside_ms[1] / 1e3),
-        (across_ms[0] / 1e3, across_ms[1] / 1e3),
-        overlap,
-    )
+    inside, across = (inside_ms[0] / 1e3, inside_ms[1] / 1e3), (across_ms[0] / 1e3, across_ms[1] / 1e3)
+    return ParametricSpeed(fixed_ms / 1e3, 1.0 / per_s, inside, across)
 
 
 KINDS: dict[str, Kind] = {
