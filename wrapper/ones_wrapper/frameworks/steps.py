@@ -19,10 +19,7 @@ from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.group import Group
 from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
-from ones_wrapper.run.loop import Loader
-
-Pass = tuple[AccumulationStep, Any]
-"""An accumulation step, and the samples that this rank fetched for it."""
+from ones_wrapper.run.loop import Loader, Pass
 
 SAMPLER = (
     "the training data comes through {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
@@ -159,22 +156,16 @@ class Steps:
         run = self._run
         run.begin()
         if self._data is None:
-            self._data = self._open()
+            run.loop.exchanges.check()
+            run.records.meter.start()
+            # A framework logs and evaluates before the step that was fetched seeds the generators.
+            self._data = self._loader.coming(lambda: self._pending.share.total if self._pending else 0, seeded=False)
         step: list[Pass] = []
         for part, local in self._data:
             step.append((part, local))
             if part.last:
                 break
         return step
-
-    def _open(self) -> Iterator[Pass]:
-        run = self._run
-        feed, pending = run.loop.feed, self._pending
-        assert feed is not None
-        run.loop.exchanges.check()
-        run.records.meter.start()
-        cursor = run.progress.cursor + (pending.share.total if pending else 0)
-        return feed.batches(run.progress.epoch, cursor, run.sizes.cut)
 
     def _commit(self) -> None:
         if self._pending is None:

@@ -83,7 +83,7 @@ _STEPS = {state: {edge.after for edge in BLOCK_EDGES if edge.before is state} | 
 
 
 class IllegalStepError(Exception):
-    """A block was to go where the table does not let it."""
+    """A step of a block that the table does not have."""
 
 
 class BlockMachine:

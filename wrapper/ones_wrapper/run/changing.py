@@ -41,7 +41,7 @@ def start(
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
     """The run of ranks that came into their job. Collective. `fits` says whether the strategy can use N ranks, and
-    `spec_of` is called once it can. Leaves the process where ranks have to start again.
+    `spec_of` is called once it can. Leaves the process if ranks have to start again.
     """
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
@@ -171,7 +171,7 @@ class ChangingRanks(FixedRanks):
 
     def _end_term(self) -> None:
         """Write a checkpoint, from which the next term begins with the blocks of the plan, and end these ranks. Their
-        launchers start those of blocks that stay again. Returns where the checkpoint cannot be written."""
+        launchers start those of blocks that stay again. Returns if the checkpoint cannot be written."""
         run, blocks, began = self._run, self._blocks, time.time()
         run.records.flush()
         plan, why = blocks.coming, ""
@@ -318,7 +318,7 @@ class ChangingRanks(FixedRanks):
         self._ending.by_watch(say, end)
 
     def _rescue(self) -> None:
-        """Write a checkpoint where this rank's model is whole and nobody else does."""
+        """Write a checkpoint if this rank's model is whole and nobody else does."""
         run, folder, term = self._run, self._blocks.folder, self._term
         state, step = run.keeping.state, run.progress.step
         if state is None or self.joining or not self._whole or not rescue.claim(folder.path, term):

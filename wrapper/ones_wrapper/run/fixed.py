@@ -10,11 +10,11 @@ class FixedRanks:
 
     @property
     def joining(self) -> bool:
-        """Whether these ranks are none of those who train yet."""
+        """True while others train and these ranks are none of them."""
         return False
 
     def join(self) -> bool:
-        """Before the first step: become some of those who train, if others do; whether that began the run."""
+        """Before the first step: become some of those who train, if others do; true if that began the run."""
         return False
 
     def began(self) -> None:
@@ -36,7 +36,7 @@ class FixedRanks:
         """All ranks end now with this exit code, before the last report."""
 
     def ended(self, code: int) -> bool:
-        """The script ended with this exit code; whether the run has yet to report that."""
+        """The script ended with this exit code; true if the run has yet to report that."""
         return True
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:

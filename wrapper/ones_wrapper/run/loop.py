@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -13,14 +13,16 @@ import torch
 
 from ones_wrapper.data.coreset import Floats, Ints, select
 from ones_wrapper.data.coreset_feed import CoresetFeed
-from ones_wrapper.data.feed import AccumulationStep, Feed
+from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.data.randomness import keep_generators, seed_step
-from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
 from ones_wrapper.run.run import Run
 from ones_wrapper.script.ahead import UNCLEAR, AskedAhead
+
+Pass = tuple[AccumulationStep, Any]
+"""An accumulation step, and the samples that this rank fetched for it."""
 
 AHEAD = (
     "the loader was asked for a third batch before the first was trained on: asking for the next one ends a step, and "
@@ -111,7 +113,7 @@ class Loader:
         run.records.meter.start()
         first.begin()
         self._given.clear()
-        coming, number, held = self._coming(feed), 0, None
+        coming, number, held = self.coming(self._ahead, seeded=True), 0, None
         while True:
             untrained = not first.touched and not self._stepped
             ahead = number == 1 and untrained and not first.skipped
@@ -149,11 +151,7 @@ class Loader:
 
     def _left_out(self) -> None:
         """The first of two batches that were handed out is trained on no more: its step ends without a pass."""
-        self._pass.close()
-        part = self._given.popleft()
-        if part.last:
-            self.complete(part)
-        self._begin_pass()
+        self._end_pass(boundary=False)
 
     def _settle(self) -> None:
         """It is known, or taken for known, which of two batches was trained on first."""
@@ -178,30 +176,35 @@ class Loader:
         if not self._run.loop.in_epochs and self._run.loop.first_steps is not None:
             self._run.loop.first_steps.say(OUTSIDE)
 
-    def _coming(self, feed: Feed | StreamFeed) -> Iterator[tuple[AccumulationStep, Any]]:
-        """The passes still to hand out, cut anew where the batch or the ranks change."""
-        run, epoch, changed = self._run, self._run.progress.epoch, True
+    def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
+        """The epoch's passes still to hand out, cut again if the batch or the ranks change. `ahead` samples of it were
+        handed out and are not counted yet; `seeded` as in `Feed.batches`."""
+        run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
+        assert feed is not None
         while changed:
             before, changed = run.sizes.cut_by, False
             run.sizes.use_batch()
-            ahead = sum(part.share.total for part in self._given if part.last)
-            for part, local in feed.batches(epoch, run.progress.cursor + ahead, run.sizes.cut, seeded=True):
+            for part, local in feed.batches(epoch, run.progress.cursor + ahead(), run.sizes.cut, seeded=seeded):
                 yield part, local
                 if part.last and run.sizes.cut_by != before:
                     changed = True
                     break
 
+    def _ahead(self) -> int:
+        return sum(part.share.total for part in self._given if part.last)
+
     def _begin_pass(self) -> None:
         self._pass = ExitStack()
         self._pass.enter_context(self.passing(self._given[0]))
 
-    def _end_pass(self) -> None:
-        """The first of those handed out ends, and the step with its last; the next one begins."""
+    def _end_pass(self, boundary: bool = True) -> None:
+        """The first of those handed out ends, and the step with its last, perhaps at a boundary; the next begins."""
         run = self._run
         self._pass.close()
         part = self._given.popleft()
         if part.last:
             self.complete(part)
+        if part.last and boundary:
             run.act()
             run.records.meter.start()
         if self._given:
@@ -211,12 +214,7 @@ class Loader:
         """End what was asked for ahead, and trained on after the loader's last batch."""
         self._run.loop.end_open = lambda: None
         while self._given:
-            self._pass.close()
-            part = self._given.popleft()
-            if part.last:
-                self.complete(part)
-            if self._given:
-                self._begin_pass()
+            self._end_pass(boundary=False)
         self.leave(early=False)
 
     def _select(self, feed: CoresetFeed) -> None:

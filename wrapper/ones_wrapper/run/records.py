@@ -6,14 +6,13 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.devices import streams
-from ones_wrapper.files.job_io import Previous, ReportWriter, previous
+from ones_wrapper.files.job_io import ReportWriter, previous
 from ones_wrapper.group import Group
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.process import hang_detector
@@ -57,7 +56,19 @@ class Records:
         before = previous(directory, identity.restart) if first else None
         self.failed_before = before is not None and before.failed
         """Whether the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
-        self._start = StartReport(started, before, directory, spool)
+        launched = float(env.get("ONES_LAUNCHED") or started)
+        self._hello = partial(
+            Hello,
+            queue_s=max(0.0, launched - before.time) if before else 0.0,
+            launch_s=max(0.0, started - launched),
+            import_s=float(env.get("ONES_IMPORT_S") or 0.0),
+            group_s=time.time() - started,
+            attempt=int(env.get("ONES_ATTEMPT") or 0),
+            directory=str(directory)[:MAX_TEXT],
+            spool=str(spool or "")[:MAX_TEXT],
+        )
+        """With what is known now, as the process group is built."""
+        self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
         self.trace = Trace.of(env, identity.restart, group.rank, group.world, identity.name)
@@ -89,7 +100,7 @@ class Records:
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
         """Say hello. `order` is the one in force: it may have asked for the resize that this start is."""
-        self.send(self._start.hello(self._group, self._sizes, self._progress, load_s, loaded, note))
+        self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
             return
@@ -97,6 +108,30 @@ class Records:
         shape = shape_name(group.nodes, group.gpus_per_node, group.world)
         self._resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
         self._say_batch(earlier.batch)
+
+    def _say_hello(self, **known: Any) -> None:
+        group, sizes, progress = self._group, self._sizes, self._progress
+        self._hello_at = time.monotonic()
+        self.send(
+            self._hello(
+                nodes=group.nodes,
+                gpus_per_node=group.gpus_per_node,
+                world=group.world,
+                batch=sizes.batch,
+                lr_factor=sizes.lr_factor,
+                base_batch=sizes.spec.base_batch,
+                max_batch=sizes.spec.max_batch,
+                dataset=sizes.spec.dataset,
+                epochs=sizes.spec.epochs,
+                epoch=progress.epoch,
+                cursor=progress.cursor,
+                step=progress.step,
+                noise=progress.noise or None,
+                progress=progress.useful,
+                resizes=progress.resizes,
+                **known,
+            )
+        )
 
     def step(self, total: int, useful: float) -> None:
         """A step of `total` samples was made, `useful` of them."""
@@ -108,7 +143,7 @@ class Records:
         self._resizes.stepped(progress.step, useful, meter.last_s)
         if not self._first:
             self._first = True
-            self.send(First(progress.step, self._start.since_hello_s()))
+            self.send(First(progress.step, time.monotonic() - self._hello_at))
         self._send_interval(interval)
         hang_detector.beat()
 
@@ -154,8 +189,8 @@ class Records:
         """This rank reports from now on, in a term that began as ranks changed."""
         self._writer, self._left, self._first = ReportWriter(self._directory, term), False, False
         self._sizes.write_spec()
-        hello = self._start.hello(self._group, self._sizes, self._progress, 0.0, "", "")
-        self.send(replace(hello, queue_s=0.0, launch_s=0.0, import_s=0.0, group_s=0.0, attempt=0))
+        at_once = dict.fromkeys(("queue_s", "launch_s", "import_s", "group_s"), 0.0)
+        self._say_hello(checkpoint="", attempt=0, **at_once)
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
         """These blocks train from now on; `size` bytes of state reached the new ones in `transfer_s` seconds. `order`
@@ -172,59 +207,6 @@ class Records:
         self.send(
             Membership(plan.generation, plan.tasks, restarts, *shape, at, batch, pause_s, size, transfer_s, *asked)
         )
-
-
-class StartReport:
-    """The times of a run's beginning, and its hello."""
-
-    def __init__(self, started: float, before: Previous | None, directory: Path, spool: Path | None) -> None:
-        """`started` is the Unix time of the script's first call; now, the process group is built. `directory` is the
-        job's, `spool` the one that it reads.
-        """
-        env = os.environ
-        self._places = str(directory)[:MAX_TEXT], str(spool or "")[:MAX_TEXT]
-        launched = float(env.get("ONES_LAUNCHED") or started)
-        self._queue_s = max(0.0, launched - before.time) if before else 0.0
-        self._launch_s = max(0.0, started - launched)
-        self._import_s = float(env.get("ONES_IMPORT_S") or 0.0)
-        self._group_s = time.time() - started
-        self._attempt = int(env.get("ONES_ATTEMPT") or 0)
-        self._hello_at = 0.0
-
-    def hello(self, group: Group, sizes: StepSizes, progress: Progress, load_s: float, loaded: str, note: str) -> Hello:
-        """The report. `loaded` is the checkpoint, `note` what was odd about it, and `load_s` how long it took."""
-        self._hello_at, spec = time.monotonic(), sizes.spec
-        return Hello(
-            nodes=group.nodes,
-            gpus_per_node=group.gpus_per_node,
-            world=group.world,
-            batch=sizes.batch,
-            lr_factor=sizes.lr_factor,
-            base_batch=spec.base_batch,
-            max_batch=spec.max_batch,
-            dataset=spec.dataset,
-            epochs=spec.epochs,
-            epoch=progress.epoch,
-            cursor=progress.cursor,
-            step=progress.step,
-            checkpoint=loaded,
-            note=note[:MAX_TEXT],
-            queue_s=self._queue_s,
-            launch_s=self._launch_s,
-            import_s=self._import_s,
-            group_s=self._group_s,
-            load_s=load_s,
-            noise=progress.noise or None,
-            progress=progress.useful,
-            resizes=progress.resizes,
-            attempt=self._attempt,
-            directory=self._places[0],
-            spool=self._places[1],
-        )
-
-    def since_hello_s(self) -> float:
-        """Seconds since the hello."""
-        return time.monotonic() - self._hello_at
 
 
 class Trace:

@@ -165,7 +165,7 @@ class Run:
         self.ranks.began()
 
     def complete(self) -> int:
-        """Training begins: the samples of an epoch. Raises RuntimeError where the script left something out. Not
+        """Training begins: the samples of an epoch. Raises RuntimeError if the script left something out. Not
         collective."""
         if self.keeping.state is None or self.loop.feed is None:
             missing = "job.register(...)" if self.keeping.state is None else "job.loader(...)"

@@ -109,7 +109,7 @@ class StepSizes:
             write_spec(self._directory, self.spec)
 
     def complete(self, samples: int) -> None:
-        """The models are known, and an epoch has so many samples."""
+        """The models are known, and the `samples` of an epoch."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have formulas of their own for what they send.
