@@ -166,6 +166,7 @@ def test_the_words_of_the_field(page: Path) -> None:
     assert [match[0] for match in BANNED.finditer(text)] == []
 
 
+@pytest.mark.slow
 def test_messages_have_the_words_of_the_field() -> None:
     """What the product prints, logs or stores: its strings of several words that are no docstrings."""
     found = []

@@ -33,6 +33,7 @@ def test_circles(arrows: str, found: list[str]) -> None:
     assert sorted("".join(sorted(group)) for group in circles((one, other) for one, other in arrows.split())) == found
 
 
+@pytest.mark.slow
 def test_the_table() -> None:
     """One column a checkout, as docs/architecture.md shows it."""
     now = measure(REPOSITORY)

@@ -200,6 +200,7 @@ def test_a_guest_that_an_operator_holds_stays_held(make: Make) -> None:
     assert _held(world) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Crash, Unreachable])
 def test_an_interruption_between_any_two_steps(empty: Path, kind: type[BaseException]) -> None:
     """Killed, or cut off from Slurm, as guests are held and as their holds are lifted: the next tick ends both."""

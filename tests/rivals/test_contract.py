@@ -21,6 +21,7 @@ from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import cluster, job
 
+pytestmark = pytest.mark.slow
 SHORT = {"pollux": {"population": 20, "generations": 10}}
 
 
@@ -50,7 +51,6 @@ def test_a_policy_is_added_in_one_file(tmp_path: Path) -> None:
     assert [policy.name for policy in found] == ["largest"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_reasons_are_right_for_a_job_alone(name: str) -> None:
     """Whatever a policy does with the only job of a cluster, that waits or runs, has room or not: it is one of the

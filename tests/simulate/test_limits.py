@@ -18,6 +18,7 @@ from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import Reservation
 from tests.simulate.test_harm import SPEC, TICK_S, WORK, Grow
 
+pytestmark = pytest.mark.slow
 FREE = {**AT_ONCE, "limits.growth_cost": 1000.0}
 
 

@@ -44,6 +44,7 @@ def drain(run: Run, number: int, **order: int) -> Checkpoint:
     return checkpoint
 
 
+@pytest.mark.slow
 def test_resizes_change_neither_the_samples_nor_the_parameters(tmp_path: Path) -> None:
     """Protects the core promise: 1 → 3 → 2 ranks by drains and a kill end where an uninterrupted run ends."""
     job = tmp_path / "job"

@@ -112,6 +112,7 @@ def test_frameworks_take_no_strategy() -> None:
         steps.join("Lightning", 8, 1, {"strategy": Paired()})
 
 
+@pytest.mark.slow
 def test_ones_run_ends_where_a_number_of_ranks_does_not_fit(tmp_path: Path) -> None:
     """As for other mistakes of the owner: the script's exit code, one sentence, and no second try."""
     run = Run(tmp_path, ranks=3, script=HERE / "paired_script.py", PYTHONPATH=str(REPOSITORY))

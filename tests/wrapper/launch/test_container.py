@@ -143,6 +143,7 @@ def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: 
     assert not list((tmp_path / "ones-0").glob(".exit*"))
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(tmp_path: Path, start: Start) -> None:
     """No runtime; no ones_wrapper in the image; an image that does not see the job's directory, or another version."""
     output = start("apptainer-is-not-there exec image.sif").communicate(timeout=180)[0]
