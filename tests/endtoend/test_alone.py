@@ -70,6 +70,7 @@ def test_slurm_grows_and_shrinks_a_job_without_a_companion(full: Harness) -> Non
     full.ended(job_id)
 
 
+@pytest.mark.nightly
 def test_one_command_on_a_login_node(full: Harness) -> None:
     """Where compute nodes have no commands of Slurm's; of its owner's alone, and of a comment that names a queue."""
     job_id = full.blocks(*WORDS, LIGHT_PATIENCE_S="0.5")

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.strategies.ring.strategy import Ring
-from tests.marks import nightly
 from tests.wrapper.strategies.ring_script import BATCH, LENGTH, SEED, data, model_of, optimizer_of
 from wrapper.examples.lm_ring import Block
 
@@ -66,12 +65,13 @@ def ended(*history: tuple[int, int], sharded: bool = False, rate: float = 0.0) -
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("history", "sharded", "rate"),
     [
         (((4, 2), (2, 1), (4, 4)), False, 0.0),
-        nightly(((4, 2),), True, 0.0),
-        nightly(((4, 4), (1, 1), (2, 2)), False, 0.3),
+        (((4, 2),), True, 0.0),
+        (((4, 4), (1, 1), (2, 2)), False, 0.3),
     ],
     ids=["two rings, no ring, one ring", "two rings, weights sharded", "one ring of 4, 1 and 2 ranks with dropout"],
 )

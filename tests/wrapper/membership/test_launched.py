@@ -19,7 +19,6 @@ from ones_wrapper.launch.tries import read_tries
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.protocol import Bye, Checkpoint, First, Hello, Membership
-from tests.marks import nightly
 from tests.wrapper.launch.test_blocks import SRUN
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.membership.forked import ForkedBlock
@@ -133,9 +132,10 @@ def two(job: LaunchedJob) -> tuple[LaunchedBlock, LaunchedBlock, Membership]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("leader", "forked"),
-    [(True, True), nightly(True, False), nightly(False, True)],
+    [(True, True), (True, False), (False, True)],
     ids=["leader", "command", "member"],
 )
 def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool, forked: bool) -> None:

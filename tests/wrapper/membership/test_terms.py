@@ -56,6 +56,7 @@ def test_a_sharded_model_grows_and_shrinks(job: Job) -> None:
     job.assert_as_undisturbed()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_blocks_that_are_lost_cost_steps_and_no_sample(job: Job) -> None:
     """Protects a sharded model, of which no rank has the whole: a block that dies as it waits for its term disturbs

@@ -28,7 +28,7 @@ from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 pytestmark = pytest.mark.slow
 
 ROWS = rows()
-BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb", "lsgd", "ring", "coreset", "uneven")
+BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb", "lsgd", "ring", "coreset", "uneven", "fused")
 """By day `tests/wrapper/membership`, and `tests/wrapper/layouts` the rings, have most change their size as blocks."""
 every = pytest.mark.parametrize(
     "row", [(nightly if row.name in BY_NIGHT else pytest.param)(row, id=row.name) for row in ROWS]
