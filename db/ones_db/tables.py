@@ -173,6 +173,8 @@ JOBS = table(
         "bytes of the gradients that it averages in a step, by its own word; 0 or null if it did not say",
         nullable=True,
     ),
+    text("rule", "how its steps follow the batch: sgd, adam, other, none; empty if it did not say", nullable=True),
+    whole("grown", "largest global batch that costs it no samples, by its own word", nullable=True),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
     Index("ix_jobs_cluster_id_end_time", "cluster_id", "end_time"),
 )
@@ -275,16 +277,16 @@ CHECKPOINTS = table(
 
 BATCHES = table(
     "batch_changes",
-    "changes of the global batch inside a run",
+    "changes of the global batch inside a run, and of the learning rate and momentum that belong to it",
     of("run_id", "runs.id", "run", primary_key=True),
     whole("number", "number of the report", primary_key=True, autoincrement=False),
     number("time", "when, Unix seconds"),
     whole("step", "optimizer steps since the job's first run"),
     whole("batch", "global batch from then on, samples"),
-    number("lr_factor", "learning rate over the one set for the base batch, where it goes"),
+    number("lr_factor", "learning rate over the one set for the base batch"),
     whole("order_number", "order that asked for it", nullable=True),
     whole("passes", "forward passes per step from then on", nullable=True),
-    whole("ramp", "steps over which the learning rate goes there", nullable=True),
+    number("momentum_power", "power of the script's momentum from then on", nullable=True),
 )
 
 # Jobs of blocks: job arrays whose tasks join and leave while they train. A run of theirs is a term.

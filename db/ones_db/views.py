@@ -164,7 +164,8 @@ SCALING = View(
         SELECT {WHOSE}, {T_NODES} AS nodes, {T_EACH} AS gpus_per_node, {T_GPUS} AS gpus, t.batch, COUNT(*) AS reports,
             SUM(t.seconds) AS measured_s, SUM(1.0 * t.samples) / SUM(t.seconds) AS samples_per_s,
             SUM(CASE WHEN t.noise > 0 THEN t.seconds * (t.noise + j.base_batch)
-                / (t.noise + CASE WHEN t.batch > j.base_batch THEN t.batch ELSE j.base_batch END) END)
+                / (t.noise + CASE WHEN t.batch > j.base_batch AND t.batch > COALESCE(j.grown, 0)
+                THEN t.batch ELSE j.base_batch END) END)
                 / SUM(CASE WHEN t.noise > 0 AND j.base_batch > 0 THEN t.seconds END) AS statistical_efficiency
         {JOBS} CROSS JOIN {SAMPLES}
         WHERE j.cluster_id = c.id AND r.job_id = j.id AND t.run_id = r.id

@@ -18,6 +18,7 @@ import numpy as np
 
 from ones_db import JobHistory, ThroughputPoint
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.growth import bound
 from slurm_ones.learn.hierarchy import COMPARED, GroupPath, Ratio, faster
 from slurm_ones.learn.progress import FinishedJob, TrainingState
 from slurm_ones.learn.step_time import Fit, Points, StepLayout, layout_of, log_step, log_step_and_slopes
@@ -37,15 +38,18 @@ then worth 5/8 of its samples. Low among what is measured, since a large batch t
 
 
 class NoiseEfficiency:
-    """An `EfficiencyModel` from a gradient noise scale in samples. A scale without end makes all batches equal."""
+    """An `EfficiencyModel` from a gradient noise scale in samples. A scale without end makes all batches equal, and the
+    rule of the job's optimizer those up to `free` (`ones_wrapper.protocol.growth`)."""
 
-    def __init__(self, base_batch: float, noise: float) -> None:
+    def __init__(self, base_batch: float, noise: float, free: float = 0.0) -> None:
         self.base_batch = max(float(base_batch), 1.0)
         self.noise = float(noise) if noise >= 0 else math.inf
+        self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Worth of a sample at each global batch, in (0, 1]; 1 up to the base batch."""
-        batch = np.maximum(np.asarray(batches, dtype=np.float64), self.base_batch)
+        """Worth of a sample at each global batch, in (0, 1]; 1 up to the base batch, and up to `free`."""
+        batch = np.asarray(batches, dtype=np.float64)
+        batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
             return np.ones_like(batch)
         result: Floats = (self.noise + self.base_batch) / (self.noise + batch)
@@ -60,11 +64,11 @@ def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """The spec without what differs between jobs of one script, and from time to time: who leads a job of blocks, and
-    whether its strategy keeps the batch now."""
+    """The spec without what differs between jobs of one script, and from time to time: who leads a job of blocks,
+    whether its strategy keeps the batch now, and how far the batch may grow by now."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
-    return replace(spec, term=0) if spec.term else spec
+    return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
 
 
 def group_of(history: JobHistory) -> GroupPath:
@@ -150,6 +154,15 @@ def own_noise(history: JobHistory) -> float | None:
         # The worth of a sample depends on the number of GPUs too.
         points = tuple(point for point in points if point.time > history.last_resize_end)
     return noise_ratio(history.spec.base_batch, (point.noise for point in points))
+
+
+def free_batch(history: JobHistory) -> float:
+    """The largest batch that costs no samples: as the job says, and as its optimizer's rule and its own noise scale
+    allow; 0 before it measured one."""
+    spec, ratio = history.spec, own_noise(history)
+    if spec is None or ratio is None:
+        return 0.0
+    return min(spec.grown, bound(spec.rule, spec.base_batch, ratio * spec.base_batch))
 
 
 def progress_in(history: JobHistory) -> float:

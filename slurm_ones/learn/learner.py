@@ -30,6 +30,7 @@ from slurm_ones.learn.histories import (
     by_terms,
     dataset_of,
     epochs_in,
+    free_batch,
     group_of,
     inexact,
     is_wired,
@@ -354,7 +355,7 @@ class Learner:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
         typical = self._noise if inexact(history.spec) else self._noises.get(plain_spec(history.spec), self._noise)
         ratio = own_noise(history) or typical
-        return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
+        return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1), free_batch(history))
 
 
 def _kinds_of(history: JobHistory, fit: Fit) -> KindEvidence:

@@ -426,7 +426,7 @@ def _site(round_: Round, name: str) -> ClusterView:
 
 
 def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
-    return limits_of(one, site, history.spec, history.batch)
+    return limits_of(one, site, history.spec, history)
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:

@@ -13,7 +13,9 @@ from ones_db import JobHistory
 from ones_db.reasons import SITE_LIMITS, Reason, alone, reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.growth import SILENT
 from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.learn.histories import own_noise
 from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.policy.contract import Borrows, ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
 from slurm_ones.policy.ledger import Ledger
@@ -154,7 +156,7 @@ def job_views(
         if not job.elastic.weighed:
             continue
         known = models[job_id]
-        limits = limits_of(job.elastic, cluster, known.spec, job.history.batch if job.history is not None else None)
+        limits = limits_of(job.elastic, cluster, known.spec, job.history)
         fixed = job.fixed or _nowhere(limits)
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))
         if job.given_back is not None:
@@ -275,9 +277,10 @@ def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
     return requeue_near_end_s(job.history, limits)
 
 
-def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: int | None = None) -> Limits:
-    """What the job can take: what its owner allows, as far as its script and its strategy can. `batch` is the global
-    batch in force, where it has one."""
+def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history: JobHistory | None = None) -> Limits:
+    """What the job can take: what its owner allows, as far as its script and its strategy can. A batch whose steps
+    follow a rule does not grow before the job has measured its gradient noise scale."""
+    batch = history.batch if history is not None else None
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
     if not rules:
@@ -292,6 +295,8 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: 
         least, most = elastic.optin.batch
         if spec is not None and least < most:
             most = max(least, min(most, spec.max_batch))
+            if spec.rule not in ("", SILENT) and (history is None or own_noise(history) is None):
+                most = max(least, min(most, max(base, batch or 0)))
     else:
         least = most = base
     if rules:

@@ -14,7 +14,7 @@ from tests.db.make import SPEC, ask, change, end_run, epoch, hello, job, line, r
 ORDER = 1_700_000_000_000
 SAVED = Checkpoint("step-5", 0, 320, 5, 2**40, 0.25, order=ORDER, stall_s=0.1)
 CHECKPOINT = line(5, SAVED)
-BATCH = line(6, Batch(6, 128, 2.0, order=ORDER, passes=2, ramp=100))
+BATCH = line(6, Batch(6, 128, 2.0, order=ORDER, passes=2, momentum_power=4.0))
 START = {"queue_s": 4.0, "launch_s": 1.5, "import_s": 1.25, "group_s": 0.5, "load_s": 0.25}
 BYE = line(8, Bye("drained", 7, exit_code=0, note="waited a minute"))
 TABLES = ("clusters", "jobs", "runs", "throughput", "epochs", "checkpoints", "batch_changes")
@@ -120,7 +120,7 @@ def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
     store.record_runs([run(1)])
     tell(store)
     asked = {
-        "batch_changes": ("passes, ramp", [(2, 100)]),
+        "batch_changes": ("passes, momentum_power", [(2, 4.0)]),
         "checkpoints": ("stall_s", [(0.1,)]),
         "throughput": ("nonfinite", [(1,), (0,), (4,)]),
         "epochs": ("nonfinite", [(5,)]),

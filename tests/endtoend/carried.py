@@ -31,7 +31,7 @@ def evaluated(job: ones.Job, net: torch.nn.Module) -> float:
 
 def main(folder: Path) -> None:
     """Train, and leave what was found."""
-    job = ones.init(batch=gan.BATCH, max_batch=64, max_local_batch=64, multiple_of=PART, epochs=EPOCHS, lr_rule="none")
+    job = ones.init(batch=gan.BATCH, max_batch=64, max_local_batch=64, multiple_of=PART, epochs=EPOCHS, scale_lr=False)
     models = {name: job.ddp(model) for name, model in gan.made(job.rank).items()}
     own = {"steps": 0, "means": [], "errors": []}
     by, counters = job.register(model=models, optimizer=gan.optimizers(models), counters=own)

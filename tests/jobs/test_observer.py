@@ -181,7 +181,7 @@ def test_what_a_job_says_of_its_starts_reaches_the_database(observer: Observer, 
     hello = replace(HELLO, queue_s=9.0, launch_s=5.0, import_s=4.0, group_s=0.5, load_s=0.25, resizes=2, note="slow")
     again = replace(hello, attempt=1, launch_s=3.0, import_s=2.0, note="a rank died")
     odd = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, None, nonfinite=10)
-    changed = Batch(11, 128, 4.0, passes=2, ramp=50)
+    changed = Batch(11, 128, 4.0, passes=2, momentum_power=0.25)
     write(tmp_path, 1, hello, First(1, 0.5), again, First(1, 0.75), odd, changed, spec=replace(SPEC, max_passes=3))
     observer.observe()
     (run,) = store.runs(1)

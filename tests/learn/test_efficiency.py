@@ -17,6 +17,9 @@ def test_a_sample_is_worth_less_in_a_larger_batch() -> None:
     assert model.efficiency(batches) == pytest.approx(np.array([[1.0, 1.0], [2 / 3, 128 / (64 + 1e9)]]))
     assert (NoiseEfficiency(64, math.inf).efficiency(batches) == 1.0).all()
     assert NoiseEfficiency(64, 0.0).efficiency(np.array([256]))[0] == 0.25
+    assert NoiseEfficiency(64, 64.0, 128).efficiency(batches) == pytest.approx(
+        np.array([[1.0, 1.0], [1.0, 128 / (64 + 1e9)]])
+    )
 
 
 def test_noisy_data_bears_large_batches() -> None:

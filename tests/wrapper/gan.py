@@ -73,7 +73,7 @@ def elastic(
     """
     import ones_wrapper as ones
 
-    job = ones.init(batch=BATCH, max_batch=64, max_local_batch=32, epochs=epochs, lr_rule="none")
+    job = ones.init(batch=BATCH, max_batch=64, max_local_batch=32, epochs=epochs, scale_lr=False)
     models = {name: job.ddp(model) for name, model in made(job.rank).items()}
     own = {"steps": 0, "seen": [0.0]}
     by, counters = job.register(model=models, optimizer=optimizers(models), counters=own)

@@ -14,23 +14,28 @@ from torch.nn.functional import mse_loss
 
 from ones_wrapper.protocol import Batch, Hello, Report
 
+BASE = 16
+"""As in train.py."""
+LR_CAP = 2.0
+"""No noise scale is known there."""
 
-def batches_by_step(runs: Sequence[Sequence[Report]]) -> dict[int, tuple[int, float]]:
-    """(global batch, learning rate's factor) from each step on at which one of them changed, of the steps that count.
+
+def batches_by_step(runs: Sequence[Sequence[Report]]) -> dict[int, int]:
+    """Global batch from each step on at which it changed, of the steps that count.
 
     `runs` are the reports of each run in order: a run undoes what the ones before did from its first step on.
     """
-    changes: dict[int, tuple[int, float]] = {}
+    changes: dict[int, int] = {}
     for reports in runs:
         for report in reports:
             if isinstance(report, Hello):
                 changes = {step: value for step, value in changes.items() if step < report.step}
             if isinstance(report, (Hello, Batch)):
-                changes[report.step] = (report.batch, report.lr_factor)
+                changes[report.step] = report.batch
     return changes
 
 
-def train(epochs: int, samples: int, gamma: float, changes: dict[int, tuple[int, float]]) -> torch.Tensor:
+def train(epochs: int, samples: int, gamma: float, changes: dict[int, int]) -> torch.Tensor:
     """The final parameters, as train.py flattens them."""
     torch.manual_seed(0)
     linear, tanh = torch.nn.Linear, torch.nn.Tanh
@@ -39,17 +44,18 @@ def train(epochs: int, samples: int, gamma: float, changes: dict[int, tuple[int,
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(samples, 8, generator=generator, dtype=torch.float64)
     y = x.prod(1, keepdim=True)
-    step, batch, factor = 0, 0, 0.0
+    step = batch = 0
     for epoch in range(epochs):
         order = np.random.default_rng([3, epoch]).permutation(samples)
         cursor = 0
         while cursor < samples:
-            batch, factor = changes.get(step, (batch, factor))
+            batch = changes.get(step, batch)
             chosen = order[cursor : cursor + batch]
+            ratio = max(len(chosen), min(batch, BASE)) / BASE
             optimizer.zero_grad()
             mse_loss(model(x[chosen]), y[chosen]).backward()
             for group in optimizer.param_groups:
-                group["lr"] = 0.05 * gamma**epoch * factor
+                group["lr"] = 0.05 * gamma**epoch * min(ratio, max(1.0, LR_CAP / gamma**epoch))
             optimizer.step()
             cursor += len(chosen)
             step += 1

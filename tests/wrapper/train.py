@@ -46,7 +46,7 @@ job = ones.init(
     max_local_batch=args.max_local_batch,
     max_accumulation_steps=args.max_passes,
     epochs=args.epochs,
-    lr_cap=2.0,
+    noise_scale=False,
     uneven=args.uneven,
 )
 torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all

@@ -21,7 +21,7 @@ NOISE = 16
 images, _ = load_digits(return_X_y=True)
 real = torch.tensor(images, dtype=torch.float32) / 8 - 1
 
-job = ones.init(batch=64, max_batch=512, max_local_batch=256, epochs=args.epochs, lr_rule="sqrt")
+job = ones.init(batch=64, max_batch=512, max_local_batch=256, epochs=args.epochs)
 torch.manual_seed(0)
 generator = nn.Sequential(nn.Linear(NOISE, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh())
 discriminator = nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))

@@ -100,7 +100,6 @@ def main() -> None:
     args = options()
     job = ones.init(
         batch=args.batch, max_batch=args.max_batch, max_local_batch=args.max_local_batch, epochs=args.epochs,
-        lr_rule="sqrt",
     )  # fmt: skip
     torch.manual_seed(args.seed)
     train, test, characters = library(args.text_kb)

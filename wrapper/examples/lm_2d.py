@@ -76,7 +76,6 @@ def main() -> None:
         max_batch=args.max_batch,
         max_local_batch=args.max_local_batch,
         epochs=args.epochs,
-        lr_rule="sqrt",
         strategy=strategy,
     )
     torch.manual_seed(0)

@@ -63,7 +63,6 @@ def main() -> None:
         max_batch=args.max_batch,
         max_local_batch=args.max_local_batch,
         epochs=args.epochs,
-        lr_rule="sqrt",
     )
     torch.manual_seed(0)
     model: nn.Module = Transformer()

@@ -16,7 +16,6 @@ import os
 import time
 from dataclasses import replace
 
-from ones_wrapper.gradients.learning_rate import LrRule
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
 from ones_wrapper.job import Job as Job
@@ -48,11 +47,9 @@ def init(
     epochs: int = 0,
     max_batch: int | None = None,
     max_local_batch: int | None = None,
-    max_accumulation_steps: int = 1,
+    max_accumulation_steps: int | None = None,
     multiple_of: int = 1,
-    lr_rule: str = "linear",
-    lr_cap: float = 8.0,
-    lr_ramp: int = 0,
+    scale_lr: bool = True,
     checkpoint_every_s: float | None = None,
     write_behind: bool = True,
     noise_scale: bool = True,
@@ -65,12 +62,13 @@ def init(
     `batch` is the global batch, in samples, that the script's learning rate was chosen for; `max_batch` the
     largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
     GPU per forward pass (default: `max_batch`; where the device turns out to hold fewer, half as many from then
-    on). A step takes up to `max_accumulation_steps` forward passes per GPU where the batch does not fit otherwise.
+    on). A step takes up to `max_accumulation_steps` forward passes per GPU where the batch does not fit otherwise
+    (default: as many as `batch` needs on one GPU, so that no size makes it smaller).
     Global batches are multiples of `multiple_of`, but an epoch's last, and where the GPUs take fewer samples than that.
     `epochs` is how many it means to train, 0 when it does not say.
 
-    The learning rate follows the batch by `lr_rule` (linear, sqrt, adascale or none) up to `lr_cap` times, over
-    `lr_ramp` steps after each change. `checkpoint_every_s` is the time between checkpoints (default: what their
+    Learning rate and momentum follow the batch by a rule of the optimizer's class (`gradients/learning_rate.py`) unless
+    `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints (default: what their
     measured cost and the job's failures suggest); with `write_behind` those that nobody waits for are copied and
     written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
     companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
@@ -90,11 +88,6 @@ def init(
     started = time.time()
     plain_steps.stop()
     spec = checked_spec(batch, max_batch, max_local_batch, epochs, max_accumulation_steps, multiple_of)
-    if lr_ramp < 0:
-        raise ValueError(f"init: lr_ramp={lr_ramp} must be 0 or more")
-    rule = LrRule(batch, lr_rule, lr_cap)
-    if rule.follows_noise and not noise_scale:
-        raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
     if why := requeue_conflict():
         raise RuntimeError(why)
     if uneven and strategy is not None:
@@ -105,8 +98,6 @@ def init(
     def limited() -> Spec:
         """With what depends on the ranks."""
         its = replace(spec, limits=limits_of(strategy, spec, group))
-        if rule.follows_noise and not noise_may_be_measured(strategy, its):
-            raise ValueError(f"init: lr_rule='adascale' needs the noise scale, which {_name(strategy)} does not show")
         if strategy is not None:
             strategy.bind(group)
         return its
@@ -116,7 +107,7 @@ def init(
             return True
         return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
 
-    settings = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven)
+    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven)
     if entered.blocks is not None:
         run = start(entered, settings, started, limited, fits)
     else:

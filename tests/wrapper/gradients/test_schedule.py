@@ -249,7 +249,6 @@ def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
     (folder / "orders.json").write_bytes(encode(Order(start + 1, start, batch=changes[start][1])))
     job = ones.init(
         batch=8, max_batch=64, max_local_batch=64 if passes == 1 else 5, max_accumulation_steps=passes, epochs=8,
-        lr_ramp=2,
     )  # fmt: skip
     model = job.ddp(torch.nn.Linear(2, 1))
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -34,7 +34,7 @@ def main() -> None:
         if args.strategy == "lsgd"
         else ones.strategies.DecentLam("ring", momentum=MOMENTUM)
     )
-    job = ones.init(batch=BATCH, epochs=args.epochs, lr_rule="none", checkpoint_every_s=0.5, strategy=strategy)
+    job = ones.init(batch=BATCH, epochs=args.epochs, scale_lr=False, checkpoint_every_s=0.5, strategy=strategy)
     model = job.ddp(model_of())
     optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM))
     loader = job.loader(data(), seed=SEED)

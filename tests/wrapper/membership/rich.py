@@ -61,7 +61,7 @@ class Average:
 
 job = ones.init(
     batch=16, max_batch=64, max_local_batch=64 if args.static else 6, max_accumulation_steps=8, epochs=args.epochs,
-    lr_ramp=5, lr_rule="adascale", checkpoint_every_s=0.5,
+    checkpoint_every_s=0.5,
 )  # fmt: skip
 torch.manual_seed(job.rank)
 plain = torch.nn.Sequential(

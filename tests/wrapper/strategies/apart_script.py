@@ -26,7 +26,7 @@ def data() -> TensorDataset:
 def main() -> None:
     """The same loop for both."""
     strategy = Lsgd(period=4) if sys.argv[1] == "lsgd" else DecentLam("ring", momentum=0.8)
-    job = ones.init(batch=BATCH, max_batch=4 * BATCH, epochs=EPOCHS, lr_rule="none", strategy=strategy)
+    job = ones.init(batch=BATCH, max_batch=4 * BATCH, epochs=EPOCHS, scale_lr=False, strategy=strategy)
     torch.manual_seed(job.rank)
     plain = torch.nn.Linear(6, 1).double()
     model = job.ddp(plain)

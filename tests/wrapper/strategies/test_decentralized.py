@@ -151,8 +151,6 @@ def test_wrong_uses_are_said() -> None:
 
 def refused(name: str) -> None:
     """What a job with the strategy says to other exchanges and to a gradient scaler."""
-    with pytest.raises(ValueError, match="adascale"):
-        ones.init(batch=2, lr_rule="adascale", strategy=strategy_of(name))
     job = ones.init(batch=2, strategy=strategy_of(name))
     with pytest.raises(ValueError, match=f"fsdp: {name} brings a gradient exchange of its own"):
         job.fsdp(torch.nn.Linear(1, 1))

@@ -23,7 +23,7 @@ from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
 
 FORMAT = 3
 REST = "rest.pt"
-LATER = {"padding": 0, "run_id": ""}
+LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
 """Fields of `Progress` that checkpoints of the first versions with this format lack, and what they stand for."""
 _NAME = re.compile(r"step-\d{9,}")
 
@@ -182,9 +182,14 @@ class Folder:
                 f"{CHECKPOINTS}/{name} away to start from scratch, or, to go on from it, give the directory a name of "
                 "its own and name it in ONES_JOB_DIR"
             )
-        progress, kinds = LATER | manifest["progress"], {"int": int, "float": float, "str": str}
+        progress = LATER | manifest["progress"]
+        kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "list[float]": _floats}
         job_id = int(manifest.get(RESUMED_FROM, job_id))
         return Manifest(job_id, Progress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(Progress)}))
+
+
+def _floats(values: list[float]) -> list[float]:
+    return [float(value) for value in values]
 
 
 def _sweep(paths: list[Path]) -> None:

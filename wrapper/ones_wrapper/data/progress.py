@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Progress:
     """Progress in samples of the base batch: each sample counts with its batch's statistical efficiency."""
     noise: float = 0.0
     """Gradient noise scale last measured, in samples; 0 for none."""
+    noise_low: float = 0.0
+    """Its lower bound; 0 while there is none."""
     world: int = 0
     """World size of the last run; 0 before the first."""
     resizes: int = 0
@@ -34,12 +36,12 @@ class Progress:
     """Starts that ended without a bye, or with that of an error, and were followed by another."""
     trained_s: float = 0.0
     """Seconds that the job has trained."""
-    lr_factor: float = 0.0
-    """Learning rate in force over the script's own; 0 before the first step."""
-    lr_target: float = 0.0
-    """Where it goes, for the batch in force."""
-    lr_ramp: int = 0
-    """Steps that are left on the way there."""
+    lr_peaks: list[float] = field(default_factory=list)
+    """The largest rate that the script set so far, of each optimizer."""
+    momentum_power: float = 1.0
+    """The power of the script's momentum that the last step was made with: momentum buffers are in its measure."""
+    admitted: float = 0.0
+    """The batch in force, while it is larger than the base batch and costs no samples."""
     left: int = -1
     """`epochs` of init when the script left the loop over epochs before its end; -1: it has not."""
     run_id: str = ""

@@ -41,9 +41,8 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
     given = dict(elastic or {})
     if (strategy := given.get("strategy")) is not None:
         raise ValueError(STRATEGY.format(framework=framework, strategy=getattr(strategy, "name", strategy)))
-    batch = given.setdefault("batch", per_device * accumulation)
+    given.setdefault("batch", per_device * accumulation)
     given.setdefault("max_local_batch", per_device)
-    given.setdefault("max_accumulation_steps", max(accumulation, -(-batch // given["max_local_batch"])))
     meet(given.get("backend"))
     return init(**given)
 

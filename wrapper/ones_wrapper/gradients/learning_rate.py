@@ -1,176 +1,162 @@
-"""The learning rate's factor over one job: through batches, newly measured noise, ramps and restarts."""
+"""How an optimizer's step follows the global batch: a rule by the optimizer's class.
+
+A step of k base batches shall go as far as k steps, and forget as many samples. So the rate is multiplied by k, and
+momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the steps that it remembers, which
+are fewer now, so it is scaled once, and the rate likewise: the rate times what a constant gradient adds up to is k
+times as large. β₂, ε and weight decay stay as they are.
+
+That holds up to a part of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. There, and
+before a noise scale is known, momentum stays as the script set it, and no rate exceeds `CAP` times the largest that the
+script's schedule has had; Adam's never does. Other optimizers get the square root of k, under the same cap.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ones_wrapper.data.progress import Progress
+from ones_wrapper.protocol.growth import MOST, OTHER, SILENT, bound, doubled
 
-RULES = ("linear", "sqrt", "adascale", "none")
-
-
-@dataclass(frozen=True)
-class LrRule:
-    """How the learning rate follows the global batch. Raises ValueError for an unknown rule or a cap that is not
-    positive.
-
-    - `linear`: with the batch (Goyal et al. 2017, arXiv 1706.02677, §2.1), as in ONES §3.3.
-    - `sqrt`: with its square root, which keeps the noise of an update (Krizhevsky 2014, arXiv 1404.5997, §3.2).
-    - `adascale`: the gain of AdaScale (Johnson et al. 2020, arXiv 2007.05105, §3), from 1 where larger batches bring
-      nothing to batch/base where gradients are all noise. It is batch/base × the efficiency of a sample, so a step
-      is worth `gain` steps at the base batch, and the progress in samples of the base batch, over that batch, is
-      the paper's count of scale-invariant iterations.
-    - `none`: as the script set it.
-    """
-
-    base_batch: int
-    """Global batch that the script's learning rate was chosen for."""
-    rule: str = "linear"
-    cap: float = 8.0
-    """Largest factor."""
-
-    def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"lr_rule={self.rule!r} is none of {', '.join(RULES)}")
-        if not self.cap > 0:
-            raise ValueError(f"lr_cap={self.cap} must be positive")
-
-    @property
-    def follows_noise(self) -> bool:
-        """Whether the factor changes with the measured noise, at an unchanged batch."""
-        return self.rule == "adascale"
-
-    def factor(self, batch: float, noise: float | None) -> float:
-        """Learning rate at this batch over the script's own; `noise` is the gradient noise scale in samples,
-        None before anything was measured: AdaScale then raises nothing.
-        """
-        ratio = batch / self.base_batch
-        if self.rule == "linear":
-            factor = ratio
-        elif self.rule == "sqrt":
-            factor = math.sqrt(ratio)
-        elif self.rule == "adascale":
-            factor = _gain(ratio, self.base_batch, noise)
-        else:
-            factor = 1.0
-        return min(factor, self.cap)
+CAP = 2.0
+"""Most that a rate is, over the largest of the script's own schedule so far."""
 
 
-def _gain(ratio: float, base_batch: int, noise: float | None) -> float:
-    """AdaScale's gain, (σ² + μ²)/(σ²/S + μ²), with σ² = tr(Σ)/base and μ² = |G|², whose ratio is the noise scale."""
-    low, high = min(1.0, ratio), max(1.0, ratio)
-    if noise is None:
-        return low
-    return min(max(ratio * (noise + base_batch) / (noise + ratio * base_batch), low), high)
+def rule_of(optimizer: torch.optim.Optimizer) -> str:
+    if isinstance(optimizer, torch.optim.SGD):
+        return "sgd"
+    return "adam" if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) else OTHER
 
 
-class LrScale:
-    """Multiplies the learning rate of optimizers during their steps alone.
-
-    Schedulers, checkpoints and logs so always see the learning rate that the script set.
-    """
-
-    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
-        self.factor = 1.0
-        """In force for the next step."""
-        self.target = 1.0
-        self.left = 0
-        """Steps until the target is in force. With `factor` all that a later run needs: it sets `factor`
-        and calls `aim(target, left)`."""
-        self.stepped = False
-        """Whether an optimizer has stepped since `expect`."""
-        self._moves = False
-        """Whether what stepped since then counts for the ramp."""
-        self._base: dict[torch.optim.Optimizer, list[Any]] = {}
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._before)
-            optimizer.register_step_post_hook(self._after)
-
-    def aim(self, target: float, steps: int = 0) -> None:
-        """Go to `target` in equal parts over `steps` steps (Goyal et al. 2017, §2.2); at once for 0."""
-        self.target, self.left = target, max(0, steps)
-        if not self.left:
-            self.factor = target
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.factor == 1.0:
-            return
-        self._base[optimizer] = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * self.factor
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group, lr in zip(optimizer.param_groups, self._base.pop(optimizer, ()), strict=False):
-            group["lr"] = lr
-        self.stepped = True
-        # To learn an optimizer's state, torch.distributed.checkpoint steps at rate 0: that is no step of the ramp.
-        if self.left and any(float(group["lr"]) for group in optimizer.param_groups):
-            self._moves = True
-
-    def expect(self) -> None:
-        """A step of the loop is about to be made."""
-        self.stepped = self._moves = False
-
-    def advance(self) -> None:
-        """A step of the loop was made: the ramp moves once, however often which optimizers stepped in it."""
-        if self._moves and self.left:
-            self.factor += (self.target - self.factor) / self.left
-            self.left -= 1
-        self._moves = False
+def common_rule(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """The rule of a job's optimizers; if they differ, that of none."""
+    found = {rule_of(optimizer) for optimizer in optimizers}
+    return found.pop() if len(found) == 1 else OTHER
 
 
 class Rate:
-    """What multiplies the learning rates of a job's optimizers, as the rule and the batch want it: all alike."""
+    """What a job's optimizers do with rate and momentum, during their steps alone: schedulers, checkpoints and logs see
+    those that the script set.
+    """
 
-    def __init__(self, rule: LrRule, ramp: int, *optimizers: torch.optim.Optimizer) -> None:
-        """`ramp` is the number of steps over which a new factor is reached."""
-        self._rule = rule
-        self._ramp = ramp
-        self._scale = LrScale(*optimizers)
-
-    @property
-    def factor(self) -> float:
-        """In force for the next step."""
-        return self._scale.factor
-
-    @property
-    def target(self) -> float:
-        """Where it goes."""
-        return self._scale.target
-
-    @property
-    def stepped(self) -> bool:
+    def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
+        """`base` is the batch that the script chose its rate for; unless it `follows`, nothing is done."""
+        self.rule = common_rule(optimizers) if follows else SILENT
+        self._base = base
+        self._optimizers = optimizers
+        self._ratio = self._power = 1.0
+        """Base batches of the present step, and the power of momentum."""
+        self._peaks = [0.0 for _ in optimizers]
+        """The largest rate of each one's schedule so far."""
+        self.stepped = False
         """Whether an optimizer has stepped since `expect`."""
-        return self._scale.stepped
+        self._own: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}
+        for number, optimizer in enumerate(optimizers):
+            optimizer.register_step_pre_hook(lambda one, *_, number=number: self._before(number, one))
+            optimizer.register_step_post_hook(self._after)
+
+    def resume(self, progress: Progress) -> None:
+        """Go on as a checkpoint, or the ranks that train, left off."""
+        self._power = progress.momentum_power
+        self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
+
+    def admit(self, progress: Progress, batch: float) -> bool:
+        """Judge the batch in force by what is known of the noise scale; True if that changes what is done.
+
+        The noise scale's lower bound admits a batch, and its mean keeps it, so that no fluctuation turns it to and fro.
+        """
+        before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
+        if batch <= before:
+            most = max(most, bound(self.rule, self._base, progress.noise))
+        progress.admitted = batch if self._base < batch <= most else 0.0
+        return (progress.admitted >= batch) != (before >= batch)
+
+    def free(self, progress: Progress) -> int:
+        """The largest batch that costs no samples, as far as is known."""
+        return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
+
+    def power(self, progress: Progress, batch: float) -> float:
+        """The power of momentum at a batch that is in force."""
+        if self.rule not in ("sgd", "adam") or batch > max(self._base, progress.admitted):
+            return 1.0
+        return batch / self._base
+
+    def factor(self, progress: Progress, batch: float) -> float:
+        """The rate in force over the script's own; of SGD the rate times the memory of its momentum."""
+        return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def expect(self) -> None:
-        """A step is about to be made."""
-        self._scale.expect()
+        """A step of the loop is about to be made."""
+        self.stepped = False
 
-    def resume(self, progress: Progress, batch: float) -> None:
-        """Go on where the last run was, on its way to where the batch wants it."""
-        target = self._wanted(progress, batch)
-        self._scale.factor = progress.lr_factor or target
-        self._scale.aim(target, progress.lr_ramp if target == progress.lr_target else self._ramp)
-
-    def change(self, progress: Progress, batch: float) -> None:
-        """Another batch is in force."""
-        self._scale.aim(self._wanted(progress, batch), self._ramp)
-
-    def follow(self, progress: Progress, batch: float) -> None:
-        """The noise was measured anew."""
-        if self._rule.follows_noise:
-            self._scale.aim(self._wanted(progress, batch), self._scale.left)
+    def begin(self, progress: Progress, batch: float, total: float) -> None:
+        """A step of `total` samples begins while `batch` is in force: a smaller one, such as an epoch's last, gets the
+        factor of its own samples, unless it is smaller than the base batch."""
+        self.expect()
+        own = max(total, min(batch, self._base)) if total < batch else batch
+        self._ratio, power = own / self._base, self.power(progress, own)
+        if power != self._power and self.rule == "sgd":
+            for optimizer in self._optimizers:
+                _scale_buffers(optimizer, self._power, power)
+        self._power = progress.momentum_power = power
 
     def remember(self, progress: Progress) -> None:
-        """A step was made, or the rate set anew: write down what a later run needs."""
-        scale = self._scale
-        scale.advance()
-        progress.lr_factor, progress.lr_target, progress.lr_ramp = scale.factor, scale.target, scale.left
+        """Write down what a later run needs."""
+        progress.lr_peaks = list(self._peaks)
 
-    def _wanted(self, progress: Progress, batch: float) -> float:
-        return self._rule.factor(batch, progress.noise or None)
+    def _factor(self, number: int, ratio: float, power: float) -> float:
+        if self.rule == SILENT or ratio == 1.0:
+            return 1.0
+        factor = ratio**0.5 if self.rule == OTHER else min(ratio, MOST)
+        if self.rule == "sgd" and power != 1.0:
+            return factor
+        now = max((float(group["lr"]) for group in self._optimizers[number].param_groups), default=0.0)
+        return min(factor, max(1.0, CAP * max(self._peaks[number], now) / now)) if now else factor
+
+    def _before(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        groups = optimizer.param_groups
+        factor = self._factor(number, self._ratio, self._power)
+        self._peaks[number] = max([self._peaks[number], *(float(group["lr"]) for group in groups)])
+        if factor == self._power == 1.0:
+            return
+        self._own[optimizer] = [{name: group.get(name) for name in ("lr", "momentum", "betas")} for group in groups]
+        for group in groups:
+            scale = factor
+            if self._power != 1.0 and self.rule == "adam":
+                first, *others = group["betas"]
+                group["betas"] = (first**self._power, *others)
+            elif self._power != 1.0 and group.get("momentum"):
+                momentum, group["momentum"] = group["momentum"], group["momentum"] ** self._power
+                scale *= (1.0 - group["momentum"]) / (1.0 - momentum)
+            group["lr"] = group["lr"] * scale
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group, own in zip(optimizer.param_groups, self._own.pop(optimizer, ()), strict=False):
+            group.update({name: value for name, value in own.items() if name in group})
+        self.stepped = True
+
+    def words(self, progress: Progress, batch: float) -> str:
+        """What a job's log says of it."""
+        factor, power = self.factor(progress, batch), self.power(progress, batch)
+        text = f"learning rate {factor:.3g} times the script's"
+        if self.rule in (OTHER, SILENT) or batch <= self._base:
+            return text if self.rule != SILENT else "learning rate as the script sets it"
+        if power != 1.0:
+            return f"{text}, momentum to the power {power:.3g}"
+        if not progress.noise_low:
+            return f"{text}, momentum as it is: the gradient noise scale is not known yet"
+        most = bound(self.rule, self._base, progress.noise_low)
+        return f"{text}, momentum as it is: by the gradient noise scale no more than {most:.0f} samples are as good"
+
+
+def _scale_buffers(optimizer: torch.optim.Optimizer, old: float, new: float) -> None:
+    """A constant gradient's sum over the steps that momentum remembers, from one power of momentum to another."""
+    for group in optimizer.param_groups:
+        momentum = group.get("momentum") or 0.0
+        scale = (1.0 - momentum**old) / (1.0 - momentum**new)
+        for parameter in group["params"]:
+            buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if buffer is not None:
+                buffer.mul_(scale)

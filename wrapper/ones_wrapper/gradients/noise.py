@@ -12,13 +12,21 @@ as far as the model stays the same meanwhile. That takes one copy of the gradien
 from __future__ import annotations
 
 import math
+from collections import deque
+from typing import NamedTuple
 
 import torch
 
 from ones_wrapper.group import Group
 
 SPAN = 100
-"""Measured steps over which the running means forget."""
+"""Measured steps over which the means forget."""
+WINDOWS = 24
+"""Exchanges that are kept. Their sums differ by chance, which shows how uncertain the means are."""
+LEAST = 5
+"""Fewest of them that a lower bound is taken from."""
+LOW = 0.84
+"""Standard deviations below its estimate that the bound lies: 20 % of a normal distribution are lower."""
 EVERY = 4
 """Of so many steps one is measured: its squares take time, and the noise scale changes over thousands of steps."""
 FIRST = 32
@@ -29,13 +37,21 @@ PENDING = 64
 """Squares that are kept before they are added up: together they cost what each would."""
 
 
+class Window(NamedTuple):
+    """What the steps between two exchanges showed on average."""
+
+    steps: int
+    trace: float
+    square: float
+
+
 class NoiseScale:
     """Watches the gradients of one run. Nothing waits for the GPU before `exchange`."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.known = 0.0
-        """The noise scale, in samples, that an earlier run ended with; 0 for none."""
+        self.known = self.known_low = 0.0
+        """The noise scale, in samples, that an earlier run ended with, and its lower bound; 0 for none."""
         self.measures = True
         """Whether the present step is measured; the same on all ranks."""
         self._keeps = True
@@ -54,16 +70,16 @@ class NoiseScale:
         self._steps = 0
         self._skips = False
         self._batch = 0
-        self._trace = self._square = self._weight = 0.0
+        self._windows: deque[Window] = deque(maxlen=WINDOWS)
 
-    def ranks_changed(self, known: float) -> None:
-        """Measure anew, since the ranks changed. `known` is what all of them go on with, in samples."""
-        self.known = known
+    def ranks_changed(self, known: float, known_low: float) -> None:
+        """Begin again, since the ranks changed. `known` and its lower bound are what all of them go on with."""
+        self.known, self.known_low = known, known_low
         self._alone.clear()
         self._step.clear()
         self._seen.clear()
         self._window, self._steps = [0.0, 0.0], 0
-        self._trace = self._square = self._weight = 0.0
+        self._windows.clear()
 
     def begin(self, number: int) -> None:
         """The step begins before which the job made `number` steps."""
@@ -139,27 +155,59 @@ class NoiseScale:
         trace, square = self._group.total(window)
         # A step whose gradients overflowed is left out.
         if steps and math.isfinite(trace) and math.isfinite(square):
-            keep = math.exp(-steps / SPAN)
-            self._trace = keep * self._trace + (1.0 - keep) * trace / steps
-            self._square = keep * self._square + (1.0 - keep) * square / steps
-            self._weight = keep * self._weight + 1.0 - keep
+            self._windows.append(Window(steps, trace / steps, square / steps))
+
+    def _weights(self) -> list[float]:
+        """Of the windows in the means, 1 together: older ones count less, short ones as their steps."""
+        found, after = [], 1.0
+        for window in reversed(self._windows):
+            keep = math.exp(-window.steps / SPAN)
+            found.append(after * (1.0 - keep))
+            after *= keep
+        return [weight / (1.0 - after) for weight in reversed(found)]
+
+    def _means(self) -> tuple[float, float]:
+        """tr(Σ) and |G|²."""
+        weights = self._weights()
+        traces = sum(weight * window.trace for weight, window in zip(weights, self._windows, strict=True))
+        return traces, sum(weight * window.square for weight, window in zip(weights, self._windows, strict=True))
 
     @property
     def samples(self) -> float | None:
         """The noise scale in samples; None before anything was measured."""
-        if not self._weight:
+        if not self._windows:
             return self.known or None
-        if self._trace <= 0:
+        trace, square = self._means()
+        if trace <= 0:
             return 0.0
         most = MOST * max(self._batch, 1)
-        return min(self._trace / self._square, most) if self._square > 0 else most
+        return min(trace / square, most) if square > 0 else most
 
+    @property
+    def low(self) -> float:
+        """A bound that the noise scale exceeds with a probability of 80 %, in samples; 0 while nothing is known.
 
-def efficiency(batch: int, base_batch: int, noise: float | None) -> float:
-    """Progress that a sample at this global batch brings, over one at the base batch (Pollux, OSDI 2021, §3.1)."""
-    if noise is None or batch <= base_batch:
-        return 1.0
-    return (noise + base_batch) / (noise + batch)
+        Fieller's: the least N of which tr(Σ) − N |G|² is not clearly above 0. The variance of such a difference is
+        taken from how windows differ, each by its steps, and is that of the means by their weights. If |G|² is clearly
+        negative, as of a rank alone whose every step turns the gradient round, nothing can be said.
+        """
+        if len(self._windows) < LEAST:
+            return self.known_low
+        trace, square = self._means()
+        spread = sum(weight**2 / one.steps for weight, one in zip(self._weights(), self._windows, strict=True))
+
+        def clearly_above(noise: float) -> bool:
+            others = [one.steps * (one.trace - trace - noise * (one.square - square)) ** 2 for one in self._windows]
+            deviation = math.sqrt(spread * sum(others) / (len(others) - 1))
+            return trace - noise * square > LOW * deviation
+
+        low, high = 0.0, float(MOST * max(self._batch, 1))
+        if clearly_above(high):
+            return 0.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if clearly_above(middle) else (low, middle)
+        return low
 
 
 def _measured(number: int) -> bool:

@@ -135,6 +135,11 @@ class Spec:
     gradient_bytes: int = 0
     """Of plain data parallel: bytes of the gradients of which an optimizer step takes the mean over all ranks; 0 where
     that is not known."""
+    rule: str = ""
+    """How its steps follow the batch, by the class of its optimizers: sgd, adam, other; none if the script sees to it.
+    Empty while that is not known."""
+    grown: int = 0
+    """The largest global batch that costs it no samples (`growth`), by its rule and the gradient noise scale so far."""
 
 
 @dataclass(frozen=True)
@@ -299,18 +304,17 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Batch:
-    """The global batch, and with it the learning rate, changed at a step boundary."""
+    """The global batch, or the learning rate and momentum that belong to it, changed at a step boundary."""
 
     kind: ClassVar[str] = "batch"
     step: int
     batch: int
     lr_factor: float
-    """Where the learning rate goes; `Throughput` has what is in force on the way there."""
     order: int | None = None
     passes: int = 1
     """Accumulation steps (forward passes) per optimizer step from now on."""
-    ramp: int = 0
-    """Steps over which the learning rate goes there."""
+    momentum_power: float = 1.0
+    """Power of the script's momentum from now on."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Opting in: what a job's comment says it can take.
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `gpus=4-16:4` allows 4, 8, 12 and 16 alone, as Slurm writes the
-steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` keeps the global batch; `resize=off` asks
-for measuring alone; `array=blocks` says that the tasks of this job array are blocks of one job; `size=8` asks for 8
-GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `deadline=2026-12-01T18:00`, local time,
-or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
-have GPUs of these types of Slurm's, and change between them; `guests=off` has no block of it preempted for others;
-`guests=partition:scavenge`, or `guests=qos:NAME`, has the job itself move its further blocks there while no companion
-decides for it; `cost=1.5` lets it use 1.5 times the GPU-hours of the size that it asked for, if growth is charged;
-`notify=https://HOST/PATH` has what happens to the job posted there, if the site lets users name that host.
+steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` keeps the global batch, and
+`batch=N+-10%`, or `N±10%`, keeps it within a band; `resize=off` asks for measuring alone; `array=blocks` says that the
+tasks of this job array are blocks of one job; `size=8` asks for 8 GPUs, by hand; `fuse=NAME` says that jobs of this
+sweep may be trained as one; `deadline=2026-12-01T18:00`, local time, or `deadline=6h`, since its submission, says by
+when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it have GPUs of these types of Slurm's, and change
+between them; `guests=off` has no block of it preempted for others; `guests=partition:scavenge`, or `guests=qos:NAME`,
+has the job itself move its further blocks there while no companion decides for it; `cost=1.5` lets it use 1.5 times
+the GPU-hours of the size that it asked for, if growth is charged; `notify=https://HOST/PATH` has what happens to the
+job posted there, if the site lets users name that host.
 
 A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
 may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
@@ -38,12 +39,16 @@ _NEARLY = re.compile(
     re.IGNORECASE,
 )
 """What nobody writes who does not mean to opt in."""
-_WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?)?", re.IGNORECASE)
+_WORD = re.compile(
+    r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?|\s*((?:\+-|±)\s*\d+\s*%))?",
+    re.IGNORECASE,
+)
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
 """Between words: spaces, or a comma that is not between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
+_BAND = re.compile(r"(\d{1,12})(?:\+-|±)(\d{1,2})%", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 _QUEUE = re.compile(r"(partition|qos):([A-Za-z0-9_.-]{1,64})", re.ASCII)
 _COST = re.compile(r"\d{1,3}(\.\d{1,3})?", re.ASCII)
@@ -125,6 +130,16 @@ def _range(text: str, most: int) -> Range:
     return low, high
 
 
+def _batch(text: str) -> Range:
+    band = _BAND.fullmatch(text)
+    if band is None:
+        return _range(text, MAX_BATCH)
+    middle, percent = _range(band[1], MAX_BATCH)[0], int(band[2])
+    if percent > 50:
+        raise _NotUnderstood("a band of at most 50 % such as batch=2880+-10%")
+    return max(1, -(-middle * (100 - percent) // 100)), min(MAX_BATCH, middle * (100 + percent) // 100)
+
+
 def _stepped(text: str) -> tuple[Range, int]:
     """A range of GPUs, and its step."""
     whole, colon, step = text.partition(":")
@@ -198,7 +213,7 @@ def _notify(text: str) -> str:
 _VALUES: dict[str, Callable[[str], Any]] = {
     "gpus": _stepped,
     "nodes": lambda text: _range(text, MAX_GPUS),
-    "batch": lambda text: _range(text, MAX_BATCH),
+    "batch": _batch,
     "resize": _one_of("resize", on=True, off=False),
     "array": _one_of("array", blocks=True),
     "size": _size,
@@ -215,7 +230,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 def meant(comment: str) -> str:
     """The comment that its words would make if they were written right; an example if they would make none."""
     found = {
-        one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "")
+        one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])
     }
     line = "ones: " + " ".join(f"{key}={value}" for key, value in found.items())

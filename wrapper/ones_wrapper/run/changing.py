@@ -246,7 +246,7 @@ class ChangingRanks(FixedRanks):
         progress.resizes += int(progress.world != world)
         progress.world = world
         sizes.ranks_changed(plan.generation, plan.max_local, plan.batch, plan.order)
-        run.loop.ranks_changed(progress.noise)
+        run.loop.ranks_changed(progress.noise, progress.noise_low)
         connections.keep(run.keeping.saver.ranks_changed(plan.term))
         records.ranks_changed(plan)
         boundary.ranks_changed(applied, answered)

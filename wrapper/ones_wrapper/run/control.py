@@ -94,24 +94,26 @@ class Control:
             self._keeping.save("in passing")
 
     def _measure_noise(self) -> None:
-        noise, progress, rate = self._loop.noise, self._progress, self._loop.rate
+        noise, progress = self._loop.noise, self._progress
         if noise is None:
             return
         self._records.meter.settle()
         noise.exchange()
-        progress.noise = noise.samples or 0.0
+        progress.noise, progress.noise_low = noise.samples or 0.0, noise.low
         self._measured_at = time.monotonic()
-        if rate:
-            rate.follow(progress, self._sizes.rated_batch)
+        before, changed = self._sizes.spec.grown, self._sizes.admit()
+        if self._sizes.spec.grown != before:
+            self._sizes.write_spec()
+        if changed:
+            self._records.flush()
+            self._records.batch_changed(None, None)
 
     def _change_batch(self, wanted: int, number: int) -> None:
         self._records.flush()
-        sizes, rate = self._sizes, self._loop.rate
-        assert rate is not None
-        old = sizes.batch
+        sizes, old = self._sizes, self._sizes.batch
         if sizes.order(wanted, number):
             sizes.put_in_force()
-            rate.change(self._progress, sizes.rated_batch)
+            sizes.admit()
             self._records.batch_changed(old, number)
 
     def _drain(self, number: int) -> None:

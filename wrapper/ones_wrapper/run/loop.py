@@ -265,7 +265,7 @@ class Loader:
         if part.index == 0:
             loop.used = []
             if loop.rate:
-                loop.rate.expect()
+                loop.rate.begin(run.progress, run.sizes.rated(run.sizes.batch), run.sizes.rated(part.share.total))
             if loop.first_steps is not None:
                 loop.first_steps.begin()
             if run.loop.noise is not None:

@@ -76,9 +76,9 @@ class Loop:
         rate.remember(progress)
         rate.expect()
 
-    def ranks_changed(self, noise: float) -> None:
-        """The group has other ranks, which know this gradient noise scale."""
+    def ranks_changed(self, noise: float, low: float) -> None:
+        """The group has other ranks, which know this gradient noise scale, and its lower bound."""
         self.exchanges.ranks_changed()
         if self.noise is not None:
-            self.noise.ranks_changed(noise)
+            self.noise.ranks_changed(noise, low)
         self.exchanges.begun = self.begun_before = 0

@@ -156,21 +156,23 @@ class Records:
         """An epoch ended, `at` epoch, step and cursor, with these losses of all ranks; `loss` overrides their mean."""
         self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
 
-    def batch_changed(self, old: int, number: int | None) -> None:
-        """An order, or none, changed the batch in force, which was `old`."""
+    def batch_changed(self, old: int | None, number: int | None) -> None:
+        """An order, or none, changed the batch in force, which was `old`; or, for None, what steps do at it."""
         self._say_batch(old)
         sizes, rate = self._sizes, self._loop.rate
         assert rate is not None
-        passes = sizes.division.passes(sizes.batch)
-        self.send(Batch(self._progress.step, sizes.batch, rate.target, number, passes, self._settings.lr_ramp))
+        passes, power = sizes.division.passes(sizes.batch), rate.power(self._progress, sizes.rated(sizes.batch))
+        self.send(Batch(self._progress.step, sizes.batch, sizes.lr_factor, number, passes, power))
 
-    def _say_batch(self, old: int) -> None:
+    def _say_batch(self, old: int | None) -> None:
         new, rate = self._sizes.batch, self._loop.rate
         if new == old or rate is None:
             return
-        self._resizes.batch_changed()
+        if old is not None:
+            self._resizes.batch_changed()
         if self._group.rank == 0:
-            resize_log.log_batch(old, new, self._progress.step, rate.target, self._settings.lr_ramp)
+            words = rate.words(self._progress, self._sizes.rated(new))
+            log(f"batch {f'{old} → ' if old else ''}{new} at step {self._progress.step}; {words}")
 
     # -- ranks that change --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.gradients.noise import efficiency
+from ones_wrapper.files.job_io import read_spec
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import (
     MAX_LINE,
@@ -24,6 +24,7 @@ from ones_wrapper.protocol import (
     decode_report,
     reports_name,
 )
+from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
 """How long the job trains before its log says what a resize brought."""
@@ -52,14 +53,15 @@ class Before:
 
 def before(job_dir: Path, restart: int) -> Before | None:
     """Of the start before this one, of this run or of the one before; None where there was none that trained."""
+    spec = read_spec(job_dir)
     for number in (restart, restart - 1):
-        found = _before(job_dir / reports_name(number))
+        found = _before(job_dir / reports_name(number), spec.grown if spec is not None else 0)
         if found is not None:
             return found
     return None
 
 
-def _before(path: Path) -> Before | None:
+def _before(path: Path, free: int) -> Before | None:
     shape, base, batch, ended = "", 0, 0, 0.0
     speeds: list[Throughput] = []
     for when, report in _reports(path):
@@ -78,7 +80,7 @@ def _before(path: Path) -> Before | None:
         return None
     useful = seconds = 0.0
     for one in reversed(speeds):
-        useful += one.samples * efficiency(one.batch, base or one.batch, one.noise)
+        useful += one.samples * efficiency(one.batch, base or one.batch, one.noise, free)
         seconds += one.seconds
         if seconds > MEASURE_S:
             break
@@ -98,12 +100,6 @@ def _reports(path: Path) -> Iterator[tuple[float, Report]]:
         with suppress(ProtocolError):
             _, when, report = decode_report(line)
             yield when, report
-
-
-def log_batch(old: int, new: int, step: int, lr_factor: float, ramp: int) -> None:
-    """Say that the global batch changed."""
-    over = f" over {ramp} steps" if ramp else ""
-    log(f"batch {old} → {new} at step {step}; learning rate {lr_factor:.3g} times the script's{over}")
 
 
 def shares_changed(shares: Sequence[int], step: int) -> str:

@@ -107,14 +107,14 @@ class Run:
             progress.world, progress.run_id = world, self.run_id
             progress.failures += self.group.maximum([int(self.records.failed_before)])[0]
             if self.loop.noise is not None:
-                self.loop.noise.known = progress.noise
+                self.loop.noise.known, self.loop.noise.known_low = progress.noise, progress.noise_low
         self._carry(state)
 
     def _carry(self, state: State) -> None:
         """Take over what training carries, as it is. Not collective."""
         self.keeping.state = state
         optimizers = [stepper(optimizer) for optimizer in state.optimizers.values()]
-        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
+        self.loop.rate = Rate(self.sizes.spec.base_batch, *optimizers, follows=self.settings.scale_lr)
         groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
 
         def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -150,7 +150,8 @@ class Run:
             progress.batch, boundary.applied = agreed.wanted, agreed.number
         self.sizes.put_in_force()
         assert self.loop.rate is not None
-        self.loop.rate.resume(progress, self.sizes.rated_batch)
+        self.loop.rate.resume(progress)
+        self.sizes.admit()
         if self.records.trace:
             self.records.trace.begin(progress.step)
         new = self.sizes.use_batch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ones_wrapper.gradients.learning_rate import LrRule
 from ones_wrapper.protocol import Spec
 from ones_wrapper.strategy import Strategy
 
@@ -14,8 +13,7 @@ from ones_wrapper.strategy import Strategy
 class Settings:
     """What the script asked `init` for, beside the spec."""
 
-    rule: LrRule
-    lr_ramp: int
+    scale_lr: bool
     checkpoint_every_s: float | None
     write_behind: bool
     strategy: Strategy | None = None
@@ -27,7 +25,7 @@ def checked_spec(
     max_batch: int | None,
     max_local_batch: int | None,
     epochs: int,
-    max_accumulation_steps: int,
+    max_accumulation_steps: int | None,
     multiple_of: int,
 ) -> Spec:
     """What a script says that its job can do. Raises ValueError for numbers that contradict each other."""
@@ -35,6 +33,8 @@ def checked_spec(
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
         raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
+    if max_accumulation_steps is None:
+        max_accumulation_steps = max(1, -(-batch // max(max_local_batch, 1)))
     positive = {
         "max_local_batch": max_local_batch,
         "max_accumulation_steps": max_accumulation_steps,

@@ -15,11 +15,11 @@ from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import Uneven
 from ones_wrapper.files.job_io import write_spec
-from ones_wrapper.gradients.noise import efficiency
 from ones_wrapper.gradients.schedule import counted
 from ones_wrapper.group import Group
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol.growth import efficiency
 from ones_wrapper.run import replicas, resize_log
 from ones_wrapper.run.local_batch import LocalBatch
 from ones_wrapper.run.loop_state import Loop
@@ -67,10 +67,9 @@ class StepSizes:
         """What the data is cut by: where it changes, the epoch's rest is cut again."""
         return self.batch, self.generation, self.shares
 
-    @property
-    def rated_batch(self) -> float:
-        """The batch that the learning rate follows."""
-        return self.batch / self._rated
+    def rated(self, samples: int) -> float:
+        """Of a step of so many samples, those that the learning rate follows."""
+        return samples / self._rated
 
     @property
     def _rated(self) -> int:
@@ -81,9 +80,17 @@ class StepSizes:
     @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set."""
-        if rate := self._loop.rate:
-            return rate.factor
-        return self._settings.rule.factor(self.rated_batch, self._progress.noise or None)
+        rate = self._loop.rate
+        return rate.factor(self._progress, self.rated(self.batch)) if rate is not None else 1.0
+
+    def admit(self) -> bool:
+        """Judge the batch in force by the noise scale; True if that changes what steps do. The spec says the rest."""
+        rate, progress = self._loop.rate, self._progress
+        assert rate is not None
+        changed = rate.admit(progress, self.rated(self.batch))
+        if (free := rate.free(progress)) != self.spec.grown:
+            self.spec = replace(self.spec, grown=free)
+        return changed
 
     def put_in_force(self) -> None:
         """The batch in force is what was ordered last, as far as the ranks take it."""
@@ -114,7 +121,8 @@ class StepSizes:
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have formulas of their own for what they send.
         averaged = self._loop.exchanges.gradient_bytes if limits is None else 0
-        spec = replace(spec, limits=limits, gradient_bytes=averaged, dataset=samples)
+        rule = self._loop.rate.rule if self._loop.rate is not None else ""
+        spec = replace(spec, limits=limits, gradient_bytes=averaged, dataset=samples, rule=rule)
         self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
 
     def probe(self, one_pass: Callable[[int], object], state: State) -> int:
@@ -134,7 +142,7 @@ class StepSizes:
     def count(self, total: int) -> float:
         """A step of `total` samples was made; how many of them were useful."""
         progress, base = self._progress, self.spec.base_batch
-        useful = total * efficiency(self.batch, base, progress.noise or None)
+        useful = total * efficiency(self.batch, base, progress.noise or None, progress.admitted)
         progress.padding += counted(progress, total, self.batch, base) - total
         progress.cursor += total
         progress.samples += total
@@ -183,7 +191,7 @@ class StepSizes:
         self.put_in_force()
         rate, progress = self._loop.rate, self._progress
         assert rate is not None
-        rate.resume(progress, self.rated_batch)
-        rate.remember(progress)
+        rate.resume(progress)
+        self.admit()
         if self.uneven is not None:
             self.uneven.ranks_changed()
