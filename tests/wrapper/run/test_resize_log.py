@@ -95,11 +95,7 @@ def test_nothing_is_said_of_what_did_not_change(capsys: pytest.CaptureFixture[st
 def test_lines_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """Protects logs that people search: a message is one line, whatever error is part of it."""
     log("failed: one\n  two", "ones-run")
-    resize_log.log_batch(32, 64, 7, 2.0, 100)
-    assert capsys.readouterr().err.splitlines() == [
-        "ones-run: failed: one   two",
-        "ones: batch 32 → 64 at step 7; learning rate 2 times the script's over 100 steps",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["ones-run: failed: one   two"]
 
 
 def test_an_expected_gain_is_checked() -> None:
