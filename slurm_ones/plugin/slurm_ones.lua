@@ -51,6 +51,9 @@ local function fault_of_value(key, value)
         local whole, after = value:match("^([^:]*):(.*)$")
         range, step = whole or value, after
     end
+    if key == "batch" then
+        range = range:match("^(%d+)%+%-%d%d?%%$") or range -- a band
+    end
     local low, high = range:match("^(%d+)%-(%d+)$")
     low, high = low or range:match("^%d+$"), high
     if low == nil or #low > DIGITS or #(high or "") > DIGITS or (step ~= nil and not step:match("^[1-9]%d*$")) then

@@ -24,6 +24,9 @@ from ones_wrapper.protocol.optin import (
     ("comment", "optin"),
     [
         ("ones: gpus=1-16 batch=256-4096", OptIn((1, 16), None, (256, 4096))),
+        ("ones: gpus=1-16 batch=2880+-10%", OptIn((1, 16), None, (2592, 3168))),
+        ("ones: gpus=1-16 batch=2880±10%", OptIn((1, 16), None, (2592, 3168))),
+        ("ones: gpus=1-16 batch=3±10%", OptIn((1, 16), None, (3, 3))),
         ("ones: nodes=1-4", OptIn(None, (1, 4), None)),
         ("ones: gpus=8", OptIn((8, 8), None, None)),
         ("ones: gpus=4-16:4 size=12", OptIn((4, 16), None, None, size=12, step=4)),

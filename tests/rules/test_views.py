@@ -196,6 +196,34 @@ def test_batches(comment: str, spec: Spec | None, batches: tuple[int, int, int])
 
 
 @pytest.mark.parametrize(
+    ("rule", "measured", "batch", "most"),
+    [("adam", False, None, 32), ("adam", False, 128, 128), ("other", False, None, 32), ("adam", True, None, 256),
+     ("", False, None, 256), ("none", False, None, 256)],
+)  # fmt: skip
+def test_no_batch_grows_before_its_noise_is_known(rule: str, measured: bool, batch: int | None, most: int) -> None:
+    """Protects the result: what a larger batch costs is not guessed, unless the script sees to it itself."""
+    noise = (NoisePoint(1e4, 1.0),) if measured else ()
+    spec = replace(SPEC, rule=rule)
+    elastic = seen(waiting(1, Shape(1, 1), comment="ones: gpus=1-4 batch=32-256")).elastic[1]
+    found = limits(elastic, CLUSTER, spec, history(1, spec=spec, noise=noise, batch=batch))
+    assert (found.min_batch, found.max_batch) == (32, most)
+    assert limits(elastic, CLUSTER, spec).max_batch == (256 if rule in ("", "none") else 32)
+
+
+@pytest.mark.parametrize(
+    ("grown", "noise", "free"), [(64, 1e4, 64), (256, 1e4, 256), (4096, 1e4, 256), (256, 128.0, 64), (0, 1e4, 32)]
+)
+def test_what_costs_no_samples(grown: int, noise: float, free: int) -> None:
+    """Protects the clocks of job and companion from running apart, and the companion from a job that claims much."""
+    told = history(1, spec=replace(SPEC, rule="adam", grown=grown), noise=(NoisePoint(noise, 1.0),))
+    model = view_of(told, running(1, Shape(1, 2), "n1")).efficiency
+    assert model.efficiency(np.array([free, free + 1])).tolist() == [
+        1.0,
+        pytest.approx((noise + 32) / (noise + free + 1)),
+    ]
+
+
+@pytest.mark.parametrize(
     ("local", "passes", "most"),
     [(64, 1, 64), (64, 4, 256), (64, 2**53, ANY_BATCH), (2**53, 2**53, ANY_BATCH), (64, 0, 1), (0, 4, 1)],
 )

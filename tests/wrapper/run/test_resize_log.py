@@ -21,7 +21,6 @@ from ones_wrapper.protocol import (
     encode_report,
     reports_name,
 )
-from ones_wrapper.run import resize_log
 from ones_wrapper.run.resize_log import Before, ResizeLog, before
 
 HELLO = Hello(1, 2, 2, 32, 1.0, 16, 64, 1000, 3, 0, 0, 0, "")
