@@ -68,7 +68,7 @@ class _Layout:
 
 def _trained(kind: str) -> int | None:
     layout = _Layout(kind)
-    job = ones.init(batch=4, epochs=1, lr_rule="none", strategy=layout.strategy)
+    job = ones.init(batch=4, epochs=1, scale_lr=False, strategy=layout.strategy)
     model = layout.model(job)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     optimizer = job.register(model=model, optimizer=optimizer)

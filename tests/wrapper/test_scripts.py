@@ -665,7 +665,7 @@ def test_what_has_no_value_is_left_out() -> None:
 
 
 def averages(batch: int) -> None:
-    job = ones.init(batch=2, max_batch=8, max_local_batch=8, epochs=1, noise_scale=False, lr_rule="none")
+    job = ones.init(batch=2, max_batch=8, max_local_batch=8, epochs=1, noise_scale=False, scale_lr=False)
     model = job.ddp(torch.nn.Linear(4, 1, bias=False))
     average = torch.optim.swa_utils.AveragedModel(
         model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
