@@ -61,7 +61,7 @@ BLOCK_EDGES = (
     BlockEdge(_OUTSIDE, _MEMBER, "the term begins with it, and another block leads"),
     BlockEdge(_OUTSIDE, _OVER, "the job has ended"),
     BlockEdge(_ADMITTED, _CHANGING, "a plan names it"),
-    BlockEdge(_ADMITTED, _PARTING, "not wanted, or told to end"),
+    BlockEdge(_ADMITTED, _PARTING, "no order wants it, or it is to end"),
     BlockEdge(_LEADING, _CHANGING, "a plan is published"),
     BlockEdge(_MEMBER, _CHANGING, "a plan is published"),
     BlockEdge(_CHANGING, _ADMITTED, "the plan came to nothing"),
