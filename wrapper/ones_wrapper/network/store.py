@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -109,9 +110,12 @@ def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
     if rank == 0:
         listener = listen(host)
         port, begin = listener.getsockname()[1], secrets.token_hex(16)
-        native = TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=timeout
-        )
+        make = partial(TCPStore, host, port, is_master=True, wait_for_workers=False, timeout=timeout)
+        number = listener.detach()
+        try:
+            native = make(master_listen_fd=number)
+        except NotImplementedError:  # torch 2.6: its newer server takes no socket that listens
+            native = make(master_listen_fd=number, use_libuv=False)
         store.set("native", f"{host} {port} {begin}")
     else:
         where, number, begin = store.get("native").decode().split()
