@@ -15,6 +15,7 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Formed
 from ones_wrapper.membership.entrance import Found
 from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.membership.machine import BlockState
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process.block import Block
@@ -59,9 +60,12 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
         return 1
 
     group = Ranks(0, 1, 0, 1, 1, torch.device("cuda"), None)
-    found = Found(HotFolder(tmp_path, 7), Block(7, 0, 0), leader, board, ME, 0, "127.0.0.1", Plan(1, 0, (ME,)))
+    found = Found(
+        HotFolder(tmp_path, 7), Block(7, 0, 0), leader, board, ME, 0, "127.0.0.1", BlockState.LEADING, Plan(1, 0, (ME,))
+    )
     blocks, plan = Blocks(group, found), Plan(2, 0, (ME, NEW))
-    blocks._coming, blocks._former = plan, Former(plan, board)  # type: ignore[assignment]
+    blocks.machine.prepare(plan)
+    blocks._former = Former(plan, board)  # type: ignore[assignment]
     monkeypatch.setattr(room.streams, "wait", lambda device: happened.append(f"{device} is idle"))
     monkeypatch.setattr(room, "Trial", Trial)
     monkeypatch.setattr(blocks, "_send", send)
