@@ -67,6 +67,7 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
     blocks.machine.prepare(plan)
     blocks._former = Former(plan, board)  # type: ignore[assignment]
     monkeypatch.setattr(room.streams, "wait", lambda device: happened.append(f"{device} is idle"))
+    monkeypatch.setattr(room, "make_room", lambda device: None)
     monkeypatch.setattr(room, "Trial", Trial)
     monkeypatch.setattr(blocks, "_send", send)
     monkeypatch.setattr(room.connections, "enter", lambda formed: happened.append("entered"))

@@ -111,11 +111,11 @@ def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
         listener = listen(host)
         port, begin = listener.getsockname()[1], secrets.token_hex(16)
         make = partial(TCPStore, host, port, is_master=True, wait_for_workers=False, timeout=timeout)
-        number = listener.detach()
+        descriptor = listener.detach()
         try:
-            native = make(master_listen_fd=number)
+            native = make(master_listen_fd=descriptor)
         except NotImplementedError:  # torch 2.6: its newer server takes no socket that listens
-            native = make(master_listen_fd=number, use_libuv=False)
+            native = make(master_listen_fd=descriptor, use_libuv=False)
         store.set("native", f"{host} {port} {begin}")
     else:
         where, number, begin = store.get("native").decode().split()
