@@ -13,7 +13,7 @@ from ones_db import Store
 from tests.act.world import World, open_copy
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def empty(empty_sqlite: Path) -> Path:
     """A migrated database without rows."""
     return empty_sqlite

