@@ -7,6 +7,7 @@ may touch. Where all others are taken, two that touch have different patterns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -28,24 +29,26 @@ PATTERNS = 3
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
     """A colour for each thing that is drawn from `start` to `end`: what it had `before`, else one that fits.
 
-    The spans come in the order in which they are stacked. A new one gets the colour that is least used among those that
-    are there as it begins, and one that may lie on the colour below it.
+    The spans come in the order in which they are stacked. A new one gets a colour that may lie on the one below it, and
+    of these one that is far below or nowhere as it begins, and least used.
     """
     found: dict[K, int] = {}
+    used: Counter[int] = Counter()
     there: list[tuple[float, int]] = []
     for key, start, end in spans:
         there = [one for one in there if one[0] > start]
         if key not in found:
-            found[key] = before[key] if key in before else _free([colour for _, colour in there])
+            found[key] = before[key] if key in before else _free([colour for _, colour in there], used)
+            used[found[key]] += 1
         there.append((end, found[key]))
     return found
 
 
-def _free(below: Sequence[int]) -> int:
+def _free(below: Sequence[int], used: Counter[int]) -> int:
     """The colour for what is stacked on these: one that may touch the last of them, and is far below or nowhere."""
     allowed = APART[below[-1]] if below else range(COLOURS)
     newest = {colour: at for at, colour in enumerate(below)}
-    return min(allowed, key=lambda colour: (newest.get(colour, -1), colour))
+    return min(allowed, key=lambda colour: (newest.get(colour, -1), used[colour], colour))
 
 
 def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[int]:
