@@ -136,7 +136,14 @@ def _fill(connection: Connection, now: float, running: int, waiting: int, ended:
             rows["resizes"].append(
                 {"id": n, "job_id": n, "decision_id": None, "restart": 0, "old_nodes": 1, "old_gpus_per_node": 2}
                 | {"old_batch": 128, "new_nodes": 1, "new_gpus_per_node": 4, "new_batch": 256, "state": "done"}
-                | {"order_number": n, "started": begin + 55.0, "ended": begin + 60.0, "outcome": "", "pause_s": 5.0}
+                | {
+                    "order_number": n,
+                    "back": False,
+                    "started": begin + 55.0,
+                    "ended": begin + 60.0,
+                    "outcome": "",
+                    "pause_s": 5.0,
+                }
             )
     for name, found in rows.items():
         if found:

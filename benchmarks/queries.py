@@ -109,7 +109,14 @@ def _fill_all_but_samples(connection: Connection, jobs: int, each: int) -> None:
         rows["resizes"].append(
             {"id": n, "job_id": n, "decision_id": None, "restart": 0, "old_nodes": 1, "old_gpus_per_node": 2}
             | {"old_batch": 128, "new_nodes": 1, "new_gpus_per_node": 4, "new_batch": 256, "state": "done"}
-            | {"order_number": n, "started": at, "ended": at + 300.0, "outcome": "it runs", "pause_s": 240.0}
+            | {
+                "order_number": n,
+                "back": False,
+                "started": at,
+                "ended": at + 300.0,
+                "outcome": "it runs",
+                "pause_s": 240.0,
+            }
         )
     # Each decision is on as many jobs as run at a time.
     for d in range(1, jobs * DECISIONS // RUNNING + 1):

@@ -32,13 +32,16 @@ def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> 
     The spans come in the order in which they are stacked. A new one gets a colour that may lie on the one below it, and
     of these one that is far below or nowhere as it begins, and least used.
     """
-    found: dict[K, int] = {}
-    used: Counter[int] = Counter()
+    listed = list(spans)
+    found = {key: before[key] for key, _, _ in listed if key in before}
+    if len(found) == len(listed):
+        return found
+    used = Counter(found.values())
     there: list[tuple[float, int]] = []
-    for key, start, end in spans:
+    for key, start, end in listed:
         there = [one for one in there if one[0] > start]
         if key not in found:
-            found[key] = before[key] if key in before else _free([colour for _, colour in there], used)
+            found[key] = _free([colour for _, colour in there], used)
             used[found[key]] += 1
         there.append((end, found[key]))
     return found
