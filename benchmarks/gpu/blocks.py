@@ -81,7 +81,7 @@ def training(lab: Lab, blocks: int, *arguments: str, killed: bool = False) -> It
 
 
 def _equal(job: CardJob, world: int) -> tuple[int, int]:
-    """(steps of so many ranks, those after which their states differed)."""
+    """(steps that these ranks made, those after which their states differed)."""
     states: dict[int, list[int]] = defaultdict(list)
     for line in job.lines():
         if line["world"] == world:

@@ -1,4 +1,4 @@
-"""The script of the checks with blocks: normalisation, fused AdamW, a state of so many megabytes.
+"""The script of the checks with blocks: normalisation, fused AdamW, a state of `--megabytes`.
 
 Each rank writes a line a step: when it ended, with how many ranks, and a sum over the bits of its state.
 """

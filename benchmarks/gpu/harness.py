@@ -24,7 +24,7 @@ from typing import Any
 
 TOP = Path(__file__).parents[2]
 PATIENCE = 6
-"""In a rehearsal all may take so many times as long: a busy CPU is no card."""
+"""Times as long that everything may take in a rehearsal: a busy CPU is no card."""
 START_S = 60.0
 """How long a process of checks may take to begin its first one."""
 _TRACE = 3000
@@ -93,7 +93,7 @@ class Lab:
         self.seen.append({"what": what, "value": value, "bound": bound, "kept": kept or self.rehearsal})
 
     def env(self, ranks: int = 1, **more: str) -> dict[str, str]:
-        """Variables by which so many ranks find devices: cards of their own, one that they share, or the CPU."""
+        """Variables by which these ranks find devices: cards of their own, one that they share, or the CPU."""
         if self.rehearsal:
             return {"ONES_DEVICE": "cpu", "ONES_BACKEND": "gloo", **more}
         shared = {"ONES_SHARE_GPUS": "1", "ONES_BACKEND": "gloo"} if ranks > self.gpus else {}

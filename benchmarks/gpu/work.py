@@ -76,7 +76,7 @@ def perceptron(width: int = 64, layers: int = 2) -> torch.nn.Module:
 
 
 class Training:
-    """An elastic job of one epoch of so many steps."""
+    """An elastic job of one epoch with this number of steps."""
 
     def __init__(
         self,

@@ -24,9 +24,9 @@ from slurm_ones.text import clock, plain, seconds
 WIDTH, HEIGHT = 1000.0, 240.0
 """Of the drawing in which the shapes lie."""
 MOST_SHAPES = 4_000
-"""Where there were more changes, a job is one shape, and only so many stretches of time are told apart."""
+"""If there were more changes, a job is one shape, and time is cut into as many equal intervals as this allows."""
 FEWEST_INTERVALS = 24
-"""Of these, since so many jobs run at once."""
+"""Of such intervals, however many jobs run at once."""
 NAMED = 12
 """Jobs, users or partitions in a legend: those that held most."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT

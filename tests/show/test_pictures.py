@@ -81,9 +81,9 @@ def test_a_picture_says_what_it_shows() -> None:
     assert re.findall(r'class="tick up"[^>]*>(\d+)<', drawn) == ["0", "2", "4", "6", "8"]
     assert len(re.findall(r'class="tick across"[^>]*>\d\d:\d\d<', drawn)) >= 4 and '<p class="unit">GPUs</p>' in drawn
     assert "job 7 job7</li>" in drawn and "GPUs of the cluster" in drawn and "beyond what the job asked for" in drawn
-    (hatched,) = re.findall(r'fill="url\(#grown\)" x="0.00" y="\S+" width="500.00" height="(\S+)"', drawn) or [""]
-    assert hatched == "", "job 7 shrinks to nothing, so its stripe ends at each change"
-    assert len(re.findall(r'class="over" fill="url\(#grown\)"[^>]*height="60.00"', drawn)) == 2
+    # Job 7 has 2 of 8 GPUs beyond what it asked for: a quarter of the height, in the two stretches that it ran.
+    hatched = re.findall(r'fill="url\(#grown\)" x="(\S+)" y="\S+" width="(\S+)" height="(\S+)"', drawn)
+    assert hatched == [("0.00", "166.67", "60.00"), ("166.67", "333.33", "60.00")]
     by_user = gpus_over_time([row(7, 4, 0.0, 1800.0), row(8, 2, 600.0, None, user="<b>")], 8, 0.0, 3600.0, by="user")
     assert "alice</li>" in by_user and "&lt;b&gt;</li>" in by_user and "<b>" not in by_user
 

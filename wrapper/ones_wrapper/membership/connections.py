@@ -64,7 +64,7 @@ _stuck: list[Future[Any]] = []
 
 
 def form_s(world: int) -> float:
-    """How long so many ranks may take."""
+    """How long this number of ranks may take."""
     return FORM_S + world / 16
 
 

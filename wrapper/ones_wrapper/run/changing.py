@@ -296,7 +296,7 @@ class ChangingRanks(FixedRanks):
         why = str(error).splitlines()[0][:300]
 
         def say() -> None:
-            log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
+            log(f"block {self._blocks.block.task}: others are lost ({why}); it joins again")
             self._machine.go(BlockState.LOST)
             self._blocks.give_up(why)
 
@@ -307,7 +307,7 @@ class ChangingRanks(FixedRanks):
         """The watch found that others are lost, and the script's thread waits for them."""
 
         def say() -> None:
-            log(f"block {self._blocks.block.task}: {why}; it joins anew")
+            log(f"block {self._blocks.block.task}: {why}; it joins again")
             self._machine.go(BlockState.LOST)
 
         def end() -> None:

@@ -68,7 +68,7 @@ class StepSizes:
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Of a step of so many samples, those that the learning rate follows."""
+        """Of a step's samples, those that the learning rate follows."""
         return samples / self._rated
 
     @property
