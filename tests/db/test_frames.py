@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import nbformat
-import pandas
 import pytest
 from nbclient import NotebookClient
 
@@ -55,6 +54,8 @@ def test_types_do_not_hang_on_the_rows(store: Store, url: str, name: str, full: 
 
 def test_times_and_conditions(store: Store, url: str) -> None:
     """Protects times from another time zone, and a job from others' rows."""
+    import pandas  # not while tests are collected: each of pytest's workers would
+
     fill(store)
     with ones_db.connect(url) as ones:
         (row,) = ones.job_summary(job_id=7, user_name="alice").itertuples()
