@@ -341,6 +341,13 @@ class Settings(_Section):
         return self.views or (self.spool / "views" if self.spool is not None else None)
 
     @property
+    def wake_folder(self) -> Path | None:
+        """The directory whose change brings the companion's next tick forward; None if users cannot reach any."""
+        if self.scope == "own":
+            return Path.home() / ".local/share/slurm-ones/wake"
+        return self.views_folder / "wake" if self.views_folder is not None else None
+
+    @property
     def database_url(self) -> str:
         """URL of the job database. Raises `ConfigError` where the file that holds it is not as it has to be."""
         if self.database:

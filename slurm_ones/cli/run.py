@@ -36,6 +36,7 @@ from slurm_ones.service.health import Health, Notifier, summary
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.notify import CLOSE_S, Notifications
 from slurm_ones.service.publisher import Publisher
+from slurm_ones.service.wake import Waking
 from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import check_client, connect
@@ -260,6 +261,7 @@ def run(
         service.health.leads(mine, now)
         service.publish(cluster, now)
         service.notify(cluster, now)
+        waking.use(now)
         # One tick may wait for many answers of a slow controller: each feeds the watchdog.
         return Companion(now, connect(now, notifier.alive), mine, say=say, check=lead.check)
 
@@ -278,9 +280,15 @@ def run(
         if service.publisher is not None:
             service.publisher.ticked()
 
-    files = FileChild().start()
-    with lock, closing(files), run_by(files.run):
-        daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
+    files, waking = FileChild().start(), Waking().start()
+    with lock, closing(files), closing(waking), run_by(files.run):
+        daemon = Daemon(
+            make,
+            lead=lead,
+            watchdog_ping=lambda: service.watchdog_ping(store, daemon),
+            jitter=jitter,
+            waking=waking,
+        )
         daemon.run(service.stop, on_tick, ticks=ticks)
     service.publish_no_more()
     service.notifications.close(CLOSE_S)

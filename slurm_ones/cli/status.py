@@ -27,6 +27,7 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
+from slurm_ones.service.wake import GAP_S, LOOK_S, wake
 from slurm_ones.show.columns import RESIZE, ShownResize, record
 from slurm_ones.show.live import LATE, NotSeenYet
 from slurm_ones.show.why import slow_nodes_of
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 RECENT_S = 3600.0
 """How long an error is worth telling."""
+WAKES_S = GAP_S + 2 * LOOK_S + 1
+"""How soon a companion that was woken looks, unless it was woken often of late."""
 SEVERAL = 2
 """So many jobs with the same fault make it one of the site."""
 
@@ -154,9 +157,12 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
 
 
 def next_look() -> str:
-    """A sentence of when the companion will see what a user asks for now."""
+    """Wake the companion, and say when it will see what a user has asked for."""
+    woken = False
     try:
-        with store_of_reader(settings_of(None)) as store:
+        settings = settings_of(None)
+        woken = wake(settings)
+        with store_of_reader(settings) as store:
             now, leader, last = time.time(), store.leader(), store.health()
     except (ConfigError, NotSeenYet, SchemaError, StoreError):
         return "if no companion looks after this cluster (slurm-ones status), nothing resizes the job"
@@ -165,7 +171,10 @@ def next_look() -> str:
     assert last is not None
     if last.tick_time is None:
         return f"the companion, which has just begun to lead, looks within {last.interval_s:.0f} s"
-    return f"the companion looks in {max(last.tick_time + last.interval_s - now, 0.0):.0f} s"
+    due_s = max(last.tick_time + last.interval_s - now, 0.0)
+    if due_s > WAKES_S and woken:
+        return f"the companion was woken: it looks within {WAKES_S:.0f} s, at the latest in {due_s:.0f} s"
+    return f"the companion looks in {due_s:.0f} s"
 
 
 def _ago(now: float, then: float) -> str:

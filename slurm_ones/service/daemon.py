@@ -15,6 +15,7 @@ from slurm_ones.act.transitions import HOLDS_JOB, NEEDS_COMPANION
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError
 from slurm_ones.service.leadership import Election, NoElection
+from slurm_ones.service.wake import LOOK_S, Waking
 from slurm_ones.slurm.client import Unreachable
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Daemon:
     what a companion remembers is true only as long as nobody else writes. `watchdog_ping` is called before each tick
     and in waits, at least each `PING_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and
     `sleep` lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and
-    stretches the wait for the next.
+    stretches the wait for the next. `waking` may end that wait.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Daemon:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], object] = time.sleep,
         jitter: Callable[[], float] = lambda: 1.0,
+        waking: Waking | None = None,
     ) -> None:
         self._make = make
         self._lead = lead or NoElection()
@@ -58,6 +60,7 @@ class Daemon:
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
+        self._waking = waking
         self._companion: Companion | None = None
         self._wait = 0.0
         self._reload = False
@@ -142,7 +145,11 @@ class Daemon:
     def _tick(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None], *, last: bool) -> None:
         """One tick, and the wait after it, which the last one does not need."""
         try:
+            if self._waking is not None:
+                self._waking.begins()
             on_tick(companion.tick())
+            if self._waking is not None:
+                self._waking.ended()
             self._wait = companion.settings.interval_s
             if not last:
                 self._between(companion, stop, self._wait * self._jitter())
@@ -206,11 +213,23 @@ class Daemon:
         while not (stop.is_set() or self._reload) and (left := until - self._clock()) > 0:
             # No longer than this, should the clock have been set back.
             left = min(left, seconds)
-            if companion.advance():
-                self._pause(stop, min(left, companion.settings.resize.advance_s))
-            else:
-                self._pause(stop, left)
+            under_way = companion.advance()
+            pause = min(left, companion.settings.resize.advance_s) if under_way else left
+            if self._woken(companion, stop, pause) or not under_way:
                 return
+
+    def _woken(self, companion: Companion, stop: Stop, seconds: float) -> bool:
+        """Wait, and tell whether somebody asked for the next tick meanwhile."""
+        if self._waking is None:
+            self._pause(stop, seconds)
+            return False
+        while seconds > 0 and not (stop.is_set() or self._reload):
+            if self._waking.due(companion.settings.interval_s):
+                return True
+            part = min(seconds, LOOK_S)
+            self._pause(stop, part)
+            seconds -= part
+        return False
 
     def _pause(self, stop: Stop, seconds: float) -> None:
         """Wait so long, or until the stop or a reload."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -18,15 +19,18 @@ def _said(harness: Harness, *words: str, check: bool = True) -> str:
 
 
 def test_an_owner_resizes_pins_and_releases_a_job(harness: Harness) -> None:
-    """The companion's policy would rather do something else, and the comment is as it was at the end."""
+    """Long before the next tick is due. The companion's policy would rather do something else, and the comment is as it
+    was at the end."""
     job_id = harness.light("--comment=ones: gpus=1-8 batch=16-64", LIGHT_STEP_S="0.05")
     plain = harness.light("--comment=none of ours", LIGHT_STEP_S="0.05")
     harness.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
     comment = harness.job(job_id).comment
-    settings = harness.settings(scope='"own"', policy='"ones"', resize="dwell_s = 300")
+    settings = harness.settings(scope='"own"', policy='"ones"', resize="dwell_s = 300", tick_s="120")
     with harness.running(settings, "--act"):
+        harness.ticks(settings, 1)
         said = _said(harness, "resize", str(job_id), "2x4")
-        assert "8 GPUs after" in said
+        took = re.search(r"8 GPUs after (\d+) s", said)
+        assert took is not None and int(took[1]) < 60
         job = harness.job(job_id)
         assert (job.nodes, job.gpus_per_node, job.restart, job.comment) == (2, 4, 1, comment)
         _said(harness, "pin", str(job_id), "2")
@@ -35,7 +39,8 @@ def test_an_owner_resizes_pins_and_releases_a_job(harness: Harness) -> None:
         wrong = harness.cluster.run(["slurm-ones", "resize", str(job_id), "8"], check=False)
         assert wrong.returncode == 2 and "pinned to 2 GPUs: pin it to 8" in wrong.stderr
         assert harness.job(job_id).comment == f"{comment} size=2"
-        harness.ticks(settings)
+        _said(harness, "pin", str(job_id), "2")
+        harness.ticks(settings, 1)
         assert harness.job(job_id).nodes * harness.job(job_id).gpus_per_node == 2
         _said(harness, "release", str(job_id))
         assert harness.job(job_id).comment == comment
