@@ -82,7 +82,6 @@ for _ in job.epochs():
         if job.updates:
             line = {"time": time.time(), "task": int(task), "restart": int(restart), "world": job.world}
             file.write(json.dumps(line | {"step": job.progress.step}) + "\\n")
-    job.epoch_end()
 """
 TRAINER = """
 import json, os, sys, time

@@ -81,4 +81,3 @@ with (args.out.parent / f"steps-{task}-{os.getpid()}.jsonl").open("w", buffering
             reserved = torch.cuda.memory_reserved() if cuda else 0
             line = {"step": job.progress.step, "world": job.world, "bits": state, "reserved": reserved}
             file.write(json.dumps({"time": time.time(), "task": task, **line}) + "\n")
-        job.epoch_end()

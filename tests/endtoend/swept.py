@@ -46,7 +46,6 @@ for _ in job.epochs():
         optimizer.step()
         if not hurry.exists():
             time.sleep(own.step_ms / 1000)
-    job.epoch_end()
 for name, args in sweep.members.items():
     members.save(sweep.folder(name), name)
     sweep.done(name, args.code)

@@ -57,7 +57,7 @@ for epoch in job.epochs():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    job.epoch_end(loss=loss.item())
+    job.report(loss=loss.item())
 if job.rank == 0:
     print(f"trained on {job.world}")
 """

@@ -31,4 +31,3 @@ for _ in job.epochs():
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), target).backward()
         optimizer.step()
-    job.epoch_end()

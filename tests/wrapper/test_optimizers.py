@@ -48,7 +48,6 @@ for _ in job.epochs():
         optimizer.step()
         time.sleep(step_s * (1 if job.progress.step < 4 else 20))  # it shall not end before it is stopped
     scheduler.step()
-    job.epoch_end()
 if job.rank == 0:
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     moments = [v for s in optimizer.state.values() for v in s.values() if v.ndim]

@@ -45,7 +45,7 @@ for epoch in job.epochs():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    job.epoch_end(loss=loss.item())
+    job.report(loss=loss.item())
 from site_exchange import Counting
 assert Counting.passes == 4, Counting.passes
 """

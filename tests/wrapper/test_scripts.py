@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.protocol import Epoch, decode_report
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -235,7 +236,6 @@ def ahead(depth: int, samples: int) -> None:
             testing.put((loop.job.progress.epoch, loop.job.progress.step, batch[0].tolist()))
             if (more := next(coming, None)) is not None:
                 queue.append(more)
-        loop.job.epoch_end()
     assert loop.job.progress.samples == 2 * samples
 
 
@@ -306,14 +306,17 @@ def test_leaving_the_epochs_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
             for batch in loop.loader:
                 loop.step(batch)
             testing.put(("trained", epoch))
-            loop.job.epoch_end()
+            loop.job.report(accuracy=epoch / 4)
             if epoch == 1:
                 break
-        testing.put(("behind", loop.job.progress.step))
+        reports = (loop.job._run.directory / "reports-0.jsonl").read_bytes().splitlines()
+        found = [one for line in reports if isinstance(one := decode_report(line)[2], Epoch)]
+        testing.put(("behind", loop.job.progress.step, [(one.epoch, one.accuracy) for one in found]))
         return None if again else 1
 
     put = [one.value for one in testing.run(body)]
-    assert put == [("trained", 0), ("trained", 1), ("behind", 10), ("behind", 10)]
+    behind = ("behind", 10, [(0, 0.0), (1, 0.25)])
+    assert put == [("trained", 0), ("trained", 1), behind, behind]
     assert "the script left job.epochs()" in capfd.readouterr().err
 
 
@@ -444,7 +447,7 @@ def unfreezes() -> None:
 
 def test_groups_that_are_added_later_are_refused() -> None:
     """Protects a job from an end at its next resize."""
-    with pytest.raises(testing.RankFailed, match=r"SGD\.add_param_group was called after job\.register"):
+    with pytest.raises(testing.RankFailed, match=r"SGD\.add_param_group was called after job\.prepare"):
         testing.run(unfreezes)
 
 

@@ -66,7 +66,6 @@ def train(strategy: Paired | None, sizes: tuple[int, ...]) -> int | None:
             job.loss(loss)
             optimizer.step()
         counted = sum(len(inputs) for inputs, _ in job.evaluate(data, batch=3))
-        job.epoch_end()
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
     spec = decode_spec((Path(os.environ["ONES_JOB_DIR"]) / "spec.json").read_bytes())
     testing.put((job.replicas, job.replica, torch.cat(seen), counted, parameters, spec))

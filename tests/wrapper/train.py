@@ -81,7 +81,6 @@ for _ in job.epochs():
             limit = 20_000 if step == args.full[0] else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     scheduler.step()
-    job.epoch_end()
     if 0 <= args.enough <= step:
         break
 whole = [p.full_tensor() if args.sharded else p for p in model.parameters()] if args.out else []

@@ -61,7 +61,6 @@ try:
                     logger.info(row)
                     print(row, file=held)
                     print(row, file=archive)
-                job.epoch_end()
             if how == "exit":
                 sys.exit(3)
             if how == "raise":

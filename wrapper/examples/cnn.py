@@ -48,12 +48,10 @@ def main() -> None:
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(128, 10),
     )  # fmt: skip
-    model = job.ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
     train, test = digits()
-    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
-    loader = job.loader(train)
+    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, train)
     for epoch in job.epochs():
         model.train()
         for x, y in loader:
@@ -70,7 +68,7 @@ def main() -> None:
             accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
         if job.rank == 0:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

@@ -56,4 +56,4 @@ for epoch in job.epochs():
     accuracy = job.mean(correct, total)
     if job.rank == 0:
         print(f"epoch {epoch}: accuracy {accuracy:.3f} by {len(loader)} steps on {job.world} GPUs", flush=True)
-    job.epoch_end(accuracy=accuracy)
+    job.report(accuracy=accuracy)

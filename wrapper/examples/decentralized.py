@@ -69,7 +69,7 @@ def main() -> None:
         accuracy = job.mean(right, seen)
         if job.rank == 0:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`plain.py` with the five edits that make it elastic."""
+"""`plain.py` with the three edits that make it elastic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import ones_wrapper as ones
 
@@ -21,19 +21,20 @@ x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
 y = torch.tensor(labels)
 train, test = TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
 
-job = ones.init(batch=32, max_batch=256, max_local_batch=64, epochs=args.epochs)
+job = ones.init(batch=32, epochs=args.epochs, max_batch=256, max_local_batch=64)
+device = job.device
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(32 * 36, 10))
-model = job.ddp(model)
+model = model.to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
-optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
-loader = job.loader(train)
+loader = DataLoader(train, batch_size=32, shuffle=True)
+model, optimizer, loader, scheduler = job.prepare(model, optimizer, loader, scheduler)
 
 for epoch in job.epochs():
     model.train()
     for x, y in loader:
-        loss = cross_entropy(model(x.to(job.device)), y.to(job.device))
+        loss = cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -41,7 +42,7 @@ for epoch in job.epochs():
     model.eval()
     with torch.no_grad():
         x, y = test.tensors
-        accuracy = (model(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
+        accuracy = (model(x.to(device)).argmax(1).cpu() == y).float().mean().item()
     if job.rank == 0:
         print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} GPUs", flush=True)
-    job.epoch_end(accuracy=accuracy)
+    job.report(accuracy=accuracy)

@@ -70,6 +70,6 @@ for epoch in job.epochs():
     if job.rank == 0:
         shown = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in zip(names, accuracies, strict=True))
         print(f"epoch {epoch}: {shown}; batch {job.batch} on {job.world} ranks", flush=True)
-    job.epoch_end(accuracy=max(accuracies))
+    job.report(accuracy=max(accuracies))
 if job.rank == 0:
     members.save(args.results)

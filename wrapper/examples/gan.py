@@ -64,4 +64,4 @@ for epoch in job.epochs():
     counters["best"] = min(counters["best"], distance)
     if job.rank == 0:
         print(f"epoch {epoch}: distance {distance:.4f}, best {counters['best']:.4f}, {job.world} GPUs", flush=True)
-    job.epoch_end(accuracy=1.0 / (1.0 + distance))
+    job.report(accuracy=1.0 / (1.0 + distance))

@@ -103,8 +103,9 @@ def main() -> None:
     )  # fmt: skip
     torch.manual_seed(args.seed)
     train, test, characters = library(args.text_kb)
-    loader = job.loader(train, seed=args.seed, num_workers=args.workers)
-    model = job.ddp(GPT(characters))
+    order = torch.Generator().manual_seed(args.seed)
+    loader = DataLoader(train, args.batch, shuffle=True, num_workers=args.workers, generator=order)
+    model = GPT(characters)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     steps = args.epochs * len(loader)  # at the base batch; the schedule is as far as the samples are
 
@@ -114,7 +115,7 @@ def main() -> None:
         return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - args.warm_up) / (steps - args.warm_up)))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, loader)
     # Open until the end, on every rank: another may be the first one later.
     log = csv.writer(args.log.open("a", newline=""))
     for epoch in job.epochs():
@@ -136,7 +137,6 @@ def main() -> None:
         if job.rank == 0:
             validation, lr = evaluate(model.module, test, job.device), scheduler.get_last_lr()[0]
             print(f"epoch {epoch}: validation loss {validation:.4f}, learning rate {lr:.6g}", flush=True)
-        job.epoch_end()
 
 
 def evaluate(model: nn.Module, data: Text, device: torch.device) -> float:

@@ -109,7 +109,7 @@ def main() -> None:
                 f"ranks in {job.replicas} replicas",
                 flush=True,
             )
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def main() -> None:
                 f"batch {job.batch} on {job.world} ranks",
                 flush=True,
             )
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

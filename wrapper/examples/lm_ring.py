@@ -136,7 +136,6 @@ def main() -> None:
                 f"{job.replicas} rings of {job.world // job.replicas} ranks",
                 flush=True,
             )
-        job.epoch_end()
 
 
 if __name__ == "__main__":

@@ -40,12 +40,10 @@ def main() -> None:
     job = ones.init(batch=args.batch, max_batch=args.max_batch, epochs=args.epochs, backend="mpi")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 1))
-    model = job.ddp(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
     train, test = friedman(args.samples)
-    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
-    loader = job.loader(train)
+    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, train)
     for epoch in job.epochs():
         model.train()
         for x, y in loader:
@@ -62,7 +60,7 @@ def main() -> None:
             r2 = 1 - (mse_loss(model.module(x).squeeze(1), y) / y.var(correction=0)).item()
         if job.rank == 0:
             print(f"epoch {epoch}: R² {r2:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
-        job.epoch_end(accuracy=r2)
+        job.report(accuracy=r2)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def main() -> None:
             print(
                 f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks, {phase}", flush=True
             )
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

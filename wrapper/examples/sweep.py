@@ -30,10 +30,10 @@ train, test = random_split(data, [1437, 360], generator=torch.Generator().manual
 
 job = ones.init(batch=32, max_batch=256, max_local_batch=64, epochs=args.epochs)
 torch.manual_seed(0)
-model = job.ddp(nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 trial = {"number": -1, "lr": 0.0}
-optimizer, trial = job.register(model=model, optimizer=optimizer, trial=trial)
+model, optimizer, trial, loader = job.prepare(model, optimizer, trial, train)
 
 # Rank 0 alone speaks to the study.
 storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(args.study))
@@ -48,7 +48,6 @@ if trial["number"] < 0:  # not where a resize has the script start again
     for group in optimizer.param_groups:
         group["lr"] = trial["lr"]
 
-loader = job.loader(train)
 accuracy = None
 for _ in job.epochs():
     model.train()
@@ -61,7 +60,7 @@ for _ in job.epochs():
     with torch.no_grad():
         hits = [model(x.to(job.device)).argmax(1).cpu() == y for x, y in job.evaluate(test)]
         accuracy = job.mean(sum(hit.sum() for hit in hits), sum(len(hit) for hit in hits))
-    job.epoch_end(accuracy=accuracy)
+    job.report(accuracy=accuracy)
 if study is not None and accuracy is not None:  # the latter where the training had ended before
     study.tell(trial["number"], accuracy)
     print(f"trial {trial['number']}: learning rate {trial['lr']:.4g}, accuracy {accuracy:.3f}", flush=True)

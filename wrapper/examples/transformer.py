@@ -66,12 +66,10 @@ def main() -> None:
     )
     torch.manual_seed(0)
     model: nn.Module = Transformer()
-    model = job.ddp(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
     train, test = digits()
-    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
-    loader = job.loader(train)
+    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, train)
     for epoch in job.epochs():
         model.train()
         for x, y in loader:
@@ -88,7 +86,7 @@ def main() -> None:
             accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
         if job.rank == 0:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

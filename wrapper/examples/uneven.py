@@ -28,10 +28,9 @@ train, test = TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:
 
 job = ones.init(batch=args.batch, max_batch=4 * args.batch, epochs=args.epochs, uneven=not args.even)
 torch.manual_seed(0)
-model = job.ddp(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)))
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-optimizer = job.register(model=model, optimizer=optimizer)
-loader = job.loader(train)
+model, optimizer, loader = job.prepare(model, optimizer, train)
 paces = [float(pace) for pace in args.pace.split(",")]
 
 for epoch in job.epochs():
@@ -53,4 +52,4 @@ for epoch in job.epochs():
     accuracy = job.mean(correct, total)
     if job.rank == 0:
         print(f"epoch {epoch}: accuracy {accuracy:.3f}, {step_ms:.0f} ms a step on {job.world} GPUs", flush=True)
-    job.epoch_end(accuracy=accuracy)
+    job.report(accuracy=accuracy)

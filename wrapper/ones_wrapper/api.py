@@ -1,13 +1,10 @@
-"""What a training script calls: five edits make an ordinary loop elastic.
+"""What a training script calls: three edits make an ordinary loop elastic.
 
-job = ones.init(batch=64, max_batch=1024, max_local_batch=128, epochs=10)
-model = job.ddp(model)
-optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
-loader = job.loader(dataset)
+job = ones.init(batch=64, epochs=10, max_batch=1024)
+model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
 for epoch in job.epochs():
     for x, y in loader:         # asking for the next batch is the step boundary
         ...
-    job.epoch_end(accuracy=...)
 """
 
 from __future__ import annotations

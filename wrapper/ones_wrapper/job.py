@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 from ones_wrapper.checkpoint.registered import check_exchanged, mapped, normalizes_batches, state_of
 from ones_wrapper.data.coreset import Coreset
+from ones_wrapper.data.dataloader import settings_of
 from ones_wrapper.data.feed import Feed
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.streams import make_feed
@@ -26,6 +29,7 @@ from ones_wrapper.plugins import load
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.run.evaluation import Evaluation
+from ones_wrapper.run.given import NOT_TOGETHER, PARALLEL, Given, named_by_type, sorted_by_kind, unused_name
 from ones_wrapper.run.loop import Loader
 from ones_wrapper.run.run import Run
 from ones_wrapper.script.first_steps import averages
@@ -38,15 +42,21 @@ class Job:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._models: dict[str, torch.nn.Module] = {}
+        """Those that were prepared."""
+        self._found: dict[str, float] = {}
+        """What the present epoch's report says besides."""
 
     @property
     def rank(self) -> int:
-        """This process's number among the ranks; do files and printing on rank 0."""
+        """This process's number among the ranks; do files and printing on rank 0. A block that waits to join has none:
+        it equals no number, and shows as "none yet".
+        """
         return self._run.rank
 
     @property
     def world(self) -> int:
-        """World size."""
+        """World size. In a block that waits as `rank`."""
         return self._run.world
 
     @property
@@ -59,12 +69,12 @@ class Job:
         """Over how many replicas the samples of a step are split: the world size, unless the strategy has replicas of
         several ranks.
         """
-        return self._run.sizes.division.replicas
+        return self._run.known(self._run.sizes.division.replicas)
 
     @property
     def replica(self) -> int:
         """The number of this rank's replica; all its ranks get the same samples."""
-        return self._run.sizes.division.replica
+        return self._run.known(self._run.sizes.division.replica)
 
     @property
     def device(self) -> torch.device:
@@ -112,6 +122,62 @@ class Job:
         What must happen once a step, such as clipping gradients, belongs under `if job.updates:`.
         """
         return self._run.loop.part.last
+
+    def prepare(self, *things: Any) -> Any:
+        """What training takes, in any order, made elastic and given back in that order:
+
+            model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
+
+        Models come as `ddp` returns them, on the job's device; one that `ddp`, `fsdp` or `exchange` returned stays, and
+        so does one without anything to train. Data is a dataset, or a DataLoader whose settings are taken over, with
+        init's `batch` as its batch size: see `loader`. All else is registered, and the newest good checkpoint is loaded
+        into it: see `register`. Optimizers and schedulers may be made before, over the model as it was. Further
+        schedulers, gradient scalers, averages, objects with a state, and a dict of plain values may be given, too.
+
+        It may be called again for what is not there yet: models and data at any time before training begins,
+        everything else with the optimizers, once. Synchronises all ranks.
+        """
+        given = sorted_by_kind(things)
+        found: dict[int, Any] = {id(one): self._prepared(one) for one in given.models}
+        for name, model in named_by_type(given.models).items():
+            if any(True for _ in chain(model.parameters(), model.buffers())):
+                self._models[unused_name(name, self._models)] = found[id(model)]
+        if given.carried:
+            if not (given.optimizers and self._models):
+                raise ValueError(NOT_TOGETHER.format(names=", ".join(type(one).__name__ for one in given.carried)))
+            found |= self._prepare_carried(given)
+        for data in given.data:
+            loader = isinstance(data, DataLoader)
+            options = settings_of(data, self._run.sizes.spec.base_batch) if loader else {}
+            found[id(data)] = self.loader(data.dataset if loader else data, **options)
+        result = tuple(found[id(one)] for one in things)
+        return result[0] if len(result) == 1 else result
+
+    def _prepared(self, model: torch.nn.Module) -> torch.nn.Module:
+        device = self._run.group.device
+        if self._run.loop.exchanges.owns(model):
+            return model
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            raise ValueError(PARALLEL.format(kind=type(model).__name__))
+        trained = any(parameter.requires_grad for parameter in model.parameters())
+        return self.ddp(model) if trained else model.to(device)
+
+    def _prepare_carried(self, given: Given) -> dict[int, Any]:
+        """What optimizers, schedulers and others come back as, by the id of what was given."""
+        device = self._run.group.device
+        for one in given.optimizers:
+            if one.state and device.type != "cpu":  # made before the model moved, as Adagrad's is
+                one.load_state_dict(one.state_dict())
+        for one in given.others:
+            if isinstance(one, torch.nn.Module):  # an average
+                one.to(device)
+        optimizers, others = named_by_type(given.optimizers), named_by_type(given.others)
+        models = next(iter(self._models.values())) if len(self._models) == 1 else self._models
+        optimizer = given.optimizers[0] if len(optimizers) == 1 else optimizers
+        carried, *rest = self._carry(models, optimizer, others)
+        returned = carried.values() if isinstance(carried, dict) else (carried,)
+        pairs = zip((*given.optimizers, *given.others), (*returned, *rest), strict=True)
+        return {id(one): it for one, it in pairs}
 
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model in data parallel, its gradients averaged over samples rather than over ranks.
@@ -178,7 +244,9 @@ class Job:
 
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.keeping.state is not None:
-            raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
+            raise RuntimeError(
+                "ddp, fsdp, exchange: give the job models before optimizers, with which the checkpoint is loaded"
+            )
         if self._run.sizes.uneven is not None:
             if not exchange.timed:
                 raise ValueError(
@@ -221,15 +289,21 @@ class Job:
         such. A dict of plain values among the others (`counters={"best": 0.0}`) is carried, too, and loaded in place;
         the values of rank 0 count.
         """
+        extras = others if scheduler is None else {"scheduler": scheduler, **others}
+        carried = self._carry(model, optimizer, extras)
+        return carried[0] if len(carried) == 1 else tuple(carried)
+
+    def _carry(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> list[Any]:
+        """Load the newest good checkpoint; what to train with, of the optimizer and each of the others."""
         run = self._run
         if run.keeping.state is not None:
-            raise RuntimeError("register: call it once, with everything that training carries")
+            raise RuntimeError("prepare, register: the optimizer was given; give all that training carries at once")
         check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.sizes.spec.max_passes == 1)
         accumulation = Accumulation() if run.sizes.spec.max_passes > 1 else None
         schedules = Schedules(run.sizes.spec.base_batch, accumulation.due if accumulation else lambda: True)
-        extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
-        if scheduler is not None:
-            extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
+        extras = {
+            name: mapped(thing, partial(schedules.wrap, known=name == "scheduler")) for name, thing in others.items()
+        }
         state = state_of(model, optimizer, extras, run.keeping.files, run.loop.selection)
         scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
         run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
@@ -243,7 +317,7 @@ class Job:
             log(text)
         run.loop.accumulation, run.loop.schedules = accumulation, schedules
         run.loop.least = 2 if normalizes_batches(state.model) else 1
-        return carried[0] if len(carried) == 1 else tuple(carried)
+        return carried
 
     def loader(
         self,
@@ -332,12 +406,17 @@ class Job:
         Call it after `register`. Where rank 0 moves to another node, as in a job of blocks, `path` must be shared.
         """
         if self._run.keeping.state is None:
-            raise RuntimeError("open: call it after job.register, which knows what the file held at the checkpoint")
+            raise RuntimeError(
+                "open: call it after job.prepare or job.register, which know what the file held at the checkpoint"
+            )
         return self._run.keeping.files.open(path)
 
     def epochs(self) -> Iterator[int]:
         """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
         0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
+
+        Each turn ends the epoch, at a step boundary: it is reported, with what `report` was given, and two small sums
+        synchronise the ranks. A block that joins waits here.
 
         To leave it by `break` or `return` writes the last checkpoint, too, and a start after that goes on behind it,
         unless init's `epochs` is another by then. All ranks must leave it.
@@ -352,11 +431,18 @@ class Job:
                 yield epoch
             except GeneratorExit:
                 if left_on_purpose(sys._getframe().f_back) and not FLAGS.tested:
-                    run.leave_epochs()
+                    run.leave_epochs(self._found.get("loss"), self._found.get("accuracy"))
                 raise
-            if run.progress.epoch == epoch:
-                run.end_epoch(None, None)
+            run.end_epoch(self._found.get("loss"), self._found.get("accuracy"))
+            self._found = {}
         run.finish()
+
+    def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
+        """What the report on the present epoch says: its accuracy, and a loss in place of the mean of what `job.loss`
+        reported. Call it in the loop over epochs; what rank 0 said last counts. Synchronises nothing.
+        """
+        found = {"accuracy": accuracy, "loss": loss}
+        self._found |= {name: value for name, value in found.items() if value is not None}
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
         """The most samples of a pass that the devices hold, found by trying; at most init's `max_local_batch`.
@@ -398,11 +484,3 @@ class Job:
         if self._run.loop.mid_step:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
         return self._run.keeping.save("that the script asked for", 0)
-
-    def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """The epoch is over: report it and go on to the next. `loss` overrides the mean of what `job.loss`
-        reported.
-
-        All ranks call it; it is a step boundary, and synchronises them.
-        """
-        self._run.end_epoch(loss, accuracy)

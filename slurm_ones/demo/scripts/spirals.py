@@ -41,20 +41,15 @@ def spirals(samples: int, seed: int) -> TensorDataset:
 def main() -> None:
     args = options()
     job = ones.init(
-        batch=args.batch,
-        max_batch=args.max_batch,
-        max_local_batch=args.max_local_batch,
-        epochs=args.epochs,
+        batch=args.batch, epochs=args.epochs, max_batch=args.max_batch, max_local_batch=args.max_local_batch
     )
     torch.manual_seed(args.seed)
-    network = nn.Sequential(
+    model = nn.Sequential(
         nn.Linear(2, args.width), nn.Tanh(), nn.Linear(args.width, args.width), nn.Tanh(), nn.Linear(args.width, 3)
     )
-    model = job.ddp(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     train, test = spirals(args.samples, args.seed), spirals(600, args.seed + 1)
-    optimizer = job.register(model=model, optimizer=optimizer)
-    loader = job.loader(train)
+    model, optimizer, loader = job.prepare(model, optimizer, train)
     for epoch in job.epochs():
         model.train()
         for x, y in loader:
@@ -70,7 +65,7 @@ def main() -> None:
             accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
         if job.rank == 0:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
-        job.epoch_end(accuracy=accuracy)
+        job.report(accuracy=accuracy)
 
 
 if __name__ == "__main__":

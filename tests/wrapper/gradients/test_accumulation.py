@@ -163,7 +163,7 @@ def test_the_unwrapped_optimizer_is_refused(count: int) -> None:
     net, accumulation = model(), Accumulation()
     own = torch.optim.SGD(net.parameters(), lr=0.1)
     accumulation.wrap(own)
-    with pytest.raises(RuntimeError, match=r"optimizer = job\.register"):
+    with pytest.raises(RuntimeError, match=r"optimizer = job\.prepare"):
         accumulate(accumulation, net, count, own.step)
     own.step()  # outside the loop, as torch.distributed.checkpoint does to learn the state
 
@@ -202,7 +202,7 @@ def test_unregistered_scaler_is_refused(fused: bool) -> None:
     scaler = torch.amp.GradScaler("cpu")
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     scaler.scale(torch.ones(()))
-    with pytest.raises(RuntimeError, match="scaler=scaler"):
+    with pytest.raises(RuntimeError, match=r"job\.prepare\(model, optimizer, scaler\)"):
         accumulate(accumulation, net, 2, lambda: scaler.step(optimizer))
 
 

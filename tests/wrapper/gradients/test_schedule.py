@@ -211,7 +211,7 @@ def test_the_unwrapped_scheduler_is_refused(name: str) -> None:
     training.step(8)
     training.schedules.enter(4)
     training.own.step()
-    with pytest.raises(RuntimeError, match=r"optimizer, scheduler = job\.register"):
+    with pytest.raises(RuntimeError, match=r"optimizer, scheduler = job\.prepare"):
         training.schedules.check()
 
 
@@ -343,5 +343,5 @@ def past() -> None:
 
 def test_a_job_says_which_scheduler_to_use() -> None:
     """Protects: the error comes from the loop itself, at the first step."""
-    with pytest.raises(testing.RankFailed, match=r"optimizer, scheduler = job\.register"):
+    with pytest.raises(testing.RankFailed, match=r"optimizer, scheduler = job\.prepare"):
         testing.run(past)

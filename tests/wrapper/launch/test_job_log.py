@@ -31,7 +31,6 @@ for epoch in job.epochs():
         time.sleep(0.02)
     for _ in evaluate:
         pass
-    job.epoch_end()
 """
 FAILS = """
 import os, pathlib, sys, time, torch

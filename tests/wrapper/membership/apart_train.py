@@ -46,7 +46,6 @@ def main() -> None:
             job.loss(loss)
             optimizer.step()
             pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
-        job.epoch_end()
     if job.rank == 0:
         torch.save(script.flat(job.unwrap(model).parameters()), args.out)
 

@@ -58,7 +58,7 @@ def _probed(sizes: tuple[int, ...]) -> int | None:
     job = ones.init(batch=64, max_batch=64, max_local_batch=60, max_accumulation_steps=8, epochs=1, strategy=strategy)
     plain = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1))
     model = job.ddp(plain)
-    with pytest.raises(RuntimeError, match=r"after job\.register"):
+    with pytest.raises(RuntimeError, match=r"after job\.prepare or job\.register"):
         job.probe(lambda samples: None)
     optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     loader = job.loader(TensorDataset(torch.ones(64, 4)))

@@ -35,7 +35,6 @@ for epoch in job.epochs():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    job.epoch_end()
 """
 STEP = "        optimizer.step()\n"
 REGISTER = "optimizer = job.register(model=model, optimizer=optimizer)\n"
@@ -75,8 +74,8 @@ MISTAKES = {
     "nccl without GPUs": Mistake("epochs=2", "epochs=2, backend='nccl'", 2, "2 ranks of this node see 0"),
     "CUDA without GPUs": Mistake("Linear(4, 1)", "Linear(4, 1).to('cuda')", 1, "write job.device in place of"),
     "no ddp": Mistake("model = job.ddp(model)\n", "", 1, "model is not the one that job.ddp"),
-    "no register": Mistake(REGISTER, "", 1, "training starts without job.register(...)"),
-    "an ordinary loader": Mistake("job.loader(data)", "DataLoader(data)", 1, "training starts without job.loader(...)"),
+    "no register": Mistake(REGISTER, "", 1, "training starts without model and optimizer"),
+    "an ordinary loader": Mistake("job.loader(data)", "DataLoader(data)", 1, "training starts without data"),
     "a loader of a loader": Mistake(
         "job.loader(data)", "job.loader(DataLoader(data))", 1, "give it the dataset itself, not a DataLoader"
     ),
@@ -90,11 +89,11 @@ MISTAKES = {
     "a rank that fails": Mistake(
         STEP, f"{STEP}        if job.rank == 1:\n            raise ValueError('mine')\n", 1, "ValueError: mine"
     ),
-    "the inner model": Mistake("loss(model(x)", "loss(model.module(x)", 1, "must call the model that job.ddp"),
+    "the inner model": Mistake("loss(model(x)", "loss(model.module(x)", 1, "must call the model that the job returned"),
     "no optimizer step": Mistake(STEP, "", 0, "the optimizer has not stepped by step 20", True),
     "prints on all ranks": Mistake(LOADER, LOADER + "print('hello')\n", 0, "hello"),
 }
-LONG = {"no optimizer step": ("epochs=2", "epochs=8"), "no epochs": ("_end()\n", "_end()\n    if epoch == 1: break\n")}
+LONG = {"no optimizer step": ("epochs=2", "epochs=8"), "no epochs": (STEP, STEP + "    if epoch == 1: break\n")}
 """What else these scripts need to show it."""
 
 

@@ -43,7 +43,6 @@ def main() -> None:
             job.loss(loss)
             script.pace()
         scheduler.step()
-        job.epoch_end()
     script.end(job, job.unwrap(model).parameters())
 
 

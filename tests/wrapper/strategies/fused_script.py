@@ -66,7 +66,6 @@ def main() -> None:
             pace()
         for schedule in schedules.values():
             schedule.step()
-        job.epoch_end()
     end(job, ordered({name: fused.member(name) for name in RATES}))
 
 

@@ -54,7 +54,6 @@ def main() -> None:
                 script.pace()
             else:
                 script.hold()
-        job.epoch_end()
     script.end(job, [score(plain)])
 
 

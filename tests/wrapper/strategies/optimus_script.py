@@ -61,7 +61,6 @@ def main() -> None:
             optimizer.step()
             job.loss(loss)
             script.pace()
-        job.epoch_end()
     script.end(job, [p.full_tensor() for p in model.parameters() if isinstance(p, DTensor)])
 
 

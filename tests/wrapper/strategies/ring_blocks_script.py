@@ -35,7 +35,6 @@ def main() -> None:
             torch.autograd.backward(loss)
             optimizer.step()
             pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
-        job.epoch_end()
     if job.rank == 0:
         args.out.write_text(json.dumps({"parameters": script.flat(plain.parameters())}))
 

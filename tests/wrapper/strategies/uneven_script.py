@@ -29,7 +29,6 @@ def main() -> None:
             optimizer.step()
             job.loss(loss)
             script.pace()
-        job.epoch_end()
     script.end(job, plain.parameters())
 
 

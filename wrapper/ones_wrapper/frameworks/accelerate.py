@@ -26,7 +26,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
-from ones_wrapper.frameworks.steps import SAMPLER, join, options_of, shuffles
+from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
+from ones_wrapper.frameworks.steps import join
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.run.loop import Loader

@@ -30,9 +30,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
+from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
-from ones_wrapper.frameworks.steps import SAMPLER, Plain, Steps, join, meet, options_of, shuffles
+from ones_wrapper.frameworks.steps import Plain, Steps, join, meet
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
 from ones_wrapper.process.hooks import FLAGS

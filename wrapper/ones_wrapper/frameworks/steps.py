@@ -12,19 +12,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-
 from ones_wrapper.api import Job, enter, init
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.group import Group
 from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 from ones_wrapper.run.loop import Loader, Pass
-
-SAMPLER = (
-    "the training data comes through {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
-    "lost or repeated at a resize. Use shuffle=True, or the dataset's own order"
-)
 
 STRATEGY = (
     "{framework} trains in plain data parallel, and {strategy} is another strategy: use a training loop of your own, "
@@ -58,23 +51,6 @@ def meet(backend: str | None) -> Group:
         log("other blocks were met after the framework had asked who the ranks are; it starts again")
         raise SystemExit(PEER_LOST)
     return entered.group
-
-
-def shuffles(sampler: Any) -> bool:
-    """Whether a sampler shuffles. Raises ValueError for one that is neither random nor sequential."""
-    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None:
-        return True
-    if sampler is None or isinstance(sampler, SequentialSampler):
-        return False
-    raise ValueError(SAMPLER.format(sampler=type(sampler).__name__))
-
-
-def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a DataLoader that do not choose samples, for `Job.loader`."""
-    names = ["collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn"]
-    if loader.num_workers:
-        names += ["multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    return {name: getattr(loader, name) for name in names}
 
 
 class Plain:

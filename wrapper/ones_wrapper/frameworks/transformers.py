@@ -25,8 +25,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ones_wrapper.api import Job
+from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
 from ones_wrapper.data.feed import AccumulationStep
-from ones_wrapper.frameworks.steps import SAMPLER, Plain, Steps, join, options_of, shuffles
+from ones_wrapper.frameworks.steps import Plain, Steps, join
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log

@@ -21,13 +21,13 @@ from torch.distributed.tensor import DTensor
 
 CHANGED = (
     "gradients were changed in accumulation step {index} of {count}, before all of them were added up. Zero them "
-    "by the optimizer that job.register returned, not by the model. Clip them once a step: "
-    "`if job.updates: torch.nn.utils.clip_grad_norm_(...)`. Register a gradient scaler and use what is returned: "
-    "`optimizer, scaler = job.register(..., scaler=scaler)`"
+    "by the optimizer that job.prepare or job.register returned, not by the model. Clip them once a step: "
+    "`if job.updates: torch.nn.utils.clip_grad_norm_(...)`. Give it a gradient scaler, too, and use what is returned: "
+    "`model, optimizer, scaler = job.prepare(model, optimizer, scaler)`"
 )
 UNWRAPPED = (
-    "optimizer.step: this is the optimizer that was given to job.register. Where a step may take several accumulation "
-    "steps, use the one that it returned: `optimizer = job.register(model=model, optimizer=optimizer)`"
+    "optimizer.step: this is the optimizer that the job was given. Where a step may take several accumulation steps, "
+    "use the one that it returned: `model, optimizer = job.prepare(model, optimizer)`"
 )
 ALTERNATES = (
     "a backward pass came after an optimizer's step, in one of several accumulation steps: models that are trained in "
@@ -36,7 +36,7 @@ ALTERNATES = (
 )
 UNREGISTERED_SCALER = (
     "the gradient scaler was not registered, so it would unscale the gradients again in each accumulation step: "
-    "`optimizer, scaler = job.register(..., scaler=scaler)`"
+    "`model, optimizer, scaler = job.prepare(model, optimizer, scaler)`"
 )
 
 

@@ -124,7 +124,7 @@ class Exchange(ABC):
         if not self._arrived and self._shows:
             raise RuntimeError(
                 "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
-                "job.ddp or job.fsdp returned, not the one inside it, and run within the loader's loop"
+                "the job returned, not the one inside it, and run within the loader's loop"
             )
         if self.watch is not None:
             self.watch.exchanged()

@@ -68,8 +68,9 @@ class Exchanges:
             for name, parameter in named:
                 if parameter.requires_grad and parameter not in trained:
                     raise ValueError(
-                        f"{name} did not require a gradient when its model was given to job.ddp, so its gradient would "
-                        "not be averaged over the ranks: call requires_grad_(False) after job.ddp, or leave it trained"
+                        f"{name} did not require a gradient when its model was given to the job, so its gradient would "
+                        "not be averaged over the ranks: call requires_grad_(False) after job.prepare or job.ddp, or "
+                        "leave it trained"
                     )
 
     @property

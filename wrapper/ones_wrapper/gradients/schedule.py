@@ -30,9 +30,9 @@ EPOCH = (
     "`epochs * len(loader)`"
 )
 UNWRAPPED = (
-    "{name}.step: this is the scheduler that was given to job.register. It counts steps, which become fewer as the "
-    "batch grows; use the one that was returned, which follows progress: `optimizer, scheduler = "
-    "job.register(model=model, optimizer=optimizer, scheduler=scheduler)`"
+    "{name}.step: this is the scheduler that the job was given. It counts steps, which become fewer as the "
+    "batch grows; use the one that was returned, which follows progress: `model, optimizer, scheduler = "
+    "job.prepare(model, optimizer, scheduler)`"
 )
 DIFFERS = (
     "{name} gives another rate at step {step} than at the checkpoint ({now:g} and {before:g} times the base rate): "

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ones_wrapper.run.boundary import Agreement
+
+
+class Unknown(int):
+    """A rank, or how many there are, in a block that has not joined: equal to no number, and shown as none. It counts,
+    so that a seed may be made of it.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+    def __repr__(self) -> str:
+        return "none yet"
+
+    def __format__(self, spec: Any) -> str:
+        return str(self)
 
 
 class FixedRanks:

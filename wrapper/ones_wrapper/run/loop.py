@@ -26,13 +26,13 @@ Pass = tuple[AccumulationStep, Any]
 
 AHEAD = (
     "the loader was asked for a third batch before the first was trained on: asking for the next one ends a step, and "
-    "one batch ahead is the most. To fetch ahead give job.loader num_workers=N and pin_memory=True; to leave batches "
+    "one batch ahead is the most. To fetch ahead give the loader num_workers=N and pin_memory=True; to leave batches "
     "out on all ranks write `if job.any(bad): continue`"
 )
 USED_UP = (
-    "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`, or end it with "
-    "job.epoch_end() before the next pass. An endless loop is `for epoch in job.epochs(): for batch in loader:` with "
-    "ones.init(epochs=0); count its steps by job.base_steps, which goes on after a resize"
+    "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`. An endless loop is "
+    "`for epoch in job.epochs(): for batch in loader:` with ones.init(epochs=0); count its steps by job.base_steps, "
+    "which goes on after a resize"
 )
 OUTSIDE = (
     "the loader is used outside job.epochs(){line}, so a resize begins the script's own count of epochs again: write "
@@ -65,8 +65,6 @@ class Loader:
         self._asks_ahead = False
         """The script was seen to ask for its batches ahead."""
         self._doubt: AskedAhead | None = None
-        self._passed = -1
-        """The epoch that was walked through to its end."""
 
     @property
     def batch_size(self) -> int:
@@ -141,7 +139,7 @@ class Loader:
                     run.commit(self._given[0].share.total)
                 self.leave(early=True)
                 raise
-        self._passed = progress.epoch
+        loop.passed = progress.epoch
         self._settle()
         run.records.meter.settle()  # an evaluation may follow
         if self._given:
@@ -171,7 +169,7 @@ class Loader:
 
     def _check_pass(self, epoch: int) -> None:
         """Raises RuntimeError for another pass over an epoch that is used up."""
-        if self._passed == epoch:
+        if self._run.loop.passed == epoch:
             raise RuntimeError(USED_UP.format(epoch=epoch))
         if not self._run.loop.in_epochs and self._run.loop.first_steps is not None:
             self._run.loop.first_steps.say(OUTSIDE)

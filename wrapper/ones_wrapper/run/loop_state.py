@@ -32,6 +32,8 @@ class Loop:
         """The pass that the script is in, or was in last."""
         self.within = False
         """Whether an error of the script may be one of a pass: not after an epoch's last."""
+        self.passed = -1
+        """The epoch that was walked through to its end."""
         self.in_epochs = False
         """Whether the script goes by `Job.epochs`."""
         self.end_open: Callable[[], None] = lambda: None

@@ -40,16 +40,16 @@ def finished(epoch: int, epochs: int, left: bool) -> str:
 def groups_added(name: str) -> str:
     """A parameter group came after `register`."""
     return (
-        f"{name}.add_param_group was called after job.register, so no checkpoint would fit the next start: add all "
-        "groups before job.register, those for later with requires_grad_(False), and unfreeze them later"
+        f"{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next "
+        "start: add all groups before, those for later with requires_grad_(False), and unfreeze them later"
     )
 
 
 def no_steps(step: int) -> str:
     """The optimizer has not stepped for a while."""
     return (
-        f"the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that was "
-        "given to job.register, in each turn of the loop"
+        f"the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that "
+        "job.prepare or job.register returned, in each turn of the loop"
     )
 
 

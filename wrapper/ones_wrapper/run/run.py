@@ -29,7 +29,7 @@ from ones_wrapper.process.placement import idle_gpus
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import mistakes
 from ones_wrapper.run.control import Control
-from ones_wrapper.run.fixed import FixedRanks
+from ones_wrapper.run.fixed import FixedRanks, Unknown
 from ones_wrapper.run.keeping import Keeping
 from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses
@@ -80,16 +80,19 @@ class Run:
         on_exit(self._ended)
         on_error(self.failed)
 
+    def known(self, number: int) -> int:
+        """A number of the ranks as the script sees it: of a block that has not joined, none. Not collective."""
+        return Unknown(number + 1) if self.ranks.joining else number
+
     @property
     def rank(self) -> int:
-        """This process's number, as the script sees it: what it does on rank 0 alone is not for a block that has not
-        joined. Not collective."""
-        return self.group.rank + self.ranks.joining
+        """This process's number, as the script sees it. Not collective."""
+        return self.known(self.group.rank)
 
     @property
     def world(self) -> int:
         """World size, as the script sees it. Not collective."""
-        return self.group.world + self.ranks.joining
+        return self.known(self.group.world)
 
     @property
     def run_id(self) -> str:
@@ -130,7 +133,7 @@ class Run:
     def probe(self, one_pass: Callable[[int], object]) -> int:
         """The most samples of a pass; see `Job.probe`."""
         if self.keeping.state is None or self.begun:
-            raise RuntimeError("probe: call it after job.register and before the first epoch")
+            raise RuntimeError("probe: call it after job.prepare or job.register, and before the first epoch")
         return self.sizes.probe(one_pass, self.keeping.state)
 
     def begin(self) -> None:
@@ -169,8 +172,11 @@ class Run:
         """Training begins: the samples of an epoch. Raises RuntimeError if the script left something out. Not
         collective."""
         if self.keeping.state is None or self.loop.feed is None:
-            missing = "job.register(...)" if self.keeping.state is None else "job.loader(...)"
-            raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
+            missing = "model and optimizer" if self.keeping.state is None else "data"
+            raise RuntimeError(
+                f"training starts without {missing}: before the first epoch call `model, optimizer, loader = "
+                "job.prepare(model, optimizer, data)`, or job.register(...) and job.loader(...)"
+            )
         FLAGS.keep()
         if why := requeue_conflict():
             raise RuntimeError(why)
@@ -225,6 +231,10 @@ class Run:
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         """Report the epoch and go on to the next, at a step boundary."""
+        self._end_epoch(loss, accuracy)
+        self.act()
+
+    def _end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         self.begin()
         loop, progress = self.loop, self.progress
         loop.end_open()
@@ -237,7 +247,6 @@ class Run:
         total, samples = self.group.total([float(mine.total), float(mine.samples)])
         nonfinite = self.group.maximum([int(mine.nonfinite)])[0]
         self.records.epoch(at, Losses(total, samples, nonfinite), loss, accuracy)
-        self.act()
 
     @property
     def finished_before(self) -> bool:
@@ -246,9 +255,12 @@ class Run:
         over = 0 < epochs <= progress.epoch or progress.left == epochs
         return not self.begun and bool(self.keeping.loaded) and over
 
-    def leave_epochs(self) -> None:
-        """The script leaves the loop over epochs before its end, on all ranks: the last checkpoint."""
+    def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
+        """The script leaves the loop over epochs before its end, on all ranks: the last checkpoint. An epoch whose
+        samples are all used counts."""
         self.loop.end_open()
+        if self.loop.passed == self.progress.epoch:
+            self._end_epoch(loss, accuracy)  # nothing is acted on: who joined now would find nobody in the next epoch
         self.progress.left = self.sizes.spec.epochs
         self.finish()
 

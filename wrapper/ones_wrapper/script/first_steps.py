@@ -39,14 +39,10 @@ _AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
 FORGOTTEN = {
     LRScheduler: (
         "{name} drives a registered optimizer and is not registered, so it begins anew at each resize: give it to "
-        "job.register(scheduler=...), or to accelerator.prepare together with model and optimizer"
+        "job.prepare, or to accelerator.prepare, together with model and optimizer"
     ),
-    torch.amp.GradScaler: (
-        "{name} is not registered, so its scale begins anew at each resize: job.register(..., scaler=scaler)"
-    ),
-    AveragedModel: (
-        "{name} is not registered, so the average begins anew at each resize: job.register(..., average=average)"
-    ),
+    torch.amp.GradScaler: "{name} is not registered, so its scale is lost at each resize: give it to job.prepare",
+    AveragedModel: "{name} is not registered, so the average begins again at each resize: give it to job.prepare",
 }
 """By the type of what training should carry."""
 
