@@ -122,7 +122,7 @@ MEMBERSHIP_TIMELINE = View(
         Column("gpus", "int", "GPUs in all"),
         Column("batch", "int", "global batch, samples"),
         Column("step", "int", "optimizer steps since the job's first run, at its beginning"),
-        Column("pause_s", "float", "how long no rank trained for the change, seconds"),
+        Column("pause_s", "float", "from the last step before the change to the end of the first after it, seconds"),
         Column("bytes", "int", "state that was sent to new blocks, bytes"),
         Column("transfer_s", "float", "what sending it took of pause_s, seconds"),
         Column("ready_s", "float", "from the order until the last new block was ready, training going on, seconds"),

@@ -69,7 +69,7 @@ def test_a_line_at_a_resize_and_one_of_what_it_brought(capsys: pytest.CaptureFix
     lines = ResizeLog(clock=lambda: 130.0)
     lines.started(Before("1x2", 32, 100.0, 480.0), "1x4", 1.84)
     lines.stepped(813, 32.0, 2.0)
-    assert capsys.readouterr().err == "ones: 1x2 → 1x4 at step 812: paused 28 s; expected 1.8 times as fast\n"
+    assert capsys.readouterr().err == "ones: 1x2 → 1x4 at step 812: paused 30 s; expected 1.8 times as fast\n"
     for step in range(100):
         lines.stepped(814 + step, 816.0, 1.0)
     assert capsys.readouterr().err == "ones: 1x4 trains 1.7 times as fast as 1x2 did\n"

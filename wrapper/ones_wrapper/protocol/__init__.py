@@ -336,7 +336,7 @@ class Membership:
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """How long no rank trained."""
+    """From the last step before to the end of the first after it."""
     bytes: int = 0
     """State that was sent to new blocks."""
     transfer_s: float = 0.0

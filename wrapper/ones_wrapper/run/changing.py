@@ -194,9 +194,10 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0 if blocks.leaves else NEXT_TERM)
 
     def _change(self) -> None:
-        run, before, state, began = self._run, self._group.rank, self._run.keeping.state, time.time()
+        run, before, state = self._run, self._group.rank, self._run.keeping.state
         assert state is not None
         run.records.flush()
+        began = time.time()  # what the device still owed was training
         run.loop.exchanges.settle()
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._group.share(list(state.model.buffers()))

@@ -112,8 +112,8 @@ class Meter:
     def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
         """A step of `samples` samples ended; the report of the interval when it is long enough."""
         seconds = self._clock() - self._began
-        # Also at the end of the warm-up: the first interval would have to wait for its steps.
-        if self._left == 1 or (not self._left and self._seconds + seconds >= self._every_s):
+        # Also in the warm-up: a pause lasts until the first step is done, and the first interval would wait for both.
+        if self._left or self._seconds + seconds >= self._every_s:
             self._wait()
             seconds = self._clock() - self._began
         self.last_s = seconds

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ class Records:
         self._resizes = ResizeLog()
         self._shape = ""
         """Of the last membership, in a job of blocks."""
+        self._change: tuple[str, Membership, float | None] | None = None
+        """The shape before the last change, its report and the gain expected of it, until its first step ends."""
+        self._after: list[Report] = []
+        """Reports that wait for that of the change."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before = previous(directory, identity.restart) if first else None
         self.failed_before = before is not None and before.failed
@@ -77,7 +82,11 @@ class Records:
 
     def send(self, report: Report | None) -> None:
         """Send a report, if there is one."""
-        if report is not None and self._writer is not None:
+        if report is None or self._writer is None:
+            return
+        if self._change is not None:
+            self._after.append(report)
+        else:
             self._writer.send(report)
 
     def _send_interval(self, report: Throughput | None) -> None:
@@ -95,6 +104,7 @@ class Records:
         """Send the last report; later calls do nothing."""
         if not self._left:
             self._left = True
+            self._changed(0.0)
             self.flush()
             self.send(Bye(reason, self._progress.step, code, note))
 
@@ -140,6 +150,7 @@ class Records:
             self.trace.step(progress.epoch, progress.step - 1, self._loop.used)
         interval = meter.stop(progress, total, self._sizes.batch, self._sizes.lr_factor)
         progress.trained_s += meter.last_s
+        self._changed(meter.last_s)
         self._resizes.stepped(progress.step, useful, meter.last_s)
         if not self._first:
             self._first = True
@@ -196,19 +207,29 @@ class Records:
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
         """These blocks train from now on; `size` bytes of state reached the new ones in `transfer_s` seconds. `order`
-        is the one in force."""
+        is the one in force. A pause lasts until the first step ends, and is reported then."""
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
         shape = (plan.nodes, plan.ranks_per_node, plan.world)
         old, self._shape = self._shape, shape_name(*shape)
-        if old not in ("", self._shape):
-            gain = order.gain if order is not None and order.number == plan.order else None
-            self._resizes.switched(old, self._shape, at, pause_s, gain, speaks=self._group.rank == 0)
+        gain = order.gain if order is not None and order.number == plan.order else None
         asked = (plan.ready_s, plan.order, plan.why)
         batch = self._sizes.batch
-        self.send(
-            Membership(plan.generation, plan.tasks, restarts, *shape, at, batch, pause_s, size, transfer_s, *asked)
-        )
+        report = Membership(plan.generation, plan.tasks, restarts, *shape, at, batch, pause_s, size, transfer_s, *asked)
+        self._change = old, report, gain
+        if not pause_s:
+            self._changed(0.0)
+
+    def _changed(self, first_step_s: float) -> None:
+        if self._change is None:
+            return
+        (old, report, gain), self._change = self._change, None
+        pause_s = report.pause_s + first_step_s
+        if old not in ("", self._shape):
+            self._resizes.switched(old, self._shape, report.step, pause_s, gain, speaks=self._group.rank == 0)
+        for each in (replace(report, pause_s=pause_s), *self._after):
+            self.send(each)
+        self._after.clear()
 
 
 class Trace:

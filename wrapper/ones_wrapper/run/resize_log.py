@@ -145,7 +145,7 @@ class ResizeLog:
         """Step number `step` of so many useful samples ended; it took so long."""
         if self._starts is not None:
             (earlier, shape, gain), self._starts = self._starts, None
-            pause_s = max(0.0, self._clock() - seconds - earlier.ended)
+            pause_s = max(0.0, self._clock() - earlier.ended)
             self._speak(earlier.shape, shape, step - 1, pause_s, gain, earlier.useful_per_s)
         if self._warm_up:
             self._warm_up -= 1
