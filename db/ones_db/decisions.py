@@ -16,7 +16,7 @@ from ones_db.engine import Transactions, reading, writing
 from ones_db.jobs import alive, among, key_of, keys_of, latest, newest
 from ones_db.reasons import NO_REASON, Reason
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ResizeRecord, ResizeStepRecord
-from ones_db.rows import reason_columns, record_of, row_of
+from ones_db.rows import reason_columns, record_of, row_of, same_record
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, STEPS
 from ones_db.views import RESIZE_COST
 
@@ -26,7 +26,7 @@ def _newest_decisions(cluster: int) -> Select[Any]:
     of_job = DECISION_JOBS.alias("of_job")
     last = select(func.max(of_job.c.decision_id)).where(of_job.c.job_id == JOBS.c.id).correlate(JOBS)
     return (
-        select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
+        select(*(column for column in DECISION_JOBS.c if not column.primary_key), JOBS.c.job_id)
         .select_from(JOBS)
         .join(DECISION_JOBS, DECISION_JOBS.c.job_id == JOBS.c.id)
         .where(alive(cluster), latest(cluster), DECISION_JOBS.c.decision_id == last.scalar_subquery())
@@ -120,8 +120,8 @@ class DecisionStore(Transactions):
         """What the newest decision on each job that has not ended gave it, without what it weighed."""
         found = connection.execute(_newest_decisions(self._cluster))
         names = tuple(found.keys())
-        rows = (dict(zip(names, row, strict=True)) for row in found)
-        return {row["slurm_id"]: record_of(DecisionJobRecord, row, job_id=row["slurm_id"]) for row in rows}
+        given = (same_record(DecisionJobRecord, names, tuple(row)) for row in found.all())
+        return {one.job_id: one for one in given}
 
     @reading
     def recent_decisions(

@@ -399,7 +399,7 @@ class BlockStore(Transactions):
     @reading
     def held(self, connection: Connection) -> list[HeldRecord]:
         """The GPUs that running jobs hold on each node, a record for each node of a job or block."""
-        found = [row for query in _held(self._cluster) for row in connection.execute(query)]
+        found = [row for query in _held(self._cluster) for row in connection.execute(query).all()]
         rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
         return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
 

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -50,6 +50,17 @@ def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
         if name not in given and one.read is not None:
             values[name] = one.read(name, row)
     return kind(**values, **given)
+
+
+KEPT = 4096
+"""Rows whose records are kept: those of one look at a large site."""
+
+
+@lru_cache(maxsize=KEPT)
+def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[Any, ...]) -> T:
+    """The record of a row whose columns have these names; of an equal row the same one, since who looks again and again
+    mostly reads what it has read."""
+    return record_of(kind, dict(zip(names, values, strict=True)))
 
 
 @cache

@@ -6,9 +6,9 @@ The line of a job is declared here and nowhere else, by `JobSummary`: each field
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from sqlalchemy import Connection, Select, func, select, text
@@ -17,7 +17,7 @@ from ones_db.engine import Transactions, reading
 from ones_db.history import size_of
 from ones_db.jobs import all_members, decode_limits, lasted, newest, observed, run_end
 from ones_db.records import RESIZE_DONE, MembershipRecord
-from ones_db.rows import COLUMNS, record_of, shape_names
+from ones_db.rows import COLUMNS, KEPT, record_of, shape_names
 from ones_db.shape import Shape
 from ones_db.tables import JOBS, RUNS
 from ones_db.view import (
@@ -275,7 +275,9 @@ class SummaryStore(Transactions):
         query = text(spelled(f"{sql} ORDER BY j.submit_time, j.job_id", connection.dialect.name))
         given = {"cluster": self._cluster, "ended": ended, "user": user}
         asked = {name: value for name, value in given.items() if name in query._bindparams}
-        return [_summary(row) for row in connection.execute(query, asked).mappings()]
+        found = connection.execute(query, asked)
+        names = tuple(found.keys())
+        return [_summary(names, tuple(row)) for row in found.all()]
 
     @reading
     def strategies(self, connection: Connection) -> dict[str, int]:
@@ -298,11 +300,14 @@ class SummaryStore(Transactions):
         if job_id is not None:
             query = query.where(JOBS.c.job_id == job_id, newest(self._cluster))
         members = all_members(connection, self._cluster, since, job_id)
-        return [
-            part
-            for *who, nodes, gpus_per_node, start, end, run in connection.execute(query, given)
-            for part in _parts(TimelineRow._make((*who, Shape(nodes, gpus_per_node), start, end)), members.get(run, ()))
-        ]
+        found: list[TimelineRow] = []
+        for *who, nodes, gpus_per_node, start, end, run in connection.execute(query, given).all():
+            whole = TimelineRow._make((*who, _shape(nodes, gpus_per_node), start, end))
+            found += _parts(whole, members[run]) if run in members else (whole,)
+        return found
+
+
+_shape = cache(Shape)
 
 
 def _replicas(limits: Limits | None, gpus: int) -> int:
@@ -317,7 +322,10 @@ def _believed(text: str | None) -> Limits | None:
         return None
 
 
-def _summary(row: Mapping[Any, Any]) -> JobSummary:
+@lru_cache(maxsize=KEPT)
+def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
+    """The line of a row; of an equal row the same one."""
+    row = dict(zip(names, values, strict=True))
     limits = _believed(row["limits"])
     gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local_batch"], row["passes"]
     if passes is None and row["batch"] is not None and gpus and most:

@@ -69,7 +69,7 @@ class ShownDecision:
     """What carries it out, or did."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShownColumn(Generic[T]):
     """One thing that is shown of a T."""
 

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ones_db import (
     DecisionJobRecord,
@@ -26,6 +27,9 @@ from slurm_ones.text import seconds
 
 ENDED = 100
 """Jobs that have ended, those that did last: a view costs the same however many a site has had."""
+
+KEPT = 4096
+"""Jobs that are made ready to be shown once, as long as nothing of them changes."""
 
 LATE = 3.0
 """Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
@@ -86,6 +90,7 @@ def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int]
         return Live(store.cluster, shown, held, nodes, store.leader(), store.health())
 
 
+@lru_cache(maxsize=KEPT)
 def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseRecord | None) -> ShownJob:
     if job.end_time is not None:
         return ShownJob(job, promise=promise)

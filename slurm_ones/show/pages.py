@@ -17,7 +17,7 @@ from ones_db.reasons import CAUSES
 from slurm_ones.show import charts, columns
 from slurm_ones.show.columns import ShownColumn, ShownJob, T, gpus
 from slurm_ones.show.feed import HISTORY_S, Moment
-from slurm_ones.show.live import ENDED, Live, node_rows, silent
+from slurm_ones.show.live import ENDED, KEPT, Live, node_rows, silent
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
 from slurm_ones.show.usage import advised, usage
 from slurm_ones.show.why import decided, decided_last, resizes_of
@@ -64,19 +64,10 @@ def environment() -> Any:
 def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: str, moment: Moment) -> Markup:
     """A table of a page; the job's number leads to its page. `kind` is the class of its body."""
     titles = "".join(f"<th{_kind(column)}>{escaped(column.title)}" for column in shown)
-    # Thousands of cells a tick: calls of the template engine for each would cost more than all else on the page.
-    opened = [f"<td{_kind(column)}>" for column in shown]
-
-    def cell(column: ShownColumn[T], one: T) -> str:
-        if column.name != "job_id":
-            return escaped(column.text(one))
-        number = int(column.value(one))
-        runs = isinstance(one, ShownJob) and one.job.running
-        mark = f'<span class="{moment.colour(number)}" aria-hidden="true">■</span> ' if runs else ""
-        return f'{mark}<a href="{escaped(root)}/jobs/{number}">{number}</a>'
-
     body = "\n".join(
-        "<tr>" + "".join(tag + cell(column, one) for tag, column in zip(opened, shown, strict=True)) + "</tr>"
+        _job_row(tuple(shown), one, root, moment.colour(one.job.job_id) if one.job.running else "")
+        if isinstance(one, ShownJob)
+        else _row(shown, one, root)
         for one in rows
     )
     named = f' class="{kind}"' if kind else ""
@@ -85,6 +76,23 @@ def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: s
     return Markup(f"{head}\n{body}\n</tbody></table></div>")
 
 
+def _row(shown: Sequence[ShownColumn[T]], one: T, root: str, colour: str = "") -> str:
+    # Thousands of cells a tick: calls of the template engine for each would cost more than all else on the page.
+    def cell(column: ShownColumn[T]) -> str:
+        if column.name != "job_id":
+            return escaped(column.text(one))
+        number = int(column.value(one))
+        mark = f'<span class="{colour}" aria-hidden="true">■</span> ' if colour else ""
+        return f'{mark}<a href="{escaped(root)}/jobs/{number}">{number}</a>'
+
+    return "<tr>" + "".join(f"<td{_kind(column)}>{cell(column)}" for column in shown) + "</tr>"
+
+
+_job_row = lru_cache(maxsize=KEPT)(_row)
+"""Most jobs are at most ticks as they were."""
+
+
+@cache
 def _kind(column: ShownColumn[Any]) -> str:
     """The classes of its cells: numbers, long texts, and what a narrow window has no room for."""
     found = ["long" if column.long else "" if column.left else "n", "w" if column.name in WIDE_ONLY else ""]

@@ -22,6 +22,7 @@ APART: tuple[frozenset[int], ...] = tuple(
 )  # fmt: skip
 """For each colour those that it may touch."""
 COLOURS = len(APART)
+_ALIKE = np.array([[one not in apart for one in range(COLOURS)] for apart in APART])
 PATTERNS = 3
 """Plain, and two more for neighbours that no colours are left for."""
 
@@ -59,14 +60,17 @@ def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[i
 
     It is 0 (plain) for all whose colours differ enough.
     """
-    touching: list[set[int]] = [set() for _ in colours]
+    alike: dict[int, set[int]] = {}
+    """For each row those below that it touches and looks like."""
+    colour = np.array(colours, dtype=np.intp)
     for column in holding.T:
         rows = np.flatnonzero(column)
-        for low, high in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
-            touching[high].add(low)
-            touching[low].add(high)
+        low, high = rows[:-1], rows[1:]
+        same = _ALIKE[colour[low], colour[high]]
+        for j, k in zip(high[same].tolist(), low[same].tolist(), strict=True):
+            alike.setdefault(j, set()).add(k)
     found = [0] * len(colours)
-    for j, colour in enumerate(colours):
-        taken = {found[k] for k in touching[j] if k < j and colours[k] not in APART[colour]}
+    for j in sorted(alike):
+        taken = {found[k] for k in alike[j]}
         found[j] = next((pattern for pattern in range(PATTERNS) if pattern not in taken), 0)
     return found

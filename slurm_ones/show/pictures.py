@@ -84,11 +84,12 @@ def gpus_over_time(
     """
     begin = max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
+    of_job = {str(row.job_id): row for row in seen}
     bars = [
         Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.shape.gpus) for row in seen
     ]
     bars = [bar for bar in bars if bar.end > bar.start]
-    group = {str(row.job_id): _group(row, by) for row in seen}
+    group = {job: _group(row, by) for job, row in of_job.items()}
     jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
     if not jobs:
         return Markup('<p class="quiet">No elastic job ran in this time.</p>')
@@ -102,10 +103,9 @@ def gpus_over_time(
     colour_of = _colours(bars, jobs, group, colours or {}, by)
     used = [colour_of[group[job]] for job in jobs]
     patterns = palette.patterns(used, holding) if by == "job" else [0] * len(jobs)
-    names = {str(row.job_id): f"job {row.job_id} {plain(row.name, 40)}" for row in seen}
+    names = {job: f"job {job} {plain(of_job[job].name, 40)}" for job in jobs}
     titles = [str(escape(names[job])) for job in jobs]
-    wanted = {str(row.job_id): row.asked for row in seen}
-    asked = np.array([wanted[job] for job in jobs])
+    asked = np.array([of_job[job].asked for job in jobs])
     stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now)
     # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
     made = Markup("".join(stack.stretches() if single else stack.outlines()))
@@ -187,19 +187,22 @@ class _Stack:
         widths = [
             f"{(right - left) / max(self.now - self.begin, 1e-9) * WIDTH:.1f}" for left, right in pairwise(self.moments)
         ]
-        tops = self.tops
+        # One list for all: to ask numpy for each job's would take longer than to write them.
+        tops, sizes = np.round(self.tops, 1).tolist(), self.holding[:, :-1].astype(int).tolist()
+        heights = [f"{HEIGHT / self.most * gpus:.2f}" for gpus in range(self.most + 1)]
         for j, title in enumerate(self.titles):
-            at = self.holding[j, :-1].nonzero()[0]
-            if not len(at):
+            own = sizes[j]
+            there = [gpus for gpus in own if gpus]
+            if not there:
                 continue
-            sizes = self.holding[j, at]
             drawn = "".join(
-                f"M{edges[m]} {top:.2f}h{widths[m]}v{high:.2f}h-{widths[m]}z"
-                for m, top, high in zip(
-                    at.tolist(), tops[j, at].tolist(), (HEIGHT / self.most * sizes).tolist(), strict=True
-                )
+                [
+                    f"M{edges[m]} {top}h{widths[m]}v{heights[gpus]}h-{widths[m]}z"
+                    for m, (gpus, top) in enumerate(zip(own, tops[j], strict=False))
+                    if gpus
+                ]
             )
-            few, many = f"{sizes.min():.0f}", f"{sizes.max():.0f}"
+            few, many = min(there), max(there)
             text = many if few == many else f"{few} to {many}"
             yield f'<path class="c{self.colours[j]}" d="{drawn}"><title>{title}: {text} GPUs</title></path>'
 

@@ -80,7 +80,7 @@
       const id = body.closest("section").id;
       const cut = body.classList.contains("first") && !whole.has(id) && words.length === 0;
       [...body.rows].forEach((row, n) => {
-        const text = row.textContent.toLowerCase();
+        const text = words.length === 0 ? "" : row.textContent.toLowerCase();
         const fits = words.every((word) => text.includes(word));
         row.hidden = !fits || (cut && n >= FIRST);
         if (fits) found += 1;
