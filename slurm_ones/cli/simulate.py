@@ -215,9 +215,7 @@ class SimulateOptions:
     ] = None
     idealized: Annotated[
         bool,
-        typer.Option(
-            "--idealized", "--plain", help="Assumptions of published studies: no Slurm, no companion, no noise."
-        ),
+        typer.Option("--idealized", help="Assumptions of published studies: no Slurm, no companion, no noise."),
     ] = False
     bound: Annotated[
         bool,

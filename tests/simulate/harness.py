@@ -115,6 +115,8 @@ class RandomFaults(Faults):
     preempt_mtbf_s: float = 0.0
     """Mean time until Slurm requeues a running job by itself, as preemption does; 0 for never."""
     seed: int = 0
+    injected: int = field(default=0, init=False)
+    """Faults so far."""
 
     def begin(self, cluster: SimulatedCluster) -> None:
         self.cluster, self.rng = cluster, np.random.default_rng([self.seed, 1])
@@ -124,7 +126,7 @@ class RandomFaults(Faults):
     def started(self, job: SimulatedJob) -> None:
         if self.preempt_mtbf_s:
             seconds = float(self.rng.exponential(self.preempt_mtbf_s))
-            job.events.append(self.cluster.timeline.after(seconds, lambda: self.cluster.preempt(job.to_model().key)))
+            job.events.append(self.cluster.timeline.after(seconds, lambda: self._preempt(job)))
 
     def ask(self, what: str) -> None:
         if self._draw(self.unreachable):
@@ -149,12 +151,19 @@ class RandomFaults(Faults):
             raise refusal
 
     def _draw(self, share: float) -> bool:
-        return share > 0 and float(self.rng.random()) < share
+        happens = share > 0 and float(self.rng.random()) < share
+        self.injected += happens
+        return happens
+
+    def _preempt(self, job: SimulatedJob) -> None:
+        self.injected += 1
+        self.cluster.preempt(job.to_model().key)
 
     def _fail_some_time(self, name: str) -> None:
         timeline = self.cluster.timeline
 
         def fail() -> None:
+            self.injected += 1
             self.cluster.fail(name)
             timeline.after(self.node_repair_s, repaired)
 

@@ -45,19 +45,6 @@ def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
     assert "runs done" not in out
 
 
-def test_the_old_name_of_the_option_still_works(tmp_path: Path) -> None:
-    """`--plain` is `--idealized`."""
-    found = []
-    for option in ("--plain", "--idealized"):
-        path = tmp_path / f"{option}.json"
-        code, _, err = call(
-            option, "--jobs", "3", "--cluster", "2x4", "--policy", "fifo", "--processes", "1", "--figures", str(path)
-        )
-        assert code == 0, err
-        found.append(json.loads(path.read_text())["jobs"])
-    assert found[0] == found[1]
-
-
 def test_progress_where_there_is_no_terminal() -> None:
     """A line now and then while runs go on, and one for each that ends: seed, jobs, simulated time and time left."""
     now, written = [0.0], list[str]()
@@ -131,7 +118,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
         (["--interval", "0"], "--interval: 0.0"),
         (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html cannot be written"),
         (["--set", "resize.dwel_s=1"], "resize.dwel_s"),
-        (["--plain", "--set", "resize.dwell_s=1"], "--idealized does without"),
+        (["--idealized", "--set", "resize.dwell_s=1"], "--idealized does without"),
     ],
 )
 def test_bad_options_end_in_a_line(arguments: list[str], named: str) -> None:

@@ -22,47 +22,40 @@ DAY = 86400.0
 # -- which job starts, and where -------------------------------------------------------------------------------------
 
 
-def test_jobs_start_in_their_order_and_the_first_without_room_holds_the_others_up() -> None:
-    """The main scheduling is first in, first out."""
+RUNS = ""
+"""In place of the reason why a job waits."""
+
+
+@pytest.mark.parametrize(
+    ("runs", "queue", "seconds", "fates"),
+    [
+        pytest.param((4, 3), [(1, 4), (1, 1)], 2, ["Resources", "Priority"], id="first in, first out"),
+        pytest.param(
+            (4, 3, 1000), [(4, 4, 1000), (1, 1, 5000), (1, 1, 500)], 40, ["Resources", "Priority", RUNS],
+            id="backfill starts who has ended when the first could start, and nobody else",
+        ),
+        pytest.param(
+            (4, 3), [(4, 4), (1, 1)], 200, ["Resources", "Priority"],
+            id="Slurm plans a job without a limit with a year: it overtakes nobody",
+        ),
+        pytest.param(
+            None, [(9, 4), (1, 4)], 2, ["None", RUNS],
+            id="a job that no node could take holds nobody up, for NumNodes=9-9 is accepted of a held job",
+        ),
+        pytest.param((4, 2), [(1, 4)], 2, ["Resources"], id="eight GPUs in pieces are no node of four"),
+        pytest.param((4, 2), [(4, 2)], 2, [RUNS], id="and are enough for who takes pieces"),
+    ],
+)  # fmt: skip
+def test_which_job_starts(
+    runs: tuple[int, ...] | None, queue: list[tuple[int, ...]], seconds: float, fates: list[str]
+) -> None:
+    """Nodes, GPUs of each, and the time limit in seconds, of a job that runs and of those that wait."""
     harness = Harness()
-    first = harness.running(4, 3)
-    large = harness.submit(1, 4)
-    small = harness.submit(1, 1)
-    harness.wait(2)
-    assert harness.job(first).running
-    assert harness.job(large).reason == "Resources"
-    assert harness.job(small).reason == "Priority"
-
-
-def test_backfill_starts_what_delays_nobody() -> None:
-    """A short job overtakes; one that would still run when the first could start does not."""
-    harness = Harness()
-    harness.running(4, 3, time_limit_s=1000.0)
-    large = harness.submit(4, 4, time_limit_s=1000.0)
-    long = harness.submit(1, 1, time_limit_s=5000.0)
-    short = harness.submit(1, 1, time_limit_s=500.0)
-    harness.wait(40)
-    assert [harness.job(id_).running for id_ in (large, long, short)] == [False, False, True]
-
-
-def test_without_time_limits_nothing_overtakes_onto_reserved_nodes() -> None:
-    """Slurm plans with a year, so elastic jobs without limits queue strictly."""
-    harness = Harness()
-    harness.running(4, 3)
-    harness.submit(4, 4)
-    small = harness.submit(1, 1)
-    harness.wait(200)
-    assert harness.job(small).pending
-
-
-def test_a_job_that_no_node_could_take_holds_nobody_up() -> None:
-    """`NumNodes=9-9` is accepted for a held job on four nodes; the others must not starve for it."""
-    harness = Harness()
-    never_starts = harness.submit(9, 4)
-    other = harness.submit(1, 4)
-    harness.wait(2)
-    assert harness.job(other).running
-    assert harness.job(never_starts).pending
+    for nodes, gpus, *limit in (runs,) if runs else ():
+        harness.running(nodes, gpus, time_limit_s=float(sum(limit)))
+    ids = [harness.submit(nodes, gpus, time_limit_s=float(sum(limit))) for nodes, gpus, *limit in queue]
+    harness.wait(seconds)
+    assert ["" if (job := harness.job(id_)).running else job.reason for id_ in ids] == fates
 
 
 def test_gpus_are_taken_where_least_is_left_over() -> None:
@@ -74,19 +67,6 @@ def test_gpus_are_taken_where_least_is_left_over() -> None:
     assert harness.free() == [1, 4, 4, 4]
     harness.running(1, 2)
     assert harness.free() == [1, 2, 4, 4]
-
-
-def test_free_gpus_in_pieces_are_not_a_node() -> None:
-    """Fragmentation: eight free GPUs, two on each node, take no job of four on one."""
-    harness = Harness()
-    harness.running(4, 2)
-    whole = harness.submit(1, 4)
-    harness.wait(2)
-    assert harness.job(whole).pending
-    harness.cluster.cancel(whole)
-    spread = harness.submit(4, 2)
-    harness.wait(2)
-    assert harness.job(spread).running
 
 
 def test_whole_nodes() -> None:

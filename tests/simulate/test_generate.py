@@ -75,7 +75,7 @@ def test_a_seed_reproduces_everything_and_another_does_not(kind: str) -> None:
 def test_seeds_perturb_what_applications_are() -> None:
     """No policy can be tuned to one profile: speed, noise and length differ from seed to seed by tens of percent."""
     lengths, speeds = [], []
-    for seed in range(12):
+    for seed in range(8):
         app = philly(seed).applications["resnet18-cifar10-a"]
         lengths.append(app.total)
         speeds.append(float(app.step_seconds(1, 1, np.array([512.0]))[0]))
@@ -111,7 +111,7 @@ def test_uniform_has_every_kind_as_often() -> None:
 @pytest.mark.slow
 def test_load_is_what_is_asked_for_over_what_there_is() -> None:
     """At load 1 jobs ask for as much as in Pollux's study; twice the load is half the time."""
-    found = [offered(philly(seed), 64, 4) for seed in range(10)]
+    found = [offered(philly(seed), 64, 4) for seed in range(8)]
     assert np.mean(found) == pytest.approx(OFFERED, rel=0.2)
     usual, twice = philly(2).submissions, generate("philly", seed=2, load=2.0).submissions
     assert [s.application for s in usual] == [s.application for s in twice]
@@ -121,8 +121,8 @@ def test_load_is_what_is_asked_for_over_what_there_is() -> None:
 @pytest.mark.slow
 def test_twice_the_cluster_gets_twice_the_rate() -> None:
     """Load means the same on every cluster."""
-    usual = np.mean([offered(philly(seed), 64, 4) for seed in range(6)])
-    large = np.mean([offered(generate("philly", seed=seed, gpus=256), 256, 4) for seed in range(6)])
+    usual = np.mean([offered(philly(seed), 64, 4) for seed in range(3)])
+    large = np.mean([offered(generate("philly", seed=seed, gpus=256), 256, 4) for seed in range(3)])
     assert large == pytest.approx(usual, rel=0.25)
 
 
@@ -176,11 +176,7 @@ def test_too_large_a_batch_makes_more_passes_and_misses_the_target() -> None:
 
 
 @given(
-    st.sampled_from(sorted(KINDS)),
-    st.floats(0.5, 2.0),
-    st.floats(0.5, 2.0),
-    st.floats(0.4, 2.5),
-    st.integers(1, 64),
+    st.sampled_from(sorted(KINDS)), st.floats(0.5, 2.0), st.floats(0.5, 2.0), st.floats(0.4, 2.5), st.integers(1, 64)
 )
 def test_perturbed_kinds_stay_sensible(name: str, compute: float, exchange: float, noise: float, gpus: int) -> None:
     """Whatever a seed draws, more samples take no less time, metrics rise, and efficiency falls with the batch."""
