@@ -7,12 +7,12 @@ in turn, so gigabytes of torch are there at once.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import venv
 import zipfile
 from collections.abc import Iterable
+from email.message import Message
 from email.parser import Parser
 from importlib.metadata import distribution
 from pathlib import Path
@@ -21,18 +21,6 @@ from packaging.requirements import Requirement
 
 OURS = {"slurm-ones", "ones-db", "ones-wrapper"}
 TOP = Path(__file__).parents[2]
-SOURCES = ("slurm_ones", "db", "wrapper", "sbatch_templates", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
-
-
-def clean_copy(target: Path) -> Path:
-    """The sources without what an earlier build left: setuptools puts a stale build/lib into the wheel."""
-    stale = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
-    for name in SOURCES:
-        if (TOP / name).is_dir():
-            shutil.copytree(TOP / name, target / name, ignore=stale, symlinks=True)
-        else:
-            shutil.copy(TOP / name, target / name)
-    return target
 
 
 def pip(*arguments: object) -> str:
@@ -43,10 +31,10 @@ def pip(*arguments: object) -> str:
     return done.stdout
 
 
-def build(sources: Iterable[Path], wheels: Path) -> dict[str, Path]:
-    """The wheels of these distributions, by their names."""
-    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", f"--wheel-dir={wheels}", *sources)
-    return {path.name.partition("-")[0].replace("_", "-"): path for path in wheels.glob("*.whl")}
+def release(folder: Path) -> dict[str, Path]:
+    """The wheels of a release by their names; the sdists that they were built from lie next to them."""
+    subprocess.run([sys.executable, TOP / ".ci/release.py", folder], check=True, capture_output=True)
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
 def members(wheel: Path) -> set[str]:
@@ -55,12 +43,16 @@ def members(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def requirements(wheel: Path) -> list[Requirement]:
-    """What a wheel says it requires, its extras' requirements included."""
+def metadata(wheel: Path) -> Message:
+    """What a wheel says of itself, with its description."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
-    return [Requirement(line) for line in lines]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def requirements(wheel: Path) -> list[Requirement]:
+    """What a wheel says it requires, its extras' requirements included."""
+    return [Requirement(line) for line in metadata(wheel).get_all("Requires-Dist", [])]
 
 
 def applies(requirement: Requirement, extras: Iterable[str]) -> bool:
@@ -74,36 +66,38 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._linked: set[tuple[str, ...]] = set()
         venv.create(folder / "env", symlinks=True)
         self.bin = folder / "env/bin"
         (self.site,) = (folder / "env/lib").glob("python*/site-packages")
 
     def install(self, wheels: dict[str, Path], name: str, *extras: str) -> None:
-        """Install one of the wheels with what it requires, as `pip install NAME[EXTRAS]` would."""
-        pip("--python", self.bin / "python", "install", "--quiet", "--no-deps", "--no-index", wheels[name])
+        """Install one distribution with what it requires: ours from the folder of the wheels, as from an index."""
+        self._link_all(wheels, name, extras)
+        wanted = f"{name}[{','.join(extras)}]" if extras else name
+        index = f"--find-links={wheels[name].parent}"
+        pip("--python", self.bin / "python", "install", "--quiet", "--no-index", index, wanted)
+
+    def _link_all(self, wheels: dict[str, Path], name: str, extras: Iterable[str]) -> None:
         for wanted in requirements(wheels[name]):
             if applies(wanted, extras):
-                if wanted.name not in OURS:
-                    self.link(wanted)
-                elif not list(self.site.glob(f"{wanted.name.replace('-', '_')}-*.dist-info")):
-                    self.install(wheels, wanted.name, *wanted.extras)
+                if wanted.name in OURS:
+                    self._link_all(wheels, wanted.name, wanted.extras)
                 else:
-                    self._link_extras(wheels, wanted)
-
-    def _link_extras(self, wheels: dict[str, Path], wanted: Requirement) -> None:
-        for further in requirements(wheels[wanted.name]):
-            if further.name not in OURS and applies(further, wanted.extras):
-                self.link(further)
+                    self.link(wanted)
 
     def link(self, wanted: Requirement) -> None:
         """Link a distribution of the environment that runs the tests, and what it requires."""
+        if (wanted.name, *sorted(wanted.extras)) in self._linked:
+            return
+        self._linked.add((wanted.name, *sorted(wanted.extras)))
         found = distribution(wanted.name)
         files = found.files or ()
         parts = {file.parts[0] for file in files} - {"..", "__pycache__"}
         fresh = [part for part in parts if not (self.site / part).is_symlink()]
         for part in fresh:
             (self.site / part).symlink_to(Path(str(found.locate_file(part))))
-        for line in found.requires or () if fresh else ():
+        for line in found.requires or ():
             further = Requirement(line)
             if applies(further, wanted.extras):
                 self.link(further)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from packaging.requirements import Requirement
 
 from ones_db import Store, migrate
 from tests.db.make import resized_job
-from tests.packaging.environment import OURS, TOP, Environment, applies, build, clean_copy, members, requirements
+from tests.packaging.environment import OURS, TOP, Environment, applies, members, metadata, release, requirements
 
 pytestmark = pytest.mark.slow
 
@@ -73,13 +74,8 @@ def messages(source: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return clean_copy(tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def wheels(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Wheels:
-    return build((sources / "wrapper", sources / "db", sources), tmp_path_factory.mktemp("wheels"))
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    return release(tmp_path_factory.mktemp("release"))
 
 
 def environment(factory: pytest.TempPathFactory, wheels: Wheels, name: str, *extras: str) -> Environment:
@@ -171,14 +167,25 @@ class TestContents:
         assert own <= {path.stem for folder in ("benchmarks", "tests/faults") for path in (TOP / folder).glob("*.py")}
         assert not found & own
 
-    @pytest.mark.nightly
-    def test_a_wheel_from_the_sdist_is_the_same(self, wheels: Wheels, sources: Path, tmp_path: Path) -> None:
-        """The links of the checkout are files in an sdist."""
-        code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-        subprocess.run([sys.executable, "-c", code, tmp_path], cwd=sources, check=True, capture_output=True)
-        (sdist,) = tmp_path.glob("slurm_ones-*.tar.gz")
-        again = build([sdist], tmp_path / "again")
-        assert members(again["slurm-ones"]) == members(wheels["slurm-ones"])
+    def test_an_index_can_show_them(self, wheels: Wheels) -> None:
+        """Descriptions have no link that leads nowhere there, and each says where the project is."""
+        for wheel in wheels.values():
+            said = metadata(wheel)
+            links = re.findall(r"\]\(([^)]+)\)", said.get_payload())
+            assert links and not [link for link in links if not link.startswith(("https://", "#"))]
+            assert [line.split(", ")[0] for line in said.get_all("Project-URL", [])] == ["Source", "Changelog"]
+
+    def test_a_checkout_brings_all_three(self, wheels: Wheels, tmp_path: Path) -> None:
+        """pip asks no index for ours in `pip install .`; what is built requires them by version all the same."""
+        code = "import sys, build_backend as b; print(b.prepare_metadata_for_build_wheel(sys.argv[1]))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path], cwd=TOP, env=os.environ | {"PYTHONPATH": str(TOP)},
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        asked = (tmp_path / done.stdout.split()[-1] / "METADATA").read_text()
+        assert f"Requires-Dist: ones-db[migrate] @ {(TOP / 'db').as_uri()}\n" in asked
+        assert f"Requires-Dist: ones-wrapper @ {(TOP / 'wrapper').as_uri()}\n" in asked
+        assert not any(one.url for one in requirements(wheels["slurm-ones"]))
 
 
 class TestVersions:
