@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # On all cores, unlike pip; some packages have files that no Python compiles.
 COMPILE := $(BIN)/python -m compileall -q -j 0
 
-.PHONY: install check-host demo demo-root check test nightly gpu lint style docs cluster-up cluster-down clean
+.PHONY: install check-host demo demo-root check test nightly oldest gpu lint style docs cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
@@ -74,8 +74,22 @@ test: style
 OLD_PROCESSOR := MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default
 nightly: export ONES_NIGHTLY := 1
 nightly: CHOSEN :=
-nightly: test
+nightly: test oldest
 	$(OLD_PROCESSOR) $(BIN)/python -m pytest --numprocesses $(WORKERS) tests/wrapper/strategies
+
+# The wrapper's tests with the oldest torch that it declares, in an environment that has everything else from $(VENV).
+OLDEST := .venv-oldest-torch
+oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m 'not cluster and not nightly' \
+		$(addprefix tests/wrapper/,checkpoint data devices gradients membership network run test_elastic.py)
+
+$(OLDEST)/.installed: $(VENV)/.installed wrapper/setup.cfg
+	$(PYTHON) -m venv $(OLDEST)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+		> "$$($(OLDEST)/bin/python -c 'import site; print(site.getsitepackages()[0])')/others.pth"
+	$(OLDEST)/bin/python -m pip install --quiet --progress-bar off \
+		torch==$$(sed -n 's/^ *torch>=//p' wrapper/setup.cfg)
+	@touch $@
 
 # What no CPU can show, on this machine's GPUs, by an environment with a CUDA torch: `make gpu PYTHON=…`.
 gpu:

@@ -84,6 +84,6 @@ CHECKS = (
     _check("B14", "faults", "an ECC error's text in a script; no second GPU needed", "code 105 after another try",
            "starts:broken"),
     _by_hand("B15", "state by the interface that is named", "not the hostname's", "it takes a second, slow network"),
-    _by_hand("B16", "torch 2.6 and the newest: B1, B5", "equal bits after changes", "`make gpu` in either environment"),
+    _by_hand("B16", "torch 2.9 and the newest: B1, B5", "equal bits after changes", "`make gpu` in either environment"),
 )
 # fmt: on

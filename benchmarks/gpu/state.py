@@ -120,8 +120,8 @@ def behind(lab: Lab) -> None:
 
 
 def _pinned() -> int:
-    """Bytes of pinned memory; 0 if this torch does not say."""
-    stats = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
+    """Bytes of pinned memory; 0 without CUDA."""
+    stats = torch.cuda.host_memory_stats()
     return int(stats.get("reserved_bytes.current", stats.get("segment_bytes.current", 0)))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from ones_wrapper.devices.room import RESERVE
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership import blocks as room
 from ones_wrapper.membership.blocks import Blocks
@@ -15,10 +18,11 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Formed
 from ones_wrapper.membership.entrance import Found
 from ones_wrapper.membership.files import HotFolder, Leader
-from ones_wrapper.membership.machine import BlockState
+from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process.block import Block
+from ones_wrapper.run import changing
 from tests.wrapper.membership.test_plan import member
 
 ME, NEW = member(0), member(1)
@@ -67,7 +71,8 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
     blocks.machine.prepare(plan)
     blocks._former = Former(plan, board)  # type: ignore[assignment]
     monkeypatch.setattr(room.streams, "wait", lambda device: happened.append(f"{device} is idle"))
-    monkeypatch.setattr(room, "make_room", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (RESERVE // 4, 8 * RESERVE))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("torch's cache is given back"))
     monkeypatch.setattr(room, "Trial", Trial)
     monkeypatch.setattr(blocks, "_send", send)
     monkeypatch.setattr(room.connections, "enter", lambda formed: happened.append("entered"))
@@ -75,7 +80,7 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
     return blocks
 
 
-BEGINS = ["cuda is idle", "sent", "agreed"]
+BEGINS = ["cuda is idle", "torch's cache is given back", "sent", "agreed"]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +92,36 @@ def test_nothing_counts_before_all_agree_that_it_works(
     tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, sent: str, trial: str, steps: list[str]
 ) -> None:
     """Protects the last sum of the old group, which its destruction would cut short (pytorch#141510), and training from
-    a group whose first collective fails."""
+    a group whose first collective fails, or finds no memory as torch keeps it all: it is given back once nothing of the
+    old group is under way, before the state's chunks and NCCL's buffers are wanted."""
     blocks = made(tmp_path, happened, monkeypatch, trial, sent)
     change = blocks.change(lambda: ({}, {}), 0.0)
     verdict = blocks._board.read("verdict-2")
     assert happened == steps
     assert ((change is not None), verdict) == ((True, "committed") if steps[-1] == "entered" else (False, None))
+
+
+def test_room_is_made_before_groups_are_formed(
+    tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a job that fills its GPU from never growing: the new communicator exists next to the old one."""
+    blocks = made(tmp_path, happened, monkeypatch, "", "")
+    blocks.machine.carrier = Carrier.MEMORY
+    monkeypatch.setattr(blocks, "_plan", lambda generation: Plan(generation, 0, (ME, NEW)))
+    monkeypatch.setattr(blocks, "_make_former", lambda *_: SimpleNamespace(start=lambda: happened.append("forming")))
+    blocks._prepare(3)
+    assert happened == ["dropped", "torch's cache is given back", "forming"]
+
+
+def test_who_leaves_gives_its_group_up_first(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects those that stay from waiting: ncclCommDestroy returns once all ranks of a node have called it, and a
+    process that is gone never does."""
+    blocks = Mock(local_rank=1, leave=lambda: happened.append("left"))
+    saver = Mock(let_go=lambda: happened.append("let go"))
+    ranks = object.__new__(changing.ChangingRanks)
+    ranks._blocks, ranks._machine = blocks, Mock(go=lambda state: happened.append(state.value))
+    ranks._run = Mock(keeping=Mock(saver=saver))
+    monkeypatch.setattr(changing.connections, "destroy", lambda: happened.append("destroyed"))
+    with pytest.raises(SystemExit):
+        ranks._leave_membership()
+    assert happened == ["parting", "let go", "destroyed", "left"]

@@ -67,7 +67,11 @@ DEFAULTS = (
     ),
     Default("PYTORCH_NVML_BASED_CUDA_CHECK", _always("1"), "`torch.cuda.is_available()` in a preload poisons no fork"),
     Default("CUDA_DEVICE_ORDER", _always("PCI_BUS_ID"), "card r is the same card for CUDA, NVML and Slurm"),
-    Default("TORCH_NCCL_USE_COMM_NONBLOCKING", _always("0"), "torch 2.6 takes an eager group for a nonblocking one"),
+    Default(
+        "TORCH_NCCL_USE_COMM_NONBLOCKING",
+        _always("0"),
+        "nonblocking communicators hang with NCCL 2.26 (pytorch#153960)",
+    ),
     Default(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         _in_blocks("0"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale
@@ -55,8 +55,6 @@ class FsdpExchange(Exchange):
         """
         self._first(model)
         world = self._group.world
-        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-            raise ValueError(f"torch {torch.__version__} is too old for job.fsdp, which was made with torch 2.13")
         if any(parameter.requires_grad for parameter in options.get("ignored_params") or ()):
             raise ValueError("ignored_params: FSDP would not average their gradients; set requires_grad to False first")
         mesh = options.pop("mesh", None) or init_device_mesh(self._group.device.type, (world,))

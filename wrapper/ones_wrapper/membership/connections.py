@@ -111,8 +111,7 @@ def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any
     """The same, by a store. Raises `ProofError` if one of them is none of this job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
-    longer = getattr(group, "set_timeout", None) or group._set_default_timeout  # torch 2.6
-    longer(collective(os.environ))
+    group.set_timeout(collective(os.environ))
     return group
 
 

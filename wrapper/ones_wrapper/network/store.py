@@ -110,12 +110,8 @@ def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
     if rank == 0:
         listener = listen(host)
         port, begin = listener.getsockname()[1], secrets.token_hex(16)
-        make = partial(TCPStore, host, port, is_master=True, wait_for_workers=False, timeout=timeout)
-        descriptor = listener.detach()
-        try:
-            native = make(master_listen_fd=descriptor)
-        except NotImplementedError:  # torch 2.6: its newer server takes no socket that listens
-            native = make(master_listen_fd=descriptor, use_libuv=False)
+        served = partial(TCPStore, master_listen_fd=listener.detach(), is_master=True, wait_for_workers=False)
+        native = served(host, port, timeout=timeout)
         store.set("native", f"{host} {port} {begin}")
     else:
         where, number, begin = store.get("native").decode().split()
