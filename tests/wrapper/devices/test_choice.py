@@ -142,9 +142,13 @@ def test_ranks_stay_near_their_card(
 
 
 def test_a_preload_that_initialises_cuda_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check_fork("timm") == ""
+    """Protects ranks from a card that they cannot use, and training on a node without one, where nothing is lost."""
+    (tmp_path / "nvidia0").touch()
+    card, none = tmp_path / "nvidia[0-9]*", tmp_path / "nvidia[1-9]*"
+    assert check_fork("timm", card) == ""
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    assert "--preload timm" in check_fork("timm")
+    assert check_fork("timm", none) == ""
+    assert "--preload timm" in check_fork("timm", card)
     assert "--preload timm" in capsys.readouterr().err

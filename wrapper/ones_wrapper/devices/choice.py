@@ -79,7 +79,7 @@ def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
     A build of torch without CUDA on a node without cards is a test's: Slurm then counts what is not there.
     """
     built = torch.version.cuda or torch.version.hip
-    there = len(list(cards.parent.glob(cards.name)))
+    there = _count(cards)
     counted = env.get("SLURM_GPUS_ON_NODE") or "0"
     if counted not in ("", "0") and (built or there):
         return f"Slurm gave this job {counted} GPUs on this node"
@@ -87,6 +87,10 @@ def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
     if "RANK" in env and there and env.get(_VISIBLE, "any") != "":
         return f"this node has {there} GPUs"
     return ""
+
+
+def _count(cards: Path) -> int:
+    return len(list(cards.parent.glob(cards.name)))
 
 
 def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) -> None:
@@ -120,9 +124,9 @@ def _numbers(text: str) -> set[int]:
     return found
 
 
-def check_fork(preloads: str) -> str:
-    """Why CUDA cannot be used in this rank, which was forked; empty if it can."""
-    if not torch.cuda._is_in_bad_fork():
+def check_fork(preloads: str, cards: Path = CARDS) -> str:
+    """Why CUDA cannot be used in this rank, which was forked; empty if it can, or if this node has no card."""
+    if not torch.cuda._is_in_bad_fork() or not (_count(cards) or torch.version.hip):
         return ""
     text = f"--preload {preloads}: one of these initialises CUDA when it is imported, which no forked rank can use"
     log(text, "ones-run")
