@@ -23,7 +23,8 @@ from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.show.charts import Bar, Panel, draw_gpus
-from slurm_ones.show.usage import JobUsage, SizeSpan, Usage, of_job, of_jobs, write_usage
+from slurm_ones.show.pages import write_usage
+from slurm_ones.show.usage import JobUsage, SizeSpan, Usage, of_job, of_jobs
 from tests.commands import call
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags

@@ -29,7 +29,7 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.show.live import as_of
-from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage, write_usage
+from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage
 
 
 @command
@@ -74,6 +74,9 @@ def report(
             say(line)
         say(f"  {seen}")
     if html is not None:
+        # Reports without a page need no Jinja2.
+        from slurm_ones.show.pages import write_usage
+
         write_usage(html, title, [] if job is not None else totals, list(zip(found, texts, strict=True)))
 
 

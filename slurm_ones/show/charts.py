@@ -9,6 +9,7 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,9 @@ def environment() -> Any:
 def write(path: Path, template: str, **values: Any) -> None:
     """Write a page from one of this room's templates."""
     written = time.strftime("%Y-%m-%d %H:%M")
-    path.write_text(environment().get_template(template).render(written=written, **values), encoding="utf-8")
+    style = files("slurm_ones.show").joinpath("static/style.css").read_text(encoding="utf-8")
+    text = environment().get_template(template).render(written=written, style=style, **values)
+    path.write_text(text, encoding="utf-8")
 
 
 def write_study(path: Path, lanes: Sequence[Lane], groups: Mapping[str, str], values: Mapping[str, Any]) -> None:

@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from html import escape as escaped
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from ones_db import HeldRecord, NodeRecord, Store
+from ones_db import HeldRecord, NodeRecord, Store, TimelineRow
 from ones_db.query import Reader
 from ones_db.reasons import CAUSES
+from ones_db.shape import Shape
 from slurm_ones.show import charts, columns
 from slurm_ones.show.columns import ShownColumn, ShownJob, T, gpus
 from slurm_ones.show.feed import HISTORY_S, Moment
 from slurm_ones.show.live import ENDED, KEPT, Live, node_rows, silent
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
-from slurm_ones.show.usage import advised, usage
+from slurm_ones.show.usage import Usage, advised, usage
 from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import changed, clock
 
@@ -211,6 +213,33 @@ def job(
         loss=curve(epochs, "loss", changes),
         accuracy=curve(epochs, "accuracy", changes),
     )
+
+
+def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
+    """Write the page of a report: `totals` are the lines above the jobs, each job comes with its own lines. The
+    pictures of all jobs have one scale of GPUs."""
+    most = max((one.most for one, _ in jobs), default=0)
+    parts = [
+        (
+            # What pictures and the table show needs no line.
+            [line for line in lines if not line.startswith(("  over time", "  measured", 13 * " "))],
+            one.measured,
+            gpus_over_time(_held(one), 0, one.job.submit_time, one.job.submit_time + one.lasted_s, least=most)
+            if one.stretches
+            else "",
+            scaling(one.measured) if len({size.gpus for size in one.measured}) > 1 else "",
+        )
+        for one, lines in jobs
+    ]
+    charts.write(path, "usage.html", title=title, totals=totals, jobs=parts)
+
+
+def _held(usage: Usage) -> list[TimelineRow]:
+    job = usage.job
+    who = (job.job_id, job.name, job.user_name, job.partition, job.requested_gpus, 0)
+    return [
+        TimelineRow(*who, Shape(1, one.gpus), one.start_time, one.start_time + one.running_s) for one in usage.stretches
+    ]
 
 
 def _health(live: Live, now: float) -> tuple[bool, str]:

@@ -76,11 +76,12 @@ def gpus_over_time(
     now: float,
     colours: Mapping[int, int] | None = None,
     by: str = "job",
+    least: int = 1,
 ) -> Markup:
     """GPUs that each job held from `begin`, or the first start after it, to now, one on another.
 
     Each shape names its job and size; what a job holds beyond what it asked for is hatched. `by` is what has a colour
-    of its own: each `job` (as `colours` has it, if it does), `user` or `partition`.
+    of its own: each `job` (as `colours` has it, if it does), `user` or `partition`. The scale reaches `least` GPUs.
     """
     begin = max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
@@ -99,7 +100,7 @@ def gpus_over_time(
     changes = np.unique(np.concatenate([starts, ends]))
     single = (np.searchsorted(changes, ends) - np.searchsorted(changes, starts)).sum() <= MOST_SHAPES
     moments, holding = held(bars, jobs) if single else _coarser(bars, jobs, changes, starts, ends)
-    most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), 1)
+    most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), least)
     colour_of = _colours(bars, jobs, group, colours or {}, by)
     used = [colour_of[group[job]] for job in jobs]
     patterns = palette.patterns(used, holding) if by == "job" else [0] * len(jobs)

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ones_db import JobSummary, Store
@@ -303,14 +302,6 @@ def _hours(value: float | None) -> str:
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-
-def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
-    """Write the page: `totals` are the lines above the jobs, each job comes with its own lines."""
-    # Reports without a page need neither Jinja2 nor numpy.
-    from slurm_ones.show.charts import write
-
-    write(path, "usage.html", title=title, totals=totals, jobs=jobs)
 
 
 NEARLY = 0.9

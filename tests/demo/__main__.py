@@ -18,7 +18,8 @@ from rich.text import Text
 from ones_db import Store
 from ones_db.query import Reader
 from slurm_ones.demo.jobs import ON_CLUSTER
-from slurm_ones.show.usage import of_job, of_jobs, usage, write_usage
+from slurm_ones.show.pages import write_usage
+from slurm_ones.show.usage import of_job, of_jobs, usage
 from slurm_ones.slurm.model import Job
 from slurm_ones.text import plain
 from tests.cluster.cli import Progress

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +110,30 @@ def test_each_width_light_and_dark(serve: Callable[..., Page], browser: Any, sch
             assert browser.execute_script(CONTRAST) == [], (width, path)
             picture(browser, f"{path.replace('/', '-') or 'cluster'}-{width}-{scheme}.png")
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
+VIOLATIONS = """
+const done = arguments[0];
+axe.run(document).then((found) => done(found.violations.map(
+  (one) => [one.id, one.help, one.nodes.map((node) => node.html.slice(0, 120)).slice(0, 3)])));
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(serve: Callable[..., Page], browser: Any, scheme: str) -> None:
+    """Protects people who use the pages by keyboard, screen reader or magnifier, at each width and in both themes."""
+    page = serve()
+    browser.set_script_timeout(60)
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    for width in (1440, 800, 390):
+        sized(browser, width, scheme)
+        for path in ("", "decisions", "jobs/10", "jobs/7"):
+            browser.get(f"http://127.0.0.1:{page.port}/{path}")
+            browser.execute_script(AXE)
+            assert browser.execute_async_script(VIOLATIONS) == [], (width, path)
+    browser.execute_script("document.querySelector('main').append(document.createElement('img'))")
+    assert [name for name, *_ in browser.execute_async_script(VIOLATIONS)] == ["image-alt"]
 
 
 def test_it_changes_by_itself(serve: Callable[..., Page], browser: Any) -> None:
