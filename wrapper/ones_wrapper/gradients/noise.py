@@ -25,6 +25,9 @@ WINDOWS = 24
 """Exchanges that are kept. Their sums differ by chance, which shows how uncertain the means are."""
 LEAST = 5
 """Fewest of them that a lower bound is taken from."""
+PART = 3
+"""Of the measured steps the newest of so many equal parts are kept. A run's first gradients are so much longer than
+those to come that in the means they outweigh them, and the noise scale, which grows, would seem small for long."""
 LOW = 0.84
 """Standard deviations below its estimate that the bound lies: 20 % of a normal distribution are lower."""
 EVERY = 4
@@ -71,6 +74,8 @@ class NoiseScale:
         self._skips = False
         self._batch = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)
+        self._measured_steps = 0
+        """Of all windows there were."""
 
     def ranks_changed(self, known: float, known_low: float) -> None:
         """Begin again, since the ranks changed. `known` and its lower bound are what all of them go on with."""
@@ -156,6 +161,14 @@ class NoiseScale:
         # A step whose gradients overflowed is left out.
         if steps and math.isfinite(trace) and math.isfinite(square):
             self._windows.append(Window(steps, trace / steps, square / steps))
+            self._measured_steps += steps
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop windows that are older than the newest part of the steps, but for as many as a bound takes."""
+        kept = sum(window.steps for window in self._windows)
+        while len(self._windows) > LEAST and kept - self._windows[0].steps >= self._measured_steps / PART:
+            kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
         """Of the windows in the means, 1 together: older ones count less, short ones as their steps."""
