@@ -174,11 +174,9 @@ def resized(task: Task, seed: int, sizes: tuple[int, ...]) -> int | None:
     job = ones.init(batch=task.batch, max_local_batch=2, max_accumulation_steps=task.batch, epochs=1)
     torch.manual_seed(seed)
     model, data, test = task.parts(task.batch * task.steps, seed)
-    model = job.ddp(model)
     optimizer = task.optimizer(model.parameters())
-    loader = job.loader(TensorDataset(*data), seed=seed)
-    scheduler = LambdaLR(optimizer, partial(schedule, len(loader)))
-    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    scheduler = LambdaLR(optimizer, partial(schedule, task.steps))
+    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, TensorDataset(*data))
     for _ in job.epochs():
         for x, y in loader:
             if start + 1 < len(sizes) and job.progress.samples >= (start + 1) * len(data[0]) // len(sizes):
@@ -194,7 +192,7 @@ def resized(task: Task, seed: int, sizes: tuple[int, ...]) -> int | None:
     with torch.no_grad():
         measured = float(loss_of(model.module, *test))
     if job.rank == 0:
-        testing.put(measured)
+        testing.put((measured, torch.cat([p.detach().flatten() for p in model.parameters()])))
     return None
 
 
@@ -223,17 +221,16 @@ def compare(name: str, task: Task, seeds: int, ways: list[str]) -> dict[str, Any
     return figures
 
 
-def through_resizes(task: Task, seeds: int) -> list[float]:
-    """Loss over that of the undisturbed job, of each seed."""
-    ratios = []
+def through_resizes(task: Task, seeds: int) -> list[dict[str, float]]:
+    """Loss over that of the undisturbed job, and how far the weights are apart, of each seed."""
+    found = []
     for seed in range(seeds):
-        losses = []
-        for sizes in ((1,), SIZES):
-            (put,) = testing.run(partial(resized, task, seed, sizes), ranks=1, timeout_s=1500, env=ENV)
-            losses.append(put.value)
-        ratios.append(losses[1] / losses[0])
-        print(f"resized, seed {seed}: {losses}", file=sys.stderr, flush=True)
-    return ratios
+        puts = [testing.run(partial(resized, task, seed, sizes), timeout_s=1500, env=ENV)[0] for sizes in ((1,), SIZES)]
+        (still, before), (moved, after) = (put.value for put in puts)
+        apart = float((after - before).abs().max())
+        found.append({"loss_over_undisturbed": moved / still, "largest_difference_of_a_weight": apart})
+        print(f"resized, seed {seed}: {found[-1]}", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:

@@ -5,6 +5,7 @@
 The script is `examples/gpt.py`: AdamW, warm-up and cosine by step, bfloat16, clipping, loader workers, a CSV file that
 stays open. It runs under `ones-run` on this machine, at 1 to 4 ranks. Each resize is what a companion does: an order
 for a batch while the job trains, an order to drain, a checkpoint, SIGTERM as from a requeue, a start at another size.
+Besides: the frameworks' examples, and six public scripts by the recipes of docs/recipes.md (`--recipes`: these alone).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks import recipes
 from benchmarks.frameworks import FRAMEWORKS
 from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, Hello, Order, Throughput, decode_spec
@@ -131,6 +133,7 @@ def measure(folder: Path, epochs: int) -> dict[str, object]:
         "log_lines_lost": resized.lost + quiet.lost,
         "loss_ratio": resized.loss / quiet.loss,
         "frameworks": {name: case(folder / name) for name, case in FRAMEWORKS.items()},
+        "recipes": recipes.measured(),
     }
 
 
@@ -139,10 +142,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures there")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs, outputs and checkpoints there")
+    parser.add_argument("--recipes", action="store_true", help="the recipes alone")
     args = parser.parse_args()
     runs.TIMEOUT_S = TIMEOUT_S
     with tempfile.TemporaryDirectory(prefix="real-scripts-") as temporary:
-        found = measure(args.keep or Path(temporary), args.epochs)
+        folder = args.keep or Path(temporary)
+        found = {"recipes": recipes.measured()} if args.recipes else measure(folder, args.epochs)
     text = json.dumps(found, indent=1)
     print(text)
     if args.json:
