@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,17 +39,24 @@ def test_every_view_has_an_example() -> None:
         assert any(command.startswith(f"db query {name} ") or command == f"db query {name}" for command in COMMANDS)
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, empty_sqlite: Path) -> str:
+    """A database that commands read."""
+    url = f"sqlite:///{shutil.copy(empty_sqlite, tmp_path_factory.mktemp('filled') / 'ones.sqlite')}"
+    with Store.open(url, "gres") as store:
+        fill(store)
+        fill_blocks(store)
+    return url
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs_and_prints_the_columns_shown(
-    sqlite_url: str, command: str, monkeypatch: pytest.MonkeyPatch
+    filled: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Protects whoever copies a command from the document; what it prints has the columns that are shown."""
     monkeypatch.chdir(TOP)
-    with Store.open(sqlite_url, "gres") as store:
-        fill(store)
-        fill_blocks(store)
-    arguments = [*shlex.split(command), "--database", sqlite_url]
+    arguments = [*shlex.split(command), "--database", filled]
     done = CLI.invoke(app, arguments, env={"COLUMNS": "300", "HOME": "/nonexistent"})
     assert done.exit_code == 0, done.output
     shown = re.search(rf"^\$ slurm-ones {re.escape(command)}\n(.*)$", DOCUMENT, re.MULTILINE)

@@ -147,7 +147,7 @@ def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureReques
 @pytest.mark.nightly
 def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -> None:
     """Protects what blocks may break: grown, its leader cancelled by the owner, a member's rank killed, the leader's
-    rank killed, a member cancelled, a node drained, shrunk to one."""
+    rank killed, a member cancelled, shrunk to one."""
     training = Training(site, 400)
     harness, job_id = site.harness, training.job_id
     at = training.sizes(2, 4, batch=32)

@@ -78,19 +78,6 @@ def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
 
 @pytest.mark.nightly
 @TWO
-def test_one_job_uses_its_blocks_again(site: Site) -> None:
-    """More growths than the array has tasks: what has completed waits again, and is used again."""
-    job_id = site.submit("--array=0-2%1", **ALL_AT_ONCE)
-    settings = site.settings()
-    unit = site.unit
-    site.resize(settings, {job_id: [[0, gpus * unit, 32] for gpus in (2, 1, 3, 1, 2)]}, timeout_s=240)
-    told = site.harness.memberships(job_id)
-    assert [m.world // unit for m in told] == [1, 2, 1, 3, 1, 2]
-    nobody_left_held_or_running(site, job_id)
-
-
-@pytest.mark.nightly
-@TWO
 def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     """And it ends well, with two blocks that trained."""
     job_id = site.submit()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster import Cluster
 from tests.conftest import start
 from tests.endtoend.guest_rows import ROWS, VARIANTS, rows_of
 from tests.endtoend.guest_site import GuestStage
@@ -15,23 +16,34 @@ pytestmark = pytest.mark.cluster
 BY_DAY = {"old": ("b2",), "old-blocks": ("a1",)}
 """The others run every night."""
 CASES = [
-    pytest.param(variant, name, marks=() if name in BY_DAY.get(variant, ()) else pytest.mark.nightly)
-    for variant, where in VARIANTS.items()
-    for name in rows_of(where)
+    pytest.param(
+        VARIANTS[variant].site,
+        variant,
+        name,
+        marks=() if name in BY_DAY.get(variant, ()) else pytest.mark.nightly,
+        id=f"{variant}-{name}",
+    )
+    for variant in sorted(VARIANTS, key=lambda variant: VARIANTS[variant].site.name)
+    for name in rows_of(VARIANTS[variant])
 ]
 
 
 @pytest.fixture(scope="module")
-def stage(request: pytest.FixtureRequest) -> Iterator[GuestStage]:
-    variant = VARIANTS[request.param]
-    cluster = start(request, variant.site)
-    stage = GuestStage(cluster, variant, trains=False)
-    yield stage
-    stage.end()
+def guests(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster with a queue of guests."""
+    cluster = start(request, request.param)
+    yield cluster
     cluster.stop()
 
 
-@pytest.mark.parametrize(("stage", "name"), CASES, indirect=["stage"])
+@pytest.fixture(scope="module")
+def stage(request: pytest.FixtureRequest, guests: Cluster) -> Iterator[GuestStage]:
+    stage = GuestStage(guests, VARIANTS[request.param], trains=False)
+    yield stage
+    stage.end()
+
+
+@pytest.mark.parametrize(("guests", "stage", "name"), CASES, indirect=["guests", "stage"])
 def test_who_waits_for_growth_is_served(stage: GuestStage, name: str) -> None:
     """The base is never taken, what went is used again, and a plain job is requeued once at most."""
     try:

@@ -1,5 +1,5 @@
-"""Limits that protect people, on a real Slurm: growth goes back, reserved and drained nodes are nobody's, and limits of
-Slurm's own are known before a job is changed."""
+"""Limits that protect people, on a real Slurm: reserved and drained nodes are nobody's, and limits of Slurm's own are
+known before a job is changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from slurm_ones.slurm.model import Job
 from tests.cluster.errors import ClusterError
 from tests.cluster.sites import GRES_GUESTS
 from tests.conftest import start
-from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
@@ -30,60 +29,6 @@ def gpus(job: Job) -> int:
 def said(harness: Harness, settings: str, job_id: int) -> str:
     """What `slurm-ones why` says of a job's decisions."""
     return "; ".join(f"{d['reason']} ({d['outcome']})" for d in harness.why(settings, job_id)["decisions"])
-
-
-@pytest.mark.nightly
-def test_growth_goes_back_by_a_requeue(harness: Harness) -> None:
-    """A job that asked for a GPU has grown to a node; one that wants the others of that node starts next to it. One
-    that Slurm would not start anyway gets nothing."""
-    elastic = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-4 batch=16-64")
-    harness.trains(elastic)
-    settings = harness.settings()
-    with harness.running(settings, "--act", "--own"):
-        grown = harness.wait(elastic, lambda job: job.running and gpus(job) == 4, "grown to a node")
-        harness.trains(elastic, restart=grown.restart)
-        its = ("--nodes=1", "--gres=gpu:3", f"--nodelist={grown.node_list[0]}")
-        later = harness.rigid(*its, "--begin=now+1hour")
-        harness.ticks(settings, 4)
-        assert harness.job(elastic).restart == grown.restart and harness.job(later).pending
-        rigid = harness.rigid(*its)
-        harness.wait(rigid, lambda job: job.running, "running")
-        job = harness.wait(elastic, lambda job: job.running and job.restart > grown.restart, "running next to it")
-        harness.trains(elastic, restart=job.restart)
-        words = said(harness, settings, elastic)
-    assert f"gives back what it grew by, from 4 to 1 GPU: job {rigid} waits for 1x3 GPUs" in words
-
-
-@pytest.mark.nightly
-def test_blocks_that_are_growth_leave_for_one_that_waits(harness: Harness) -> None:
-    """They hold all CPUs of a node; a job in another partition over the same nodes, which wants CPUs alone, waits
-    seconds. Nothing is requeued or starts again: the others train on."""
-    site = Site(harness, owner=True)
-    elastic = site.submit("--gres=gpu:4")
-    # This policy leaves a job what it has, though it learns that it trains no faster.
-    settings = site.settings()
-    site.resize(settings, {elastic: [[0, 16, 64]]})
-    with harness.running(settings, "--act", "--own"):
-        harness.ticks(settings, 2)
-        before = harness.memberships(elastic)[-1]
-        assert before.world == 16
-        root(harness, "scontrol", "create", "PartitionName=other", "Nodes=n[1-4]", "MaxTime=60")
-        submitted = time.monotonic()
-        rigid = harness.rigid("--partition=other", "--nodes=1", "--ntasks=1", "--cpus-per-task=16")
-        harness.wait(rigid, lambda job: job.running, "running")
-        waited = time.monotonic() - submitted
-        left = harness.membership(elastic, lambda m: m.world <= 12, "membership of those that stay")
-        harness.resize_ended(settings, elastic)
-    print(f"a job waited {waited:.1f} s for CPUs of blocks")
-    assert waited < 30, waited
-    assert (left.world, left.why, left.generation) == (12, "order", before.generation + 1) and not any(left.restarts)
-    tasks = harness.tasks(elastic)
-    assert {n for n, task in tasks.items() if task.state == "RUNNING"} == {*left.blocks}
-    assert {tasks[n].node_list for n in left.blocks}.isdisjoint(harness.job(rigid).node_list)
-    root(harness, "scancel", str(rigid))
-    root(harness, "scontrol", "delete", "PartitionName=other")
-    words = f"gives back what it grew by, from 16 to 12 GPUs: job {rigid} waits for CPUs or memory"
-    assert words in said(harness, settings, elastic)
 
 
 @pytest.mark.nightly

@@ -40,20 +40,6 @@ def outcomes(harness: Harness, settings: str, job_id: int, user: str = "alice") 
     return "; ".join([d["outcome"] for d in told["decisions"]] + [r["outcome"] for r in told["resizes"]])
 
 
-@pytest.mark.nightly
-def test_a_user_has_their_own_job_resized(harness: Harness) -> None:
-    """`slurm-ones run --act --own`: alice's job grows by the policy's own decision, bob's is not alice's to touch."""
-    mine, bobs = harness.light(), harness.light(user="bob")
-    harness.trains(mine)
-    settings = harness.settings()
-    with harness.running(settings, "--act", "--own"):
-        harness.wait(mine, resized(), "resized")
-        harness.ticks(settings)
-    bob = harness.job(bobs)
-    assert bob.running and bob.restart == 0
-    assert "belongs to bob" in harness.why(settings, bobs)["job"]["refusal"]
-
-
 def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     """Neither in user mode nor when bob tells his companion that everybody's jobs are his to look after."""
     job_id = harness.light()
@@ -217,17 +203,3 @@ def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
         (resize,) = store.resizes(job_id)
         assert (resize.state, resize.old_shape.gpus_per_node, resize.new_shape.gpus_per_node) == (State.DONE, 4, 4)
         assert [str(run.shape) for run in store.runs(job_id)] == ["1x4", "3x4"]
-
-
-@pytest.mark.nightly
-def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:
-    """The old site: over the command line alone, up over two nodes and down again."""
-    job_id = old_harness.light()
-    old_harness.trains(job_id)
-    settings = old_harness.settings()
-    process = old_harness.scripted(settings, {job_id: [[2, 2, 64], [1, 2, 32]]})
-    assert process.wait(90) == 0, old_harness.companion_log(settings)
-    job = old_harness.job(job_id)
-    assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 2, 2)
-    with old_harness.store(settings) as store:
-        assert [resize.state for resize in store.resizes(job_id)] == [State.DONE] * 2
