@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Plugins of hypothesis, such as trio's, are imported with it: half of what it takes, and nobody's here.
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
 from hypothesis import HealthCheck, settings
 
 from ones_db import Store, migrate

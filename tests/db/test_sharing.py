@@ -99,16 +99,6 @@ def test_readers_do_not_wait_for_a_writer(store: Store, url: str) -> None:
         assert read == ["job1"]
 
 
-def test_a_writer_does_not_wait_for_readers(store: Store, url: str) -> None:
-    """Protects a tick from somebody's long query."""
-    store.record_jobs([job(1)])
-    with Store.open(url, "gres", read_only=True) as reader, reader._read() as connection:
-        connection.exec_driver_sql("SELECT * FROM jobs").fetchall()
-        store.record_jobs([job(2)])
-        assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
-    assert len(store.jobs()) == 2
-
-
 def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
     """Protects a tick from a class of researchers: fifty questions that stay open, each seeing its own moment."""
     store.record_jobs([job(1)])

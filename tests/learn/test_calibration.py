@@ -59,19 +59,17 @@ def many(maker: Maker, seed: int = 0) -> list[FinishedJob]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("maker", "error"), [(early, 0.4), (declared, 0.05), (mixed, 0.1), (erratic, 1.0)])
-def test_the_interval_of_80_percent_holds_the_truth_about_as_often(maker: Maker, error: float) -> None:
-    """On jobs that finished later than those learned from, whether they stop early or train what they declared."""
+@pytest.mark.parametrize(
+    ("maker", "error", "width"),
+    [(early, 0.4, 2.0), (declared, 0.05, 0.1), (mixed, 0.1, math.inf), (erratic, 1.0, math.inf)],
+)
+def test_the_interval_of_80_percent_holds_the_truth_about_as_often(maker: Maker, error: float, width: float) -> None:
+    """On jobs that finished later than those learned from, whether they stop early or train what they declared; and it
+    is no wider than it need be, for one that always holds the truth is easy."""
     found = calibration(many(maker))
     assert found.coverage >= 0.65
     assert found.error < error
-
-
-@pytest.mark.slow
-def test_intervals_are_no_wider_than_they_need_be() -> None:
-    """An interval that always holds the truth is easy: where jobs train what they declare it is a point."""
-    assert calibration(many(declared)).width < 0.1
-    assert calibration(many(early)).width < 2.0
+    assert found.width < width
 
 
 def test_the_concentration_is_what_makes_it_so() -> None:

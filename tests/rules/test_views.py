@@ -103,22 +103,6 @@ def test_while_rigid_jobs_wait_nothing_is_free() -> None:
     assert shown(seen(runs, rigid, used={"n1": 2})).gpus == 2
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        {"held": True},
-        {"reason": "Dependency"},
-        {"reason": "BeginTime"},
-        {"partitions": ("other",)},
-        {"comment": "ones: gpus=1"},
-    ],
-)
-def test_jobs_that_do_not_wait_for_these_gpus_take_none(harmless: dict[str, Any]) -> None:
-    """Held, waiting for something else or elsewhere, or elastic themselves."""
-    rigid = waiting(2, Shape(4, 4), **({"comment": ""} | harmless))
-    assert shown(seen(rigid)).gpus == 16
-
-
 def test_a_partition_that_is_down_or_gone() -> None:
     """It offers nothing."""
     assert shown(seen(up=False)).gpus == 0

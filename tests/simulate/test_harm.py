@@ -23,6 +23,7 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey
+from tests.marks import nightly
 from tests.simulate.harness import Sleep
 
 SPEC = ClusterSpec(4, 4, cpus_per_gpu=4)
@@ -95,15 +96,16 @@ def waited_s(folder: Path, mechanism: Mechanism, asked: dict[str, Any]) -> tuple
 
 ASKED = [
     {"gpus_per_node": 1},
-    {"gpus_per_node": 1, "partition": "other"},
+    nightly({"gpus_per_node": 1, "partition": "other"}),
     {"nodes": 2, "gpus_per_node": 4, "partition": "other"},
-    {"cpus_per_node": 16},
+    nightly({"cpus_per_node": 16}),
     {"cpus_per_node": 2, "partition": "other"},
-    {"gpus_per_node": 1, "node_names": ("n3",)},
-    {"gpus_per_node": 1, "exclusive": True},
+    nightly({"gpus_per_node": 1, "node_names": ("n3",)}),
+    nightly({"gpus_per_node": 1, "exclusive": True}),
     {"nodes": 2, "partition": "whole"},
     {"gpus_per_node": 1, "account": "lab"},
 ]
+"""What somebody waits for; whom the rule serves is a table of tests/rules/test_growth.py."""
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.simulate.workloads.catalogue import KINDS, ParametricSpeed, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World
+from tests.marks import nightly
 
 BEFORE_S, TICK_S, DECISIONS = 300.0, 60.0, 10
 CLUSTER = ClusterSpec(3, 4)
@@ -91,7 +92,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [nightly("samples"), nightly("samples and batch"), "samples and steps"])
 def test_liars_hold_no_more_than_honest_jobs(tmp_path: Path, honest: dict[str, float], lie: str) -> None:
     """Nor do honest jobs lose GPUs by them."""
     lied = held(tmp_path / "lied", LIES[lie])

@@ -16,6 +16,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import Reservation
+from tests.marks import nightly
 from tests.simulate.test_harm import SPEC, TICK_S, WORK, Grow
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ def ran(folder: Path, mechanism: Mechanism, conf: SlurmConf, reserved_s: float =
     return Ran(sum(sum(job.gpus.values()) for job in world.cluster.jobs.values()), outcomes, ended)
 
 
-@pytest.mark.parametrize("mechanism", [Requeue(), Hot()], ids=["requeue", "blocks"])
+@pytest.mark.parametrize("mechanism", [nightly(Requeue()), Hot()], ids=["requeue", "blocks"])
 @pytest.mark.parametrize(
     ("conf", "gpus"),
     [

@@ -139,28 +139,6 @@ def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_checkpoints_and_says_so(tmp_path: Path) -> None:
-    """Protects work at a time limit or preemption: checkpoint at the next boundary, exit code of the
-    signal.
-    """
-    run = Run(tmp_path, "--step-ms", "30", "--epochs", "1000", ranks=2)
-    run.wait_for(Throughput)
-    run.signal(signal.SIGTERM)
-    assert run.end() == 143, run.errors
-    bye = run.of(Bye)[0]
-    assert (bye.reason, bye.exit_code) == ("signal", 143)
-    assert run.of(Checkpoint)[-1].step == bye.step
-
-
-def test_exit_code_of_one_rank_is_the_exit_code(tmp_path: Path) -> None:
-    """Protects: a script that fails fails the job with its own code, and the other ranks do not hang on."""
-    run = Run(tmp_path, "--exit-at", "3", ranks=2)
-    assert run.end() == 7, run.errors
-    bye = run.of(Bye)[0]
-    assert bye.reason == "error" and bye.exit_code != 0
-
-
-@pytest.mark.slow
 def test_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     """Protects: where a checkpoint cannot be written the last one stays, it is said, and a drain reports
     nothing.
@@ -181,19 +159,6 @@ def test_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     assert [c.order for c in run.of(Checkpoint)] == [None, None]
     assert not list((tmp_path / "checkpoints").glob(".*"))
     assert_exactly_once(tmp_path, 4, SAMPLES)
-
-
-def test_script_that_fails_at_once(tmp_path: Path) -> None:
-    """Protects: exit codes pass through also when the script never came to `ones.init`, and ranks get their
-    place.
-    """
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys\nos.write(1, f\"rank {os.environ['RANK']} {sys.argv[1:]}\\n\".encode())\nsys.exit(3)\n"
-    )
-    run = Run(tmp_path / "job", "--some", "thing", script=script, ranks=2)
-    assert run.end() == 3
-    assert sorted(run.output.splitlines()) == [f"rank {r} ['--some', 'thing']" for r in (0, 1)]
 
 
 @pytest.mark.slow

@@ -22,26 +22,33 @@ pytestmark = pytest.mark.slow
 NOISY = Path(__file__).parents[1] / "noisy.py"
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two ranks, that has ended."""
+    return ended(tmp_path_factory.mktemp("two"), 2)
+
+
+def ended(folder: Path, ranks: int, restart: int = 0) -> Run:
+    run = Run(folder, ranks=ranks, restart=restart, script=NOISY)
+    assert run.end() == 0, run.errors
+    return run
+
+
 @pytest.mark.parametrize("ranks", [nightly(1), 2, nightly(3)])
-def test_the_noise_scale_is_the_true_one(tmp_path: Path, ranks: int) -> None:
+def test_the_noise_scale_is_the_true_one(tmp_path: Path, two: Run, ranks: int) -> None:
     """On one rank, on two, and on three with unequal shares: what is reported is tr(Σ)/|G|² of the per-sample
     gradients, as near as a few hundred steps tell."""
-    run = Run(tmp_path, ranks=ranks, script=NOISY)
-    assert run.end() == 0, run.errors
-    true = json.loads((tmp_path / "true-noise").read_text())
+    run = two if ranks == 2 else ended(tmp_path, ranks)
+    true = json.loads((run.job_dir / "true-noise").read_text())
     told = [report.noise for report in run.of(Throughput) if report.noise is not None]
     assert told[-1] == pytest.approx(true, rel=0.35)
     samples = run.of(Throughput)[-1].epoch * 4096 + run.of(Throughput)[-1].cursor
     assert run.of(Throughput)[-1].progress == samples, "at the base batch every sample counts whole"
 
 
-def test_it_outlives_a_restart(tmp_path: Path) -> None:
+def test_it_outlives_a_restart(two: Run) -> None:
     """The next run begins with what the last one knew, and with its progress."""
-    first = Run(tmp_path, ranks=2, script=NOISY)
-    assert first.end() == 0, first.errors
-    second = Run(tmp_path, ranks=1, restart=1, script=NOISY)
-    assert second.end() == 0, second.errors
-    last, hello = first.of(Throughput)[-1], second.of(Hello)[0]
+    last, hello = two.of(Throughput)[-1], ended(two.job_dir, 1, restart=1).of(Hello)[0]
     assert hello.noise == pytest.approx(last.noise, rel=0.2)
     assert hello.progress == 3 * 4096
 
