@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ones_wrapper.devices.room import RESERVE
+from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership import blocks as room
 from ones_wrapper.membership.blocks import Blocks
@@ -18,6 +20,7 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Formed
 from ones_wrapper.membership.entrance import Found
 from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
@@ -67,7 +70,8 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
     found = Found(
         HotFolder(tmp_path, 7), Block(7, 0, 0), leader, board, ME, 0, "127.0.0.1", BlockState.LEADING, Plan(1, 0, (ME,))
     )
-    blocks, plan = Blocks(group, found), Plan(2, 0, (ME, NEW))
+    link = Link(board, f"{ME.uid}-0", lambda: False, lambda why: None)
+    blocks, plan = Blocks(group, found, link, partial(OrderReader, tmp_path), lambda: False), Plan(2, 0, (ME, NEW))
     blocks.machine.prepare(plan)
     blocks._former = Former(plan, board)  # type: ignore[assignment]
     monkeypatch.setattr(room.streams, "wait", lambda device: happened.append(f"{device} is idle"))

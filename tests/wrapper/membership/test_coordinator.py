@@ -12,7 +12,7 @@ from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.back_off import AGAIN_S
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import form_s
-from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, TURN_S, Coordinator
+from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, Coordinator
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
@@ -32,7 +32,7 @@ def board() -> Board:
 def leader(board: Board, tmp_path: Path) -> Coordinator:
     """Block 0 trains alone, and blocks 0 and 7 are to."""
     write_order(tmp_path, Order(1, 0, blocks=(0, 7)))
-    return Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False, lambda: False)
+    return Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False)
 
 
 @pytest.fixture
@@ -67,19 +67,16 @@ def test_a_newcomer_that_is_no_block_is_ignored_and_said(
     assert board.read("newest") == "1" and "ignored" not in capsys.readouterr().err
 
 
-def test_nobody_waits_for_a_member_that_was_told_to_end(
-    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: Path) -> None:
     """Slurm preempts a guest for the base block that joins: the block whose place that takes leaves all the same. A
     plan without it is there at the next turn, since others wait for it."""
     write_order(tmp_path, Order(1, 0, blocks=(7, 1, 2)))
-    trains, clock = Plan(0, 0, tuple(map(member, (0, 1, 2)))), Clock(monkeypatch)
-    leader = Coordinator(board, trains, OrderReader(tmp_path, 0), lambda: False, lambda: False)
+    trains = Plan(0, 0, tuple(map(member, (0, 1, 2))))
+    leader = Coordinator(board, trains, OrderReader(tmp_path, 0), lambda: False)
 
     def turn(*ending: int) -> None:
-        clock.ahead += TURN_S
-        for one in trains.members:
-            board.put(f"sign-{one.uid}-0", f"{clock.ahead}{'!' if one.task in ending else ''}")
+        for task in ending:
+            board.put(f"leaving-{member(task).uid}-0", "1")
         leader._turn()
 
     turn()

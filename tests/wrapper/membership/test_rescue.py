@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ones_wrapper.checkpoint import Checkpoints
-from ones_wrapper.membership import rescue, watch
+from ones_wrapper.membership import link, rescue
 from ones_wrapper.protocol import First, Hello
 from ones_wrapper.run import changing
 from tests.wrapper.membership.blocks import Job
@@ -64,7 +64,7 @@ def test_two_threads_that_notice_a_loss(job: Job, monkeypatch: pytest.MonkeyPatc
         time.sleep(2.5)
         return write(*arguments)
 
-    monkeypatch.setattr(watch, "MAIN_S", 0.1)
+    monkeypatch.setattr(link, "MAIN_S", 0.1)
     monkeypatch.setattr(rescue, "WAIT_S", 120.0)
     monkeypatch.setattr(changing, "is_peer_lost", slow)
     monkeypatch.setattr(Checkpoints, "rescue", write_slowly)

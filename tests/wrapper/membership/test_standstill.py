@@ -10,8 +10,8 @@ import pytest
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
+from ones_wrapper.membership.link import LOOK_S, MAIN_S, Link
 from ones_wrapper.membership.plan import Plan, encode
-from ones_wrapper.membership.watch import HURRY_S, LOOK_S, MAIN_S, Watch
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
@@ -35,7 +35,7 @@ def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
     """Protects everybody's groups: no rank could sign meanwhile. Who is silent from then on is missed as ever."""
     board = Board.host(JobNetwork.here(), 0)
     present = Plan(0, 0, (member(0), member(1)))
-    leader = Coordinator(board, present, OrderReader(tmp_path, 0), lambda: False, lambda: False)
+    leader = Coordinator(board, present, OrderReader(tmp_path, 0), lambda: False)
     leader._turn()
     clock.ahead += 3600.0
     leader._turn()
@@ -50,7 +50,7 @@ def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None
     """Protects a block that came before its order: what stood still could see none. Later it is turned away as ever."""
     board = Board.host(JobNetwork.here(), 0)
     write_order(tmp_path, Order(1, 0, blocks=(0,)))
-    leader = Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False, lambda: False)
+    leader = Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False)
     board.put("join-1", encode(member(1)))
     assert board.count("joined", 1) == 1
     leader._turn()
@@ -63,34 +63,37 @@ def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None
     assert board.read("leave-1.0") == "no order wants it"
 
 
-def test_a_block_says_at_once_that_it_is_to_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_says_at_once_that_it_is_to_end(clock: Clock) -> None:
     """Slurm's next job waits for that block."""
-    told = False
-    watch = Watch(Board.host(JobNetwork.here(), 0), "1.0-0", lambda: told, lambda: "", lambda why: None)
-
-    def wait(seconds: float) -> bool:
-        nonlocal told
-        clock.ahead, told = clock.ahead + seconds, True
-        return False
-
-    monkeypatch.setattr(watch._stop, "wait", wait)
-    assert watch._wait() and clock.ahead == LOOK_S
-    assert watch._wait() and clock.ahead < HURRY_S + 3 * LOOK_S
+    told, board = list[int](), Board.host(JobNetwork.here(), 0)
+    board.follow("leaving")
+    link = Link(board.again(), "1.0-0", lambda: bool(told), lambda why: None)
+    link.start()
+    try:
+        board.listen(LOOK_S)
+        assert board.heard("leaving-1.0-0") is None
+        told.append(1)
+        board.listen(5.0)
+        assert board.heard("leaving-1.0-0") == "1"
+    finally:
+        link.stop()
 
 
 def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:
-    """Protects the same on the other side, where one thread asks and another counts the time."""
+    """Protects the same on the other side; a leader that is gone is found at once."""
     board, abandoned = Board.host(JobNetwork.here(), 0), list[str]()
-    watch = Watch(board.again(), "1.0-0", lambda: False, lambda: "", abandoned.append)
-    watch.start()
+    link = Link(board.again(), "1.0-0", lambda: False, abandoned.append)
+    link.start()
     try:
         for _ in range(2):
-            # Just after it has signed, so that the next to look is the thread that counts.
             signed = board.read("sign-1.0-0")
+            clock.ahead += 3600.0
             while board.read("sign-1.0-0") == signed:
                 time.sleep(0.01)
-            clock.ahead += 3600.0
         time.sleep(2 * MAIN_S)
-        assert (watch.lost, abandoned) == ("", [])
+        assert (link.lost, abandoned) == ("", [])
+        board._client.close()
+        time.sleep(2 * MAIN_S)
+        assert "the store closed the connection" in link.lost and abandoned == [link.lost]
     finally:
-        watch.stop()
+        link.stop()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from ones_wrapper.network import client as client_module
 from ones_wrapper.network.client import StoreClient, StoreLostError
 from ones_wrapper.network.job_network import JobNetwork, node_name
 from ones_wrapper.network.secret import JobSecret
@@ -145,3 +146,40 @@ def test_the_interface_that_is_named_counts() -> None:
     assert node_name(env | {"ONES_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
     with pytest.raises(OSError, match="ONES_SOCKET_IFNAME=none"):
         node_name(env | {"ONES_SOCKET_IFNAME": "none"})
+
+
+def test_what_is_followed_is_pushed(network: JobNetwork) -> None:
+    """By kind, what is there and what comes, also between a question and its answer; nobody else is told."""
+    host, member, other = network.client(HOST, "term-1"), *(network.client(MEMBER, "term-1") for _ in range(2))
+    host.ask("set", b"plan-1", b"one", b"sign-1", b"x")
+    member.follow("plan", "lost")
+    host.ask("set", b"plan-2", b"two")
+    host.ask("set", b"lost", b"why", b"planet", b"x", b"sign-1", b"y")
+    assert member.ask("check", b"plan-1") == [b"1"]
+    assert member.news == {b"plan-1": b"one", b"plan-2": b"two", b"lost": b"why"}
+    host.ask("set", b"plan-2", b"three")
+    member.listen(5.0)
+    assert member.news[b"plan-2"] == b"three"
+    began = time.monotonic()
+    member.listen(0.05)
+    assert time.monotonic() - began < 1.0 and other.news == {}
+    member.close()
+    host.ask("set", b"plan-3", b"four")
+    host.close()
+    with pytest.raises(StoreLostError):
+        other.listen(5.0)
+
+
+def test_a_connection_that_nobody_uses_rests(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the host, whose end is the place's, nor one by which things are pushed."""
+    monkeypatch.setattr(client_module, "IDLE_S", 0.0)
+    host, idle, follower = network.client(HOST, "term-1"), *(network.client(MEMBER, "term-1") for _ in range(2))
+    follower.follow("plan")
+    time.sleep(0.01)
+    client_module.rest_idle()
+    assert idle._socket is None and host._socket is not None and follower._socket is not None
+    assert idle.ask("check", b"x") == [b"0"]
+    client_module.rest_idle()
+    host.close()
+    with pytest.raises(StoreLostError, match="nobody hosts"):
+        idle.ask("check", b"x")

@@ -19,18 +19,17 @@ from ones_wrapper.devices.room import make_room
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
-from ones_wrapper.membership.ahead import Ahead
 from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board, in_time
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.connections import Former, Trial, form_s
 from ones_wrapper.membership.coordinator import Coordinator
-from ones_wrapper.membership.entrance import MODE, Found
+from ones_wrapper.membership.entrance import MODE, Found, say_ready
 from ones_wrapper.membership.files import Leader
+from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import LAST, BlockMachine, BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError
-from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
-from ones_wrapper.membership.watch import Watch
+from ones_wrapper.membership.plan import Member, Plan, decode_plan
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.transfer import (
     Received,
@@ -72,7 +71,15 @@ class Change:
 class Blocks:
     """Made of what `entrance.come_in` found. Methods are collective over the ranks of the group where they say so."""
 
-    def __init__(self, group: TorchGroup, found: Found) -> None:
+    def __init__(
+        self,
+        group: TorchGroup,
+        found: Found,
+        link: Link,
+        orders: Callable[[int], OrderReader],
+        leaving: Callable[[], bool],
+    ) -> None:
+        """`orders` makes the reader of a term's orders, and `leaving` says whether this block was told to end."""
         self.folder = found.folder
         self.block = found.block
         self.leader = found.leader
@@ -89,18 +96,16 @@ class Blocks:
         self.stood_still_at = found.stood_still_at
         """Unix time at which the term before ended, where this one began with what that announced."""
         self._former: Former | None = None
-        self._ahead: Ahead | None = None
         self._told = ("", "")
         self._coordinator: Coordinator | None = None
-        self._watch: Watch | None = None
+        self.link = link
         self.may_leave: Callable[[], bool] = lambda: True
         """Whether ranks may leave at the next boundary."""
         self.fits: Callable[[int], bool] = lambda world: True
         """Whether the script's strategy can use so many ranks."""
-        self._orders: Callable[[int], OrderReader] | None = None
-        self._leaving: Callable[[], bool] = bool
-        self.abandon: Callable[[str], None] = lambda why: None
-        """Ends a process whose membership is lost."""
+        self._orders, self._leaving = orders, leaving
+        if self.present is not None and group.rank == 0:
+            self._coordinate(self.present)
 
     @property
     def hot(self) -> bool:
@@ -115,20 +120,7 @@ class Blocks:
     @property
     def lost(self) -> str:
         """Why the membership cannot go on; empty while it can."""
-        return self._watch.lost if self._watch is not None else ""
-
-    def listen(
-        self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]
-    ) -> None:
-        """Give signs of life from now on. `orders` makes the reader of a term's orders, `leaving` says whether this
-        block was told to end, and `abandon` ends a process whose membership is lost, until there is another.
-        """
-        self._orders, self._leaving, self.abandon = orders, leaving, abandon
-        name = f"{self._me.uid}-{self._local}"
-        self._watch = Watch(self._board.again(), name, leaving, self._why_lost, lambda why: self.abandon(why))
-        self._watch.start()
-        if self.present is not None and self._group.rank == 0:
-            self._coordinate(self.present)
+        return self.link.lost
 
     def trains(self, max_local: int) -> None:
         """Training begins: torch.distributed is set up, and this is the largest pass that this block's devices hold."""
@@ -148,23 +140,20 @@ class Blocks:
         self.machine.carrier = carrier
         self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
         if self.hot:
-            self._listen(plan)
+            self._form_after(plan)
         if self._group.rank == 0:
             self._coordinate(plan)
         return plan
 
     def close(self) -> None:
         """No others count any more: training is over, or this block leaves."""
-        self._listen(None)
-        if self._watch is not None:
-            self._watch.stop()
+        self.link.stop()
         if self._coordinator is not None:
             self._coordinator.stop()
 
     def give_up(self, why: str) -> None:
         """Tell the others, where that is still possible, that this membership is lost."""
-        if self._watch is not None:
-            self._watch.stop()
+        self.link.stop()
         with suppress(StoreLostError):
             in_time(lambda: self._board.put("lost", why), 1.0)
 
@@ -223,7 +212,7 @@ class Blocks:
 
     def ordered(self) -> tuple[int, int]:
         """(global batch, blocks) that the order in force names; 0 for what it leaves."""
-        order = self._orders(self.leader.term).poll() if self._orders is not None else None
+        order = self._orders(self.leader.term).poll()
         return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
 
     def tell_shapes(self, text: str) -> None:
@@ -316,9 +305,7 @@ class Blocks:
 
     def leave(self) -> None:
         """After a change without this block: end its threads; a leader waits until the others have left its board."""
-        self._listen(None)
-        if self._watch is not None:
-            self._watch.stop()
+        self.link.stop()
         if self._coordinator is None:
             return
         self._coordinator.stop()
@@ -340,12 +327,9 @@ class Blocks:
         """
         receiver = Receiver(self._board.network.secret, self._address)
         try:
+            self._group.maximum([0])  # all listen
             if self._group.rank == 0:
-                number = self._board.count("joined", 1)
-                self._board.put(f"join-{number}", encode(self._me))
-            self._group.maximum([0])
-            if self._group.rank == 0:
-                self._board.put(f"ready-{self._me.uid}", "1")
+                say_ready(self._board, self._me)
             seen = 0
             while True:
                 newest, unwanted, lost = self._group.on_first(lambda seen=seen: self._newer_plan(seen))  # type: ignore[misc]
@@ -368,17 +352,16 @@ class Blocks:
     def _newer_plan(self, seen: int) -> tuple[int, str, str]:
         """(the newest plan, why this block is not wanted, why the board is lost): of the block's first rank, soon."""
         until = time.monotonic() + LOOK_S
-        try:
-            while time.monotonic() < until:
-                if self._leaving():
-                    return 0, "it is to end before it joined", ""
-                if why := self._board.read(f"leave-{self._me.uid}"):
-                    return 0, why, ""
-                if (newest := int(self._board.read("newest") or 0)) > seen:
-                    return newest, "", ""
-                time.sleep(0.02)
-        except StoreLostError as error:
-            return 0, "", str(error) or "lost"
+        while time.monotonic() < until:
+            if self._leaving():
+                return 0, "it is to end before it joined", ""
+            if why := self.link.heard(f"leave-{self._me.uid}"):
+                return 0, why, ""
+            if (newest := int(self.link.heard("newest") or 0)) > seen:
+                return newest, "", ""
+            if self.lost:
+                return 0, "", self.lost
+            time.sleep(0.01)
         return seen, "", ""
 
     def _try_to_join(
@@ -402,7 +385,9 @@ class Blocks:
             return None
 
         def verdict() -> str:
-            return self._board.read(f"verdict-{generation}") or ""
+            if not (found := self.link.heard(f"verdict-{generation}") or "") and self.lost:
+                raise StoreLostError(self.lost)
+            return found
 
         got = self._receive(
             state_for(self._board.place, generation, former.rank), receiver, tensors, take_over, verdict
@@ -499,7 +484,8 @@ class Blocks:
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def _plan(self, generation: int) -> Plan:
-        text = self._board.read(f"plan-{generation}")
+        key = f"plan-{generation}"
+        text = self.link.heard(key) or self._board.read(key)
         if text is None:
             raise PeersLostError(f"plan {generation} is not on the board")
         return decode_plan(text)
@@ -512,7 +498,7 @@ class Blocks:
             self.machine.prepare(plan)
             if not self.hot:
                 return
-            self._former = self._ahead.take(generation) if self._ahead is not None else None
+            self._former = self.link.take(generation)
             if self._former is None and plan.first_rank(self._me.uid) is not None:
                 self._begin_forming(plan, 0)
         except StoreLostError as error:
@@ -530,14 +516,8 @@ class Blocks:
         rank, device = first + self._local, self._group.device
         return Former(plan, rank, board, self._backend, device, self._address, listening)
 
-    def _listen(self, present: Plan | None) -> None:
-        """Hear of the plans that come after this one, on the board of its term; of none any more where it is None."""
-        if self._ahead is not None and (present is None or self._ahead.place != self._board.place):
-            self._ahead.stop()
-            self._ahead = None
-        if self._ahead is None and present is not None:
-            self._ahead = Ahead(self._board.again(), present.generation, self._me.uid, self._make_former)
-            self._ahead.start()
+    def _form_after(self, present: Plan) -> None:
+        self.link.form(present.generation, self._me.uid, self._make_former)
 
     def _forget(self) -> None:
         """The plan that was prepared for comes to nothing."""
@@ -559,7 +539,7 @@ class Blocks:
             self._move(formed.board, formed.rank, plan)
         elif self._coordinator is not None:
             self._coordinator.committed(plan)
-        self._listen(plan)
+        self._form_after(plan)
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
         """Another block leads from now on: its board counts."""
@@ -568,25 +548,24 @@ class Blocks:
         if self._coordinator is not None:  # its block stays, and another leads: ranks move only so
             self._coordinator.stop()
             self._coordinator = None
-        if self._watch is not None:
-            self._watch.follow(board.again())
         head = plan.members[0]
         self.leader = Leader(plan.term, *board.address, board.place, head.task, head.restart)
         if rank == 0:
             if not self.folder.claim(self.leader):
                 raise PeersLostError(f"term {plan.term} was claimed by another block")
             self._coordinate(plan)
+        else:
+            self.link.follow(board)
         with suppress(StoreLostError):  # it may not have waited
             old.count(f"through-{plan.generation}", 1)
 
     def _coordinate(self, plan: Plan) -> None:
-        assert self._orders is not None
         orders, back_off = self._orders(plan.term), BackOff(self.folder.path, self.block.array)
-        self._coordinator = Coordinator(
-            self._board.again(), plan, orders, self._leaving, self._superseded, self._fits, self.hot, back_off
+        self._coordinator = coordinator = Coordinator(
+            self._board, plan, orders, self._superseded, self._fits, self.hot, back_off
         )
         self._board.put(MODE, self.machine.carrier.value)
-        self._coordinator.start()
+        self.link.follow(self._board, coordinator)
 
     def _fits(self, world: int) -> bool:
         return self.fits(world)
@@ -594,9 +573,6 @@ class Blocks:
     def _superseded(self) -> bool:
         newest = self.folder.newest()
         return newest is not None and newest.term > self.leader.term
-
-    def _why_lost(self) -> str:
-        return self._coordinator.lost if self._coordinator is not None else ""
 
 
 def _leavers(present: Plan, coming: Plan) -> bool:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Board:
-    """One thread's view of the board: a thread that waits must not hold up another, so each has its own connection."""
+    """One connection to the board. Who waits for keys by it holds others up, so whoever does so has one of its own."""
 
     def __init__(self, network: JobNetwork, client: StoreClient) -> None:
         self.network, self._client = network, client
@@ -60,6 +60,30 @@ class Board:
         told = self._client.ask("peek", *(key.encode() for key in keys))
         return [one[1:].decode(errors="replace") if one else None for one in told]
 
+    def follow(self, *kinds: str) -> None:
+        """From now on hear of the texts whose keys are, or begin with, one of these and a dash. Raises
+        `StoreLostError`."""
+        self._client.follow(*kinds)
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait until something is heard. Raises `StoreLostError`."""
+        self._client.listen(timeout_s)
+
+    def heard(self, key: str) -> str | None:
+        """The newest text of a kind that is followed, without asking; None if there is none."""
+        value = self._client.news.get(key.encode())
+        return None if value is None else value.decode(errors="replace")
+
+    def heard_of(self, kind: str) -> list[str]:
+        """What follows the dash in the keys of a kind. Of the thread that listens alone."""
+        begin = f"{kind}-".encode()
+        return [key[len(begin) :].decode(errors="replace") for key in self._client.news if key.startswith(begin)]
+
+    def unhear(self, *keys: str) -> None:
+        """Nobody needs these any more."""
+        for key in keys:
+            self._client.news.pop(key.encode(), None)
+
     def count(self, key: str, more: int = 0) -> int:
         """A counter, after `more` was added. Raises `StoreLostError`."""
         return int(self._client.ask("add", key.encode(), b"%d" % more)[0])
@@ -69,6 +93,8 @@ class Board:
         keys = self._client.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self._client.ask("delete", *old)
+        for key in [key for key in self._client.news if past(key.decode(errors="replace"))]:
+            del self._client.news[key]
 
     def store(self, name: str, timeout_s: float = ANSWER_S) -> GroupStore:
         """A part of the store in which ranks form a group."""

@@ -1,5 +1,5 @@
-"""The leader's thread: it reads orders, hears who is ready and who is gone, and publishes what the membership shall
-become. Training never waits for it: rank 0 asks it at step boundaries what it has to propose.
+"""The leader's part: it reads orders, hears who is ready and who is gone, and publishes the next membership, in turns
+that the link's thread takes. Training never waits for it: rank 0 asks it at step boundaries what it has to propose.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.process.log import log
 from ones_wrapper.process.standstill import Standstill
 
-TURN_S = 0.1
-"""Time between two looks at everything."""
+SILENCE_S = 0.5
+"""Time between two looks for ranks that are silent."""
 DEAD_S = 5.0
 """A rank that has given no sign for so long is lost."""
 UNWANTED_S = 3.0
@@ -49,20 +49,19 @@ class Coordinator:
         board: Board,
         present: Plan,
         orders: OrderReader,
-        own: Callable[[], bool],
         superseded: Callable[[], bool],
         fits: Callable[[int], bool] = lambda world: True,
         hot: bool = True,
         back_off: BackOff | None = None,
     ) -> None:
-        """`board` is a connection of its own. `own` says whether the leader's own block was told to end,
-        `superseded` whether another leads by now, and `fits` whether the job can train with so many ranks. Where state
-        does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed beforehand.
-        `back_off` knows what failed in earlier terms.
+        """`superseded` says whether another leads by now, and `fits` whether the job can train with so many ranks.
+        Where state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
+        beforehand. `back_off` knows what failed in earlier terms. Raises `StoreLostError`.
         """
+        board.follow("join", "ready", "leaving", "formed")
         self._board = board
         self._orders = orders
-        self._own, self._superseded, self._fits = own, superseded, fits
+        self._superseded, self._fits = superseded, fits
         self._hot = hot
         self._back_off = back_off or BackOff()
         self._refused = 0
@@ -87,27 +86,21 @@ class Coordinator:
         """Tasks of members that were told to end since that order: nobody waits for them, unless they start again."""
         self._looked_at = 0.0
         self._still = Standstill()
-        self._stop = threading.Event()
+        self._turning, self._stopped = threading.Lock(), False
         self.stop_all = False
         """Whether all blocks were told to end, so that the job shall."""
         self.lost = ""
         """Why this membership cannot go on; empty while it can."""
-        self._thread = threading.Thread(target=self._run, name="ones-leader", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for it."""
-        self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(2 * DEAD_S)
+        """Take no turn any more, and wait for the end of one."""
+        with self._turning:
+            self._stopped = True
 
     @property
     def alive(self) -> bool:
         """Whether it still looks."""
-        return self._thread.is_alive()
+        return not (self._stopped or self.lost)
 
     def look(self) -> None:
         """There is an order: look for it now."""
@@ -146,16 +139,17 @@ class Coordinator:
         log(f"membership {plan.generation} was dropped: {why}")
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
-    def _run(self) -> None:
-        while not self._stop.wait(TURN_S):
+    def turn(self) -> str:
+        """Look at everything; why the membership cannot go on, empty while it can. Several times a second."""
+        with self._turning:
             try:
-                self._turn()
+                if self.alive:
+                    self._turn()
             except StoreLostError as error:
                 self.lost = f"the board is lost: {error}"[:300]
             except Exception as error:
                 self.lost = f"the leader's thread failed: {type(error).__name__}: {error}"[:300]
-            if self.lost:
-                return
+            return "" if self._stopped else self.lost
 
     def _turn(self) -> None:
         if stood_s := self._still.look():
@@ -168,9 +162,9 @@ class Coordinator:
                 signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
         now = time.monotonic()
-        self._hear_signs()
-        if now - self._looked_at >= 0.5:
+        if now - self._looked_at >= SILENCE_S:
             self._looked_at = now
+            self._hear_signs()
             if self._superseded():
                 self.lost = "another block leads by now"
         if self.lost:
@@ -197,11 +191,7 @@ class Coordinator:
         for member in self._present.members:
             self._registered.pop(member.uid, None)
             self._ready.pop(member.uid, None)
-        there = self._board.count("joined")
-        while self._heard < there:
-            text = self._board.read(f"join-{self._heard + 1}")
-            if text is None:  # it has its number and has not yet said who it is
-                break
+        while (text := self._board.heard(f"join-{self._heard + 1}")) is not None:
             self._heard += 1
             try:
                 member = decode_member(text)
@@ -212,7 +202,7 @@ class Coordinator:
             self._since[member.uid] = time.monotonic()
             self._orders.skip_wait()
         for uid in self._registered:
-            if uid not in self._ready and self._board.read(f"ready-{uid}") is not None:
+            if uid not in self._ready and self._board.heard(f"ready-{uid}") is not None:
                 self._ready[uid] = time.monotonic()
 
     def _hear_signs(self) -> None:
@@ -241,12 +231,8 @@ class Coordinator:
         self._signs = {key: signs for key, signs in self._signs.items() if key.rpartition("-")[0] in known}
 
     def _leaving(self) -> set[str]:
-        own = self._present.members[0].uid if self._own() else ""
-        return {own} - {""} | {
-            member.uid
-            for member in self._present.members
-            if any(self._signs.get(f"{member.uid}-{i}", _Signs()).text.endswith("!") for i in range(member.ranks))
-        }
+        told = {name.rpartition("-")[0] for name in self._board.heard_of("leaving")}
+        return told & {member.uid for member in self._present.members}
 
     def _publish(self) -> None:
         """Publish the next plan, if there is any."""
@@ -312,7 +298,7 @@ class Coordinator:
     def _check(self, plan: Plan) -> None:
         """Whether all ranks formed the plan's groups, or one cannot."""
         if not self._formed:
-            told = self._board.read_all([f"formed-{plan.generation}-{rank}" for rank in range(plan.world)])
+            told = [self._board.heard(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
             failed = [text for text in told if text is not None and text.startswith("failed")]
             if failed:
                 self._drop(failed[0])

@@ -21,6 +21,7 @@ from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Leader
+from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.network.client import StoreLostError
@@ -160,14 +161,20 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
         if local == 0:
             prepare_job_directory(directory, env, Path.cwd())
         found = come_in(group, directory, block, env, ready)
-        if found.state is BlockState.ADMITTED:
-            FLAGS.armed = True
-            wait_for_term(group, found, lambda: FLAGS.stop, abandon)
-            FLAGS.armed = armed
-        if found.present is not None:
-            _tell_script(group, block, found.leader, found.present.nodes_before(found.me.uid))
-        entered.blocks = Blocks(group, found)
-        entered.blocks.listen(orders, lambda: FLAGS.stop, abandon)
+        link = Link(found.board, f"{found.me.uid}-{local}", lambda: FLAGS.stop, abandon)
+        link.start()
+        try:
+            group.maximum([0])  # all sign
+            if found.state is BlockState.ADMITTED:
+                FLAGS.armed = True
+                wait_for_term(group, found, link, lambda: FLAGS.stop)
+                FLAGS.armed = armed
+            if found.present is not None:
+                _tell_script(group, block, found.leader, found.present.nodes_before(found.me.uid))
+            entered.blocks = Blocks(group, found, link, orders, lambda: FLAGS.stop)
+        except BaseException:
+            link.stop()
+            raise
     on_error(entered.failed)
     return entered
 

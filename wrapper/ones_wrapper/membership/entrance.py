@@ -16,10 +16,10 @@ from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import answer, find_coming, gather, read_coming
 from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, find_or_found, own_address
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
-from ones_wrapper.membership.watch import Watch
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process.block import Block
@@ -109,64 +109,62 @@ def come_in(
     return Found(folder, block, leader, board, me, local, address, state, plan, began)
 
 
-def wait_for_term(group: TorchGroup, found: Found, leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
+def wait_for_term(group: TorchGroup, found: Found, link: Link, leaving: Callable[[], bool]) -> None:
     """Of a block that found others training: wait until they said how they take blocks in. Returns where state moves
     from memory to memory. Collective over the block.
 
-    Else it waits for the next term, giving signs of life. `leaving` says whether the block was told to end, and
-    `abandon` ends a process that the others are lost to. Raises `NextTermError`, `NotWantedError` and `StoreLostError`.
+    Else it waits for the next term. `leaving` says whether the block was told to end. Raises `NextTermError`,
+    `NotWantedError` and `StoreLostError`.
     """
-    board, watch = found.board, None
     registered = False
 
     def look() -> str:
         try:
-            return _look(found, leaving, registered)
+            return _look(found, link, leaving, registered)
         except (StoreLostError, ValueError) as error:
             # Who led it may be gone already.
             return "next" if find_coming(found.folder, found.leader) is not None else f"lost: {error}"
 
-    try:
-        while True:
-            said = group.on_first(look)
-            if said == Carrier.MEMORY.value:
-                return
-            if said == "next":
-                raise NextTermError
-            what, _, why = said.partition(": ")
-            if what == "lost":
-                raise StoreLostError(why)
-            if what == "leave":
-                raise NotWantedError(why)
-            if said == Carrier.CHECKPOINT.value and watch is None:
-                watch = Watch(board.again(), f"{found.me.uid}-{found.local}", leaving, str, abandon)
-                watch.start()
-                group.maximum([0])  # all give signs
-                if group.rank == 0:
-                    log(f"block {found.block.task} waits for the next term")
-                registered = True
-    finally:
-        if watch is not None:
-            watch.stop()
+    while True:
+        said = group.on_first(look)
+        if said == Carrier.MEMORY.value:
+            return
+        if said == "next":
+            raise NextTermError
+        what, _, why = said.partition(": ")
+        if what == "lost":
+            raise StoreLostError(why)
+        if what == "leave":
+            raise NotWantedError(why)
+        if said == Carrier.CHECKPOINT.value:
+            if group.rank == 0:
+                log(f"block {found.block.task} waits for the next term")
+                say_ready(found.board, found.me)
+            registered = True
 
 
-def _look(found: Found, leaving: Callable[[], bool], registered: bool) -> str:
+def say_ready(board: Board, me: Member) -> None:
+    """A block can join from now on. Of its first rank, once all of them sign. Raises `StoreLostError`."""
+    board.put(f"join-{board.count('joined', 1)}", encode(me))
+    board.put(f"ready-{me.uid}", "1")
+
+
+def _look(found: Found, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
     """What there is to do: nothing (empty), or what `wait_for_term` knows. Of the block's first rank."""
-    board, me, until = found.board, found.me, time.monotonic() + _TURN_S
-    if registered and board.read(f"ready-{me.uid}") is None:
-        board.put(f"join-{board.count('joined', 1)}", encode(me))
-        board.put(f"ready-{me.uid}", "1")
+    uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:
         if leaving():
             return "leave: it is to end before it joined"
-        if why := board.read(f"leave-{me.uid}"):
+        if why := link.heard(f"leave-{uid}"):
             return f"leave: {why}"
-        if not registered and (mode := board.read(MODE)) is not None:
+        if not registered and (mode := link.heard(MODE)) is not None:
             return mode
-        newest = board.read("newest") if registered else None
-        if newest is not None and board.read(f"verdict-{newest}") == "committed":
-            plan = decode_plan(board.read(f"plan-{newest}") or "")
-            if plan.first_rank(me.uid) is not None:
+        newest = link.heard("newest") if registered else None
+        if newest is not None and link.heard(f"verdict-{newest}") == "committed":
+            plan = decode_plan(link.heard(f"plan-{newest}") or "")
+            if plan.first_rank(uid) is not None:
                 return "next"
+        if link.lost:
+            raise StoreLostError(link.lost)
         time.sleep(_LOOK_S)
     return ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
+import time
 import weakref
 from contextlib import suppress
 
@@ -15,7 +17,10 @@ from ones_wrapper.network.server import MEET, MEMBER
 
 ANSWER_S = 5.0
 """A store that does not answer within this time is lost."""
+IDLE_S = 10.0
+"""A connection by which nothing was asked for so long may rest."""
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
+_clients_lock = threading.Lock()
 
 
 class StoreLostError(ConnectionError):
@@ -23,7 +28,7 @@ class StoreLostError(ConnectionError):
 
 
 class StoreClient:
-    """One thread's connection, as a rule: a thread that waits holds up the others."""
+    """A connection that threads share: each waits for the other's answer. It hears what the store pushes, too."""
 
     def __init__(
         self, host: str, port: int, secret: JobSecret, role: str, place: str, timeout_s: float = ANSWER_S
@@ -32,15 +37,25 @@ class StoreClient:
         self.host, self.port, self.place = host, port, place
         self._secret, self._role = secret, role
         self._lock, self._frames = threading.Lock(), Frames()
+        self.news: dict[bytes, bytes] = {}
+        """The newest values of the kinds of keys that are followed."""
+        self._closed, self._follows, self._asked_at = False, False, time.monotonic()
         self._socket: socket.socket | None = None
+        self._connect(timeout_s)
+        with _clients_lock:
+            _clients.add(self)
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        if self._closed:
+            raise StoreLostError("this connection to the store is closed")
         try:
-            self._socket = socket.create_connection((host, port), timeout_s)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            prove(self._socket, secret, role, place, timeout_s)
+            self._socket = connection = socket.create_connection((self.host, self.port), timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            prove(connection, self._secret, self._role, self.place, timeout_s)
         except OSError as error:
             self.close()
-            raise StoreLostError(f"{host}:{port}: {error}") from None
-        _clients.add(self)
+            raise StoreLostError(f"{self.host}:{self.port}: {error}") from None
+        return connection
 
     def again(self) -> StoreClient:
         """Another connection to the same place. Raises `StoreLostError`."""
@@ -51,17 +66,30 @@ class StoreClient:
         return self._secret.key(*purpose, self.place)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up for good."""
+        self._closed = True
         connection, self._socket = self._socket, None
         if connection is not None:
             hang_up(connection)
 
     def close_in_child(self) -> None:
         """A process that was forked holds nobody's connection open."""
+        self._closed = True
         connection, self._socket = self._socket, None
         if connection is not None:
             with suppress(OSError):
                 connection.close()
+
+    def rest(self) -> None:
+        """Hang up until something is asked again, unless somebody asks now, or did lately, or things are pushed."""
+        if self._role != MEMBER or self._follows or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._socket is not None and time.monotonic() - self._asked_at > IDLE_S:
+                connection, self._socket, self._frames = self._socket, None, Frames()
+                hang_up(connection)
+        finally:
+            self._lock.release()
 
     def ask(self, what: str, *parts: bytes, wait_s: float = 0.0) -> list[bytes]:
         """What the store answers to a request, which it may think about for `wait_s`. Raises `StoreLostError`,
@@ -75,26 +103,75 @@ class StoreClient:
             raise ValueError(found[0].decode(errors="replace") if found else "the store refuses")
         return found
 
-    def _ask(self, message: bytes, timeout_s: float) -> list[bytes]:
-        connection = self._socket
-        if connection is None:
+    def follow(self, *kinds: str) -> None:
+        """Have the values of these kinds of keys in `news`, now and as they come. Raises `StoreLostError`."""
+        self._follows = True
+        found = self.ask("follow", *(kind.encode() for kind in kinds))
+        self.news.update(zip(found[::2], found[1::2], strict=True))
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait until something is pushed, and hear it. Raises `StoreLostError`."""
+        if (connection := self._socket) is None:
             raise StoreLostError("this connection to the store is closed")
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        if not poll.poll(1000 * timeout_s):
+            return
+        with self._lock:
+            try:
+                self._receive(0.0)
+                self._take()
+            except BlockingIOError:  # another thread heard it as it waited for an answer
+                return
+            except (OSError, FrameError) as error:
+                self.close()
+                raise StoreLostError(str(error)) from None
+
+    def _ask(self, message: bytes, timeout_s: float) -> list[bytes]:
         try:
+            connection = self._socket or self._connect(ANSWER_S)
+            self._asked_at = time.monotonic()
             connection.settimeout(timeout_s)
             connection.sendall(message)
-            while (body := self._frames.take()) is None:
-                if not (data := connection.recv(1 << 18)):
-                    raise StoreLostError("the store closed the connection")
-                self._frames.feed(data)
-            return parts_of(body) or [b""]
+            while (answer := self._take()) is None:
+                self._receive(timeout_s)
+            self._take()  # what was pushed after it
+            return answer
         except (OSError, FrameError) as error:
             self.close()  # an answer that comes late would be taken for another's
             late = isinstance(error, TimeoutError)
             raise StoreLostError(f"no answer within {timeout_s:g} s" if late else str(error)) from None
 
+    def _receive(self, timeout_s: float) -> None:
+        if (connection := self._socket) is None:
+            raise StoreLostError("this connection to the store is closed")
+        connection.settimeout(timeout_s)
+        if not (data := connection.recv(1 << 18)):
+            raise StoreLostError("the store closed the connection")
+        self._frames.feed(data)
+
+    def _take(self) -> list[bytes] | None:
+        """The next answer of what has come; what was pushed before it is heard."""
+        while (body := self._frames.take()) is not None:
+            parts = parts_of(body) or [b""]
+            if parts[0] != b"news":
+                return parts
+            self.news[parts[1]] = parts[2]
+        return None
+
+
+def rest_idle() -> None:
+    """Hang up on stores of which nobody asked anything lately; whoever does is connected again."""
+    with _clients_lock:
+        clients = list(_clients)
+    for client in clients:
+        client.rest()
+
 
 def _in_child() -> None:
     """Their end tells that the parent died."""
+    global _clients_lock
+    _clients_lock = threading.Lock()  # another thread may have held it
     for client in list(_clients):
         client.close_in_child()
 

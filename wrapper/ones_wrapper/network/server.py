@@ -26,12 +26,13 @@ _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
 class _Place:
-    """Keys and values, who is there, and who waits for which key."""
+    """Keys and values, who is there, who waits for which key, and who hears of which kinds of keys."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.members: set[_Member] = set()
         self.awaited: dict[bytes, set[_Member]] = {}
+        self.followers: dict[bytes, set[_Member]] = {}
 
 
 class _Member:
@@ -44,6 +45,11 @@ class _Member:
         self.until = 0.0
         self.asked: list[bytes] = []
         """Keys whose values it waits for."""
+        self.follows: tuple[bytes, ...] = ()
+
+
+def _kind(key: bytes) -> bytes:
+    return key.partition(b"-")[0]
 
 
 class StoreServer:
@@ -140,6 +146,8 @@ class StoreServer:
         hang_up(member.connection)
         place = member.place
         place.members.discard(member)
+        for kind in member.follows:
+            place.followers[kind].discard(member)
         if member.hosts or not place.members:
             if self._places.get(member.name) is place:
                 del self._places[member.name]
@@ -237,6 +245,14 @@ class StoreServer:
     def _do_keys(self, member: _Member, begin: bytes) -> list[bytes]:
         return [key for key in member.place.values if key.startswith(begin)]
 
+    def _do_follow(self, member: _Member, *kinds: bytes) -> list[bytes]:
+        """Keys and values of these kinds, which are what a key begins with before a dash; later ones are pushed."""
+        place = member.place
+        for kind in kinds:
+            place.followers.setdefault(kind, set()).add(member)
+        member.follows += kinds
+        return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
+
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
         """Their values, once all are there."""
         return self._wait(member, milliseconds, keys, list(keys))
@@ -258,7 +274,10 @@ class StoreServer:
         return None
 
     def _there(self, place: _Place, keys: tuple[bytes, ...]) -> None:
-        """Answer those who waited for these keys."""
+        """Push the values of these keys to those who follow their kind, and answer those who waited for them."""
+        for key in keys:
+            for member in list(place.followers.get(_kind(key), ())):
+                self._answer(member, b"news", key, place.values[key])
         for key in keys if place.awaited else ():
             for member in place.awaited.pop(key, ()):
                 member.missing.discard(key)

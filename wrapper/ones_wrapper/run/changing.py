@@ -69,7 +69,7 @@ class ChangingRanks(FixedRanks):
         self._ending = rescue.Ending(group.device, self._rescue, lambda: run.records.meter.forget())
         blocks.may_leave = lambda: not run.keeping.saver.writing
         blocks.trains(run.sizes.spec.max_local_batch)
-        blocks.abandon = self._abandon
+        blocks.link.abandon = self._abandon
 
     @property
     def joining(self) -> bool:
