@@ -89,6 +89,21 @@ def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: 
     assert leader._plan is not None and leader._plan.tasks == (2, 7)
 
 
+@pytest.mark.parametrize(("task", "lost", "verdict"), [(0, "a rank of block 0 ended", None), (7, "", "dropped")])
+def test_a_rank_that_ended_is_known_at_once(
+    leader: Coordinator, board: Board, turn: Turn, task: int, lost: str, verdict: str | None
+) -> None:
+    """Protects ranks that wait in a collective from five seconds of silence; a newcomer's end costs nobody anything."""
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    turn()
+    assert board.read("newest") == "1"
+    board.put(f"gone-{member(task).uid}-0", "1")
+    leader.turn()
+    assert (leader.lost, leader.turn()) == (lost, lost) and board.read("lost") == (lost or None)
+    assert board.read("verdict-1") == verdict
+
+
 def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,6 +170,21 @@ def test_what_is_followed_is_pushed(network: JobNetwork) -> None:
         other.listen(5.0)
 
 
+def test_a_last_will(network: JobNetwork) -> None:
+    """Protects those who wait for a process that was killed; one that ends as planned takes its will back."""
+    host, *members = network.client(HOST, "term-1"), *(network.client(MEMBER, "term-1") for _ in range(3))
+    host.follow("gone")
+    for number, member in enumerate(members):
+        member.ask("will", b"gone-%d" % number, b"1")
+    members[1].ask("will")
+    with pytest.raises(ValueError, match="without a value"):
+        members[2].ask("will", b"gone-2")
+    members[0].close()
+    members[1].close()
+    host.listen(5.0)
+    assert host.news == {b"gone-0": b"1"}
+
+
 def test_a_connection_that_nobody_uses_rests(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the host, whose end is the place's, nor one by which things are pushed."""
     monkeypatch.setattr(client_module, "IDLE_S", 0.0)

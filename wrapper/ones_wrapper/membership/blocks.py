@@ -153,9 +153,13 @@ class Blocks:
 
     def give_up(self, why: str) -> None:
         """Tell the others, where that is still possible, that this membership is lost."""
-        self.link.stop()
+
+        def say() -> None:
+            self.link.stop()
+            self._board.put("lost", why)
+
         with suppress(StoreLostError):
-            in_time(lambda: self._board.put("lost", why), 1.0)
+            in_time(say, 1.0)
 
     # -- what the boundary asks -------------------------------------------------------------------------------------
 

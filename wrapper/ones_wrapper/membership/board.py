@@ -60,6 +60,11 @@ class Board:
         told = self._client.ask("peek", *(key.encode() for key in keys))
         return [one[1:].decode(errors="replace") if one else None for one in told]
 
+    def will(self, *pair: str) -> None:
+        """Have the store write this key and text when the connection ends; nothing any more without. Raises
+        `StoreLostError`."""
+        self._client.ask("will", *(part.encode() for part in pair))
+
     def follow(self, *kinds: str) -> None:
         """From now on hear of the texts whose keys are, or begin with, one of these and a dash. Raises
         `StoreLostError`."""

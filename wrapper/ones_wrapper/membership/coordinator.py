@@ -58,7 +58,7 @@ class Coordinator:
         Where state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
         beforehand. `back_off` knows what failed in earlier terms. Raises `StoreLostError`.
         """
-        board.follow("join", "ready", "leaving", "formed")
+        board.follow("join", "ready", "leaving", "gone", "formed")
         self._board = board
         self._orders = orders
         self._superseded, self._fits = superseded, fits
@@ -161,6 +161,7 @@ class Coordinator:
             for signs in self._signs.values():
                 signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
+        self._lose(dict.fromkeys(self._told("gone"), "a rank of {} ended"))
         now = time.monotonic()
         if now - self._looked_at >= SILENCE_S:
             self._looked_at = now
@@ -206,7 +207,7 @@ class Coordinator:
                 self._ready[uid] = time.monotonic()
 
     def _hear_signs(self) -> None:
-        """Of every rank; what is silent too long is lost, or, where it has not joined, forgotten."""
+        """Of every rank."""
         now = time.monotonic()
         silent = {}
         members = (*self._present.members, *self._registered.values())
@@ -216,23 +217,27 @@ class Coordinator:
             signs = self._signs.setdefault(key, _Signs())
             signs.hear(text)
             if now - signs.at > DEAD_S:
-                silent[member.uid] = f"{member.name} gave no sign for {DEAD_S:g} s"
-        for member in self._present.members:
-            if member.uid in silent:
-                self.lost = silent[member.uid]
-        for uid in [uid for uid in self._registered if uid in silent]:
-            log(f"{silent[uid]}; it does not join")
-            del self._registered[uid]
-            self._ready.pop(uid, None)
-            if self._plan is not None and self._plan.first_rank(uid) is not None:
-                self._drop(silent[uid], failed=False)
+                silent[member.uid] = f"{{}} gave no sign for {DEAD_S:g} s"
+        self._lose(silent)
         known = {member.uid for member in (*self._present.members, *self._registered.values())}
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
         self._signs = {key: signs for key, signs in self._signs.items() if key.rpartition("-")[0] in known}
 
-    def _leaving(self) -> set[str]:
-        told = {name.rpartition("-")[0] for name in self._board.heard_of("leaving")}
-        return told & {member.uid for member in self._present.members}
+    def _lose(self, whys: dict[str, str]) -> None:
+        """Blocks are lost, or, if they have not joined, forgotten: by uid, why."""
+        for member in self._present.members:
+            if member.uid in whys:
+                self.lost = whys[member.uid].format(member.name)
+        for uid in whys.keys() & self._registered.keys():
+            why = whys[uid].format(self._registered.pop(uid).name)
+            log(f"{why}; it does not join")
+            self._ready.pop(uid, None)
+            if self._plan is not None and self._plan.first_rank(uid) is not None:
+                self._drop(why, failed=False)
+
+    def _told(self, kind: str) -> set[str]:
+        """Blocks of which the board has such a text for one of their ranks."""
+        return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:
         """Publish the next plan, if there is any."""
@@ -245,7 +250,7 @@ class Coordinator:
             wanted = tuple(task for task in wanted if task not in self._left) or wanted
         self._turn_away(wanted)
         ready = [self._registered[uid] for uid in self._ready]
-        leaving = self._leaving()
+        leaving = self._told("leaving") & {member.uid for member in present.members}
         waited = now - min(self._ready.values(), default=now)
         choice = next_plan(present.members, wanted, ready, leaving, waited)
         self.stop_all = choice is None and leaving >= {member.uid for member in present.members}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
@@ -52,6 +53,7 @@ class Link(threading.Thread):
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
         """This board counts from now on, on which `coordinator` steers if this rank leads. Raises `StoreLostError`."""
         board.follow(*_KINDS)
+        board.will(f"gone-{self._name}", "1")
         self._sign(board)
         with self._lock:
             self._board, self._coordinator, self.lost = board, coordinator, ""
@@ -61,8 +63,10 @@ class Link(threading.Thread):
         return self._board.heard(key)
 
     def stop(self) -> None:
-        """End; returns at once."""
+        """End, as it was planned: nobody is to take this rank for lost."""
         self._stop_asked.set()
+        with suppress(StoreLostError):
+            self._board.will()
 
     # -- plans --------------------------------------------------------------------------------------------------------
 

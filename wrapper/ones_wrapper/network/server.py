@@ -46,6 +46,8 @@ class _Member:
         self.asked: list[bytes] = []
         """Keys whose values it waits for."""
         self.follows: tuple[bytes, ...] = ()
+        self.will: tuple[bytes, ...] = ()
+        """A key, and the value that it gets when this connection ends."""
 
 
 def _kind(key: bytes) -> bytes:
@@ -153,6 +155,8 @@ class StoreServer:
                 del self._places[member.name]
             for other in list(place.members):
                 self._leave(other)
+        elif member.will:
+            self._do_set(member, *member.will)
 
     def _receive(self, member: _Member) -> None:
         try:
@@ -252,6 +256,12 @@ class StoreServer:
             place.followers.setdefault(kind, set()).add(member)
         member.follows += kinds
         return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
+
+    def _do_will(self, member: _Member, *pair: bytes) -> list[bytes]:
+        if len(pair) not in (0, 2):
+            raise ValueError("a key without a value")
+        member.will = pair
+        return []
 
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
         """Their values, once all are there."""
