@@ -93,11 +93,11 @@ def group_formed(ranks: int) -> dict[str, Any]:
     network = JobNetwork.here()
     took = []
     for number in range(ROUNDS):
-        board = Board.host(network, number)
+        board = Board.hosted(network, number)
         begin = time.monotonic() + 1.0
 
         def work(rank: int, place: str = board.place, begin: float = begin) -> None:
-            mine = Board.connect(network, network.host, network.port, place, 20.0)
+            mine = Board(network, network.host, network.port, place, 20.0)
             time.sleep(max(0.0, begin - time.monotonic()))
             control_group(mine, "group", rank, ranks, 60.0)
             mine.count("done", 1)

@@ -39,9 +39,9 @@ class Team:
         assert isinstance(group, TorchGroup)
         self.group, self.backend = group, dist.get_backend_config()
         network = JobNetwork.found(os.environ, Path(os.environ["ONES_JOB_DIR"]) / HOT)
-        hosted = Board.host(network, 0) if group.rank == 0 else None
+        hosted = Board.hosted(network, 0) if group.rank == 0 else None
         host, port, place = group.on_first(lambda: [*hosted.address, hosted.place] if hosted else [])
-        self.board = hosted or Board.connect(network, host, port, place)
+        self.board = hosted or Board(network, host, port, place)
         self._generation = 0
 
     def begin(self) -> Former:

@@ -45,7 +45,7 @@ def happened() -> list[str]:
 
 def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, trial: str, sent: str) -> Blocks:
     """Block 0, which trains on a GPU and takes block 1 in."""
-    board = Board.host(JobNetwork.here(), 0)
+    board = Board.hosted(JobNetwork.here(), 0)
     leader = Leader(0, *board.address, board.place, 0, 0)
 
     class Ranks(TorchGroup):

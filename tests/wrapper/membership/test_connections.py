@@ -134,7 +134,7 @@ def until(condition: Callable[[], bool]) -> bool:
 
 def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects memory and threads of those who train, whatever comes of newcomers."""
-    card, board = Card(), Board.host(JobNetwork.here(), 0)
+    card, board = Card(), Board.hosted(JobNetwork.here(), 0)
     monkeypatch.setattr(connections, "_nccl_group", card.group)
     tasks: list[int] = []
     for generation in range(1, 21):

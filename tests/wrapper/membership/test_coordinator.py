@@ -25,7 +25,7 @@ Turn = Callable[[], None]
 
 @pytest.fixture
 def board() -> Board:
-    return Board.host(JobNetwork.here(), 0)
+    return Board.hosted(JobNetwork.here(), 0)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def turn(leader: Coordinator, board: Board, monkeypatch: pytest.MonkeyPatch) -> 
 
     def turn() -> None:
         clock.ahead += 1.0
-        board.put(f"sign-{member(0).uid}-0", str(clock.ahead))
+        board.sign(f"{member(0).uid}-0")
         leader._turn()
 
     return turn
@@ -130,8 +130,8 @@ def test_a_term_is_planned_anew_while_no_step_ends(
     leader._hot = False
     join(board, encode(member(7)))
     board.put(f"ready-{member(7).uid}", "1")
-    for number in range(int(form_s(2) + DEADLINE_S) + 3):
-        board.put(f"sign-{member(7).uid}-0", str(number))
+    for _ in range(int(form_s(2) + DEADLINE_S) + 3):
+        board.sign(f"{member(7).uid}-0")
         turn()
     assert board.read("newest") == "2" and leader.proposal(lambda plan: True) == (2, 2)
     assert "membership 1 was dropped: no step ended meanwhile" in capsys.readouterr().err
@@ -140,14 +140,11 @@ def test_a_term_is_planned_anew_while_no_step_ends(
 def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, board: Board, turn: Turn) -> None:
     """Protects training from standing still again and again for a state that does not arrive: the same members wait
     30 s and then twice as long, others do not."""
-    beats = 0
 
     def turns(count: int) -> None:
-        nonlocal beats
         for _ in range(count):
-            beats += 1
             for number in (7, 8):
-                board.put(f"sign-{member(number).uid}-0", str(beats))
+                board.sign(f"{member(number).uid}-0")
             turn()
 
     def fail() -> None:

@@ -243,7 +243,7 @@ def test_whether_a_leader_lives() -> None:
     """Protects the decision to lead: a term's board that is there lives. What listens at its port and is none of the
     job's does not, nor what is of the job and has another board."""
     network = JobNetwork.here()
-    board = Board.host(network, 0)
+    board = Board.hosted(network, 0)
     leader = replace(LEADER, host=board.address[0], port=board.address[1], place=board.place)
     assert living(leader, network.secret)
     assert not living(replace(leader, place="term-1-aa"), network.secret)

@@ -49,7 +49,7 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
     lost = Leader(0, "127.0.0.1", 1, "gone", 0, 0)
     assert folder.claim(lost)
     network = JobNetwork.here()
-    board = Board.host(network, 1)
+    board = Board.hosted(network, 1)
     other = Leader(1, *board.address, board.place, 2, 0)
 
     def living(leader: Leader, secret: JobSecret) -> bool:

@@ -17,93 +17,89 @@ from ones_wrapper.network.store import GroupStore
 T = TypeVar("T")
 
 
-class Board:
-    """One connection to the board. Who waits for keys by it holds others up, so whoever does so has one of its own."""
+class Board(StoreClient):
+    """A connection to the board. Who waits for keys by it holds others up, so whoever does so has one of its own."""
 
-    def __init__(self, network: JobNetwork, client: StoreClient) -> None:
-        self.network, self._client = network, client
-
-    @classmethod
-    def host(cls, network: JobNetwork, term: int) -> Board:
-        """A new board, which lives as long as this connection. Raises `StoreLostError`."""
-        return cls(network, network.client(HOST, f"term-{term}-{secrets.token_hex(8)}"))
-
-    @classmethod
-    def connect(cls, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S) -> Board:
+    def __init__(
+        self, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S, role: str = MEMBER
+    ) -> None:
         """Raises `StoreLostError` if nobody hosts it there, or does not answer within `timeout_s`."""
-        return cls(network, StoreClient(host, port, network.secret, MEMBER, place, timeout_s))
+        self.network = network
+        super().__init__(host, port, network.secret, role, place, timeout_s)
+
+    @classmethod
+    def hosted(cls, network: JobNetwork, term: int) -> Board:
+        """A new board, which lives as long as this connection. Raises `StoreLostError`."""
+        return cls(network, network.host, network.port, f"term-{term}-{secrets.token_hex(8)}", role=HOST)
 
     def again(self) -> Board:
         """Another connection to the same board. Raises `StoreLostError`."""
-        return Board(self.network, self._client.again())
-
-    @property
-    def place(self) -> str:
-        """The board's name in the store that has it."""
-        return self._client.place
+        return Board(self.network, self.host, self.port, self.place)
 
     @property
     def address(self) -> tuple[str, int]:
         """Of the store that has it."""
-        return self._client.host, self._client.port
+        return self.host, self.port
 
     def put(self, key: str, text: str) -> None:
         """Write a text, in place of what was there. Raises `StoreLostError`."""
-        self._client.ask("set", key.encode(), text.encode())
+        self.ask("set", key.encode(), text.encode())
 
     def read(self, key: str) -> str | None:
         """A text; None if there is none. Raises `StoreLostError`."""
-        return self.read_all((key,))[0]
-
-    def read_all(self, keys: Sequence[str]) -> list[str | None]:
-        """The same of several, by one request. Raises `StoreLostError`."""
-        told = self._client.ask("peek", *(key.encode() for key in keys))
-        return [one[1:].decode(errors="replace") if one else None for one in told]
+        (found,) = self.ask("peek", key.encode())
+        return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
         """Have the store write this key and text when the connection ends; nothing any more without. Raises
         `StoreLostError`."""
-        self._client.ask("will", *(part.encode() for part in pair))
-
-    def follow(self, *kinds: str) -> None:
-        """From now on hear of the texts whose keys are, or begin with, one of these and a dash. Raises
-        `StoreLostError`."""
-        self._client.follow(*kinds)
-
-    def listen(self, timeout_s: float) -> None:
-        """Wait until something is heard. Raises `StoreLostError`."""
-        self._client.listen(timeout_s)
+        self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
         """The newest text of a kind that is followed, without asking; None if there is none."""
-        value = self._client.news.get(key.encode())
+        value = self.news.get(key.encode())
         return None if value is None else value.decode(errors="replace")
 
     def heard_of(self, kind: str) -> list[str]:
         """What follows the dash in the keys of a kind. Of the thread that listens alone."""
         begin = f"{kind}-".encode()
-        return [key[len(begin) :].decode(errors="replace") for key in self._client.news if key.startswith(begin)]
+        return [key[len(begin) :].decode(errors="replace") for key in self.news if key.startswith(begin)]
 
     def unhear(self, *keys: str) -> None:
         """Nobody needs these any more."""
         for key in keys:
-            self._client.news.pop(key.encode(), None)
+            self.news.pop(key.encode(), None)
+
+    def wait(self, key: str, within_s: float) -> str | None:
+        """A text, waited for; None if it does not come. Raises `StoreLostError`."""
+        try:
+            return self.ask("get", b"%d" % (1000 * within_s), key.encode(), wait_s=within_s)[0].decode(errors="replace")
+        except TimeoutError:
+            return None
+
+    def sign(self, name: str) -> None:
+        """This process lives. Raises `StoreLostError`."""
+        self.ask("sign", name.encode())
+
+    def silent_s(self, names: Sequence[str]) -> list[float]:
+        """How long ago each of them signed, or was first asked for. Raises `StoreLostError`."""
+        return [int(age) / 1000 for age in self.ask("ages", *(name.encode() for name in names))]
 
     def count(self, key: str, more: int = 0) -> int:
         """A counter, after `more` was added. Raises `StoreLostError`."""
-        return int(self._client.ask("add", key.encode(), b"%d" % more)[0])
+        return int(self.ask("add", key.encode(), b"%d" % more)[0])
 
     def forget(self, past: Callable[[str], bool]) -> None:
         """Remove the texts and the parts of the store of whose names `past` holds. Raises `StoreLostError`."""
-        keys = self._client.ask("keys", b"")
+        keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
-            self._client.ask("delete", *old)
-        for key in [key for key in self._client.news if past(key.decode(errors="replace"))]:
-            del self._client.news[key]
+            self.ask("delete", *old)
+        for key in [key for key in self.news if past(key.decode(errors="replace"))]:
+            del self.news[key]
 
     def store(self, name: str, timeout_s: float = ANSWER_S) -> GroupStore:
         """A part of the store in which ranks form a group."""
-        return GroupStore(self._client, name, timeout_s)
+        return GroupStore(self, name, timeout_s)
 
 
 def in_time(function: Callable[[], T], timeout_s: float) -> T:

@@ -92,11 +92,9 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
-    while awaited.keys() - here.keys() and time.monotonic() < until:
-        for task in awaited.keys() - here.keys():
-            if (text := board.read(f"here-{task}")) is not None:
-                here[task] = decode_member(text)
-        time.sleep(0.01)
+    for task in awaited:
+        if (text := board.wait(f"here-{task}", max(0.0, until - time.monotonic()))) is not None:
+            here[task] = decode_member(text)
     tasks = [task for task in coming.plan.tasks if task in here and task != mine.task]
     plan = replace(coming.plan, term=term, members=(mine, *(here[task] for task in tasks)), moves=False)
     board.put(_BEGINS, encode(plan))
@@ -105,11 +103,8 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 def answer(board: Board, mine: Member) -> Plan | None:
     """Another block's part: the membership, None where it began without this block. Raises `StoreLostError`."""
-    until = time.monotonic() + 2 * MOST_S
     board.put(f"here-{mine.task}", encode(mine))
-    while (text := board.read(_BEGINS)) is None:
-        if time.monotonic() > until:
-            return None
-        time.sleep(0.01)
+    if (text := board.wait(_BEGINS, 2 * MOST_S)) is None:
+        return None
     plan = decode_plan(text)
     return plan if plan.first_rank(mine.uid) is not None else None

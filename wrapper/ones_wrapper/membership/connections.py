@@ -250,16 +250,13 @@ class Former(threading.Thread):
         """The board of the next term, which the plan's rank 0 hosts and tells of on the present one."""
         key = f"next-{self.plan.generation}"
         if self.rank == 0:
-            board = Board.host(self._board.network, self.plan.term)
+            board = Board.hosted(self._board.network, self.plan.term)
             self._board.put(key, json.dumps([*board.address, board.place]))
             return board
-        until = time.monotonic() + FORM_S
-        while (text := self._board.read(key)) is None:
-            if time.monotonic() > until:
-                raise StoreLostError("the next leader named no board")
-            time.sleep(0.02)
+        if (text := self._board.wait(key, FORM_S)) is None:
+            raise StoreLostError("the next leader named no board")
         host, port, place = json.loads(text)
-        return Board.connect(self._board.network, str(host), int(port), str(place))
+        return Board(self._board.network, str(host), int(port), str(place))
 
 
 def destroy() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.back_off import BackOff
@@ -27,18 +26,6 @@ UNWANTED_S = 3.0
 DEADLINE_S = 5.0
 """A published plan that not all could form so long after they should have is dropped, and one by terms for which no
 step ended."""
-
-
-@dataclass
-class _Signs:
-    """When a rank was last heard of, on this process's clock."""
-
-    text: str = ""
-    at: float = field(default_factory=time.monotonic)
-
-    def hear(self, text: str | None) -> None:
-        if text is not None and text != self.text:
-            self.text, self.at = text, time.monotonic()
 
 
 class Coordinator:
@@ -80,7 +67,6 @@ class Coordinator:
         """When each newcomer was first heard of."""
         self._ready: dict[str, float] = {}
         """When each newcomer was ready, in the order in which they were."""
-        self._signs: dict[str, _Signs] = {}
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
         """Tasks of members that were told to end since that order: nobody waits for them, unless they start again."""
@@ -158,8 +144,6 @@ class Coordinator:
             self._back_off.stood_still(stood_s)
             for times in (self._since, self._ready):
                 times.update({uid: at + stood_s for uid, at in times.items()})
-            for signs in self._signs.values():
-                signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
         self._lose(dict.fromkeys(self._told("gone"), "a rank of {} ended"))
         now = time.monotonic()
@@ -208,20 +192,12 @@ class Coordinator:
 
     def _hear_signs(self) -> None:
         """Of every rank."""
-        now = time.monotonic()
-        silent = {}
         members = (*self._present.members, *self._registered.values())
         ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
-        told = self._board.read_all([f"sign-{key}" for key in ranks])
-        for (key, member), text in zip(ranks.items(), told, strict=True):
-            signs = self._signs.setdefault(key, _Signs())
-            signs.hear(text)
-            if now - signs.at > DEAD_S:
-                silent[member.uid] = f"{{}} gave no sign for {DEAD_S:g} s"
-        self._lose(silent)
-        known = {member.uid for member in (*self._present.members, *self._registered.values())}
+        ages = self._board.silent_s([*ranks])
+        silent = [one.uid for one, age in zip(ranks.values(), ages, strict=True) if age > DEAD_S]
+        self._lose(dict.fromkeys(silent, f"{{}} gave no sign for {DEAD_S:g} s"))
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
-        self._signs = {key: signs for key, signs in self._signs.items() if key.rpartition("-")[0] in known}
 
     def _lose(self, whys: dict[str, str]) -> None:
         """Blocks are lost, or, if they have not joined, forgotten: by uid, why."""

@@ -83,7 +83,7 @@ def come_in(
     if data is None:
         raise NotWantedError("the job is over")
     leader = Leader(**data)
-    board = hosted[0] if hosted else Board.connect(network, leader.host, leader.port, leader.place)
+    board = hosted[0] if hosted else Board(network, leader.host, leader.port, leader.place)
     me, local = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node), group.rank
 
     def others() -> tuple[str, float, float, str]:

@@ -41,7 +41,7 @@ class Link(threading.Thread):
         """Why the others count as lost; empty while they don't."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
-        self._count, self._signed_at, self._told = 0, 0.0, False
+        self._signed_at, self._told = 0.0, False
         self._coordinator: Coordinator | None = None
         self._make: Make | None = None
         self._next, self._uid = 0, ""
@@ -134,7 +134,7 @@ class Link(threading.Thread):
         return lost or board.heard("lost") or ""
 
     def _sign(self, board: Board) -> None:
-        self._count, self._signed_at, self._told = self._count + 1, time.monotonic(), self._leaving()
-        board.put(f"sign-{self._name}", str(self._count))
+        self._signed_at, self._told = time.monotonic(), self._leaving()
+        board.sign(self._name)
         if self._told:
             board.put(f"leaving-{self._name}", "1")

@@ -76,7 +76,7 @@ def find_or_found(
                 pass
         term = folder.next_term(leader)
         ready(term - 1)
-        board = Board.host(network, term)
+        board = Board.hosted(network, term)
         board.put(GATHER, coming.encode() if coming is not None else "")
         leader = Leader(term, *board.address, board.place, block.task, block.restart)
         if folder.claim(leader):
@@ -93,7 +93,7 @@ def _board(network: JobNetwork, leader: Leader) -> Board:
     until = time.monotonic() + ANSWER_S
     while True:
         try:
-            return Board.connect(network, leader.host, leader.port, leader.place, timeout_s=_TRY_S)
+            return Board(network, leader.host, leader.port, leader.place, timeout_s=_TRY_S)
         except StoreLostError:
             if time.monotonic() > until or not living(leader, network.secret):
                 raise

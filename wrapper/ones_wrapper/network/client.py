@@ -13,7 +13,7 @@ from contextlib import suppress
 from ones_wrapper.network.frames import FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.proof import prove
 from ones_wrapper.network.secret import JobSecret
-from ones_wrapper.network.server import MEET, MEMBER
+from ones_wrapper.network.server import MEMBER
 
 ANSWER_S = 5.0
 """A store that does not answer within this time is lost."""
@@ -56,10 +56,6 @@ class StoreClient:
             self.close()
             raise StoreLostError(f"{self.host}:{self.port}: {error}") from None
         return connection
-
-    def again(self) -> StoreClient:
-        """Another connection to the same place. Raises `StoreLostError`."""
-        return StoreClient(self.host, self.port, self._secret, MEET if self._role == MEET else MEMBER, self.place)
 
     def key(self, *purpose: str) -> bytes:
         """A key that is bound to this place and a purpose."""
@@ -104,7 +100,8 @@ class StoreClient:
         return found
 
     def follow(self, *kinds: str) -> None:
-        """Have the values of these kinds of keys in `news`, now and as they come. Raises `StoreLostError`."""
+        """Have the values of these kinds of keys in `news`, now and as they come: a key is of a kind if it is that, or
+        begins with it and a dash. Raises `StoreLostError`."""
         self._follows = True
         found = self.ask("follow", *(kind.encode() for kind in kinds))
         self.news.update(zip(found[::2], found[1::2], strict=True))

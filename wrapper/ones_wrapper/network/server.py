@@ -17,9 +17,12 @@ from contextlib import suppress
 from ones_wrapper.network.door import Door, listen
 from ones_wrapper.network.frames import MOST, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.process.standstill import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
 """Roles: who makes a place that ends with him, who comes into such a one, and who makes one together with others."""
+_TURN_S = 1.0
+"""Time between two looks whether this process stood still, at most."""
 _MOST_UNREAD = 4 * MOST
 """Bytes that somebody may leave unread."""
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
@@ -33,6 +36,8 @@ class _Place:
         self.members: set[_Member] = set()
         self.awaited: dict[bytes, set[_Member]] = {}
         self.followers: dict[bytes, set[_Member]] = {}
+        self.heard: dict[bytes, float] = {}
+        """When who signs was last heard of, or first asked for."""
 
 
 class _Member:
@@ -61,6 +66,7 @@ class StoreServer:
         self._door = Door(listener, secret, self._why_not)
         self.port = self._door.port
         self._places: dict[str, _Place] = {}
+        self._still = Standstill()
         self._members: set[_Member] = set()
         self._waiting: set[_Member] = set()
         self._selector = selectors.DefaultSelector()
@@ -107,8 +113,12 @@ class StoreServer:
             self._stopped.close()
 
     def _turn(self) -> bool:
-        waits = [self._door.next_s(), *(max(0.0, one.until - time.monotonic()) for one in self._waiting)]
-        for key, events in self._selector.select(min((one for one in waits if one is not None), default=None)):
+        waits = [_TURN_S, self._door.next_s(), *(max(0.0, one.until - time.monotonic()) for one in self._waiting)]
+        found = self._selector.select(min(one for one in waits if one is not None))
+        if stood_s := self._still.look():
+            for place in self._places.values():
+                place.heard = {name: min(at + stood_s, time.monotonic()) for name, at in place.heard.items()}
+        for key, events in found:
             if key.fileobj is self._stopped:
                 return False
             if key.fileobj is self._door:
@@ -256,6 +266,15 @@ class StoreServer:
             place.followers.setdefault(kind, set()).add(member)
         member.follows += kinds
         return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
+
+    def _do_sign(self, member: _Member, name: bytes) -> list[bytes]:
+        member.place.heard[name] = time.monotonic()
+        return []
+
+    def _do_ages(self, member: _Member, *names: bytes) -> list[bytes]:
+        """Milliseconds since each of them signed."""
+        now, heard = time.monotonic(), member.place.heard
+        return [b"%d" % (1000 * (now - heard.setdefault(name, now))) for name in names]
 
     def _do_will(self, member: _Member, *pair: bytes) -> list[bytes]:
         if len(pair) not in (0, 2):
