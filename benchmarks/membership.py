@@ -3,8 +3,9 @@
     python benchmarks/membership.py --json membership.json
 
 Two real blocks of two ranks train for some seconds; what each rank holds is read from the kernel and from the stacks
-that it prints. A group of many ranks of this machine is formed as plans form it. Everything is on one machine, by the
-loopback device, and gloo.
+that it prints. A group of many ranks of this machine is formed as plans form it. Light agents are processes without
+torch, which hear and sign as a rank's thread does; more of them are connections of one process. Everything is on one
+machine, by the loopback device, and gloo.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.connections import control_group
+from ones_wrapper.network.client import StoreClient
+from ones_wrapper.network.door import listen
 from ones_wrapper.network.job_network import JobNetwork
-from ones_wrapper.protocol import First
-from tests.wrapper.membership.blocks import Job
+from ones_wrapper.network.secret import JobSecret
+from ones_wrapper.network.server import HOST, MEMBER, StoreServer
+
+# What needs torch is imported once the light agents are forked.
 
 ROUNDS = 5
+STEADY_S = 10.0
+PLAN = b"x" * 2048
+PLACE = "term-0-light"
+KINDS = ("lost", "mode", "leave", "newest", "plan", "verdict")
+DEAD_S = 5.0
 
 
 def connections_of(pid: int, port: int) -> int:
@@ -52,6 +60,9 @@ def threads_of(stacks: str) -> int:
 
 def held_by_a_rank() -> dict[str, Any]:
     """Of each rank of two blocks that train together: its threads of ours and its connections to the board's store."""
+    from ones_wrapper.protocol import First
+    from tests.wrapper.membership.blocks import Job
+
     with tempfile.TemporaryDirectory() as directory:
         job = Job(Path(directory) / "job", epochs=4000)
         try:
@@ -90,6 +101,9 @@ def _in_child(work: Callable[[], None]) -> int:
 
 def group_formed(ranks: int) -> dict[str, Any]:
     """Seconds until so many processes of this machine have formed a group."""
+    from ones_wrapper.membership.board import Board
+    from ones_wrapper.membership.connections import control_group
+
     network = JobNetwork.here()
     took = []
     for number in range(ROUNDS):
@@ -111,12 +125,117 @@ def group_formed(ranks: int) -> dict[str, Any]:
     return {"ranks": ranks, "median_s": round(statistics.median(took), 3), "all_s": [round(one, 3) for one in took]}
 
 
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _server() -> tuple[JobNetwork, int]:
+    """A store in a process of its own."""
+    secret, listener = JobSecret.fresh(), listen("127.0.0.1")
+
+    def work() -> None:
+        StoreServer(listener, secret)
+        time.sleep(600.0)
+
+    network = JobNetwork(secret, "127.0.0.1", listener.getsockname()[1])
+    pid = _in_child(work)
+    listener.close()
+    return network, pid
+
+
+def _agent(network: JobNetwork, number: int) -> None:
+    """Signs once a second, and says when it heard of the plan."""
+    client = StoreClient(network.host, network.port, network.secret, MEMBER, PLACE, 60.0)
+    client.follow(*KINDS)
+    signed, said = time.monotonic() - number % 10 / 10, False
+    while True:
+        client.listen(0.1)
+        if not said and b"plan-1" in client.news:
+            said = bool(client.ask("append", b"heard", b"%.4f " % time.monotonic()) is not None)
+        if time.monotonic() - signed > 1.0:
+            client.ask("sign", b"%d-0" % number)
+            signed = time.monotonic()
+
+
+def _until(holds: Callable[[], bool], within_s: float = 300.0) -> float:
+    """Seconds until it holds."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < within_s
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def light_agents(count: int) -> dict[str, Any]:
+    """Processes of which one falls silent in the end."""
+    network, server = _server()
+    host = network.client(HOST, PLACE)
+    pids = [_in_child(lambda number=number: _agent(network, number)) for number in range(count)]  # type: ignore[misc]
+    names = [b"%d-0" % number for number in range(count)]
+    try:
+        time.sleep(3.0 + count / 50)
+        before = _cpu_s(server)
+        time.sleep(STEADY_S)
+        steady = (_cpu_s(server) - before) / STEADY_S
+        began = time.monotonic()
+        host.ask("set", b"plan-1", PLAN)
+
+        def heard() -> list[bytes]:
+            return host.ask("peek", b"heard")[0].split()
+
+        _until(lambda: len(heard()) == count)
+        reached = max(float(one.lstrip(b"+")) for one in heard()) - began
+        os.kill(pids[7], 19)
+        silent = _until(lambda: any(int(age) > 1000 * DEAD_S for age in host.ask("ages", *names)))
+        return {
+            "agents": count,
+            "plan_s": round(reached, 3),
+            "store_core": round(steady, 4),
+            "named_s": round(silent, 2),
+        }
+    finally:
+        for pid in (*pids, server):
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def agents_in_one(count: int) -> dict[str, Any]:
+    """Connections of one process, which takes its turns for all of them: the costs of each."""
+    network, server = _server()
+    host = network.client(HOST, PLACE)
+    try:
+        clients = [StoreClient(network.host, network.port, network.secret, MEMBER, PLACE, 60.0) for _ in range(count)]
+        for client in clients:
+            client.follow(*KINDS)
+        before, began = _cpu_s(server), time.monotonic()
+        for number, client in enumerate(clients):
+            client.ask("sign", b"%d-0" % number)
+        signs, signs_s = _cpu_s(server) - before, time.monotonic() - began
+        began = time.monotonic()
+        host.ask("set", b"plan-1", PLAN)
+        for client in clients:
+            while b"plan-1" not in client.news:
+                client.listen(5.0)
+        plan_s = time.monotonic() - began
+        began = time.monotonic()
+        host.ask("ages", *(b"%d-0" % number for number in range(count)))
+        return {
+            "agents": count, "plan_s": round(plan_s, 3), "store_core": round(signs, 3), "signs_s": round(signs_s, 3),
+            "ages_s": round(time.monotonic() - began, 4), "requests_a_second": count,
+        }  # fmt: skip
+    finally:
+        os.kill(server, 9)
+        os.waitpid(server, 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ["GLOO_ENABLE_STORE_V2_API"] = "1"
-    found = {"group": group_formed(64), "rank": held_by_a_rank()}
+    found = {"light": light_agents(512), "one": agents_in_one(4096)}
+    found |= {"group": group_formed(64), "rank": held_by_a_rank()}
     print(json.dumps(found, indent=1))
     if args.json:
         args.json.write_text(json.dumps(found))
