@@ -10,7 +10,7 @@ import pytest
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
-from ones_wrapper.membership.link import LOOK_S, MAIN_S, Link
+from ones_wrapper.membership.link import LEADER_S, LOOK_S, MAIN_S, Link
 from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
@@ -80,19 +80,40 @@ def test_a_block_says_at_once_that_it_is_to_end(clock: Clock) -> None:
 
 
 def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:
-    """Protects the same on the other side; a leader that is gone is found at once."""
+    """Protects the same on the other side."""
     board, abandoned = Board.hosted(JobNetwork.here(), 0), list[str]()
     link = Link(board.again(), "1.0-0", lambda: False, abandoned.append)
     link.start()
     try:
+        board.sign("0.0-0")
         for _ in range(2):
             clock.ahead += 3600.0
-            time.sleep(5 * LOOK_S)
+            time.sleep(2 * LOOK_S)
             assert board.silent_s(["1.0-0"])[0] < 3600.0
-        time.sleep(2 * MAIN_S)
+            board.sign("0.0-0")
+        time.sleep(MAIN_S + LOOK_S)
         assert (link.lost, abandoned) == ("", [])
+    finally:
+        link.stop()
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_leader_that_is_silent_or_gone(clock: Clock, planned: bool) -> None:
+    """Protects the others' time from one that hangs while its store answers, and from one that was killed. After an end
+    that was planned nobody misses its signs."""
+    board, abandoned = Board.hosted(JobNetwork.here(), 0), list[str]()
+    link = Link(board.again(), "1.0-0", lambda: False, abandoned.append)
+    link.start()
+    try:
+        board.sign("0.0-0")
+        if planned:
+            board.will()
+        for _ in range(int(LEADER_S / 1.8) + 2):
+            clock.ahead += 1.8
+            time.sleep(1.3 * LOOK_S)
+        assert link.lost == ("" if planned else f"the leader gave no sign for {LEADER_S:g} s")
         board.close()
-        time.sleep(2 * MAIN_S)
-        assert "the store closed the connection" in link.lost and abandoned == [link.lost]
+        time.sleep(MAIN_S + 3 * LOOK_S)
+        assert abandoned == [link.lost] and ("the store closed the connection" in link.lost) is planned
     finally:
         link.stop()

@@ -51,8 +51,8 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Have the store write this key and text when the connection ends; nothing any more without. Raises
-        `StoreLostError`."""
+        """Have the store write this key and text when the connection ends. Without, the end is planned: nothing is
+        written, and a leader's signs are missed no more. Raises `StoreLostError`."""
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
@@ -77,9 +77,9 @@ class Board(StoreClient):
         except TimeoutError:
             return None
 
-    def sign(self, name: str) -> None:
-        """This process lives. Raises `StoreLostError`."""
-        self.ask("sign", name.encode())
+    def sign(self, name: str) -> float:
+        """This process lives; how long ago the leader signed. Raises `StoreLostError`."""
+        return int(self.ask("sign", name.encode())[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:
         """How long ago each of them signed, or was first asked for. Raises `StoreLostError`."""

@@ -178,6 +178,7 @@ class Coordinator:
             self._ready.pop(member.uid, None)
         while (text := self._board.heard(f"join-{self._heard + 1}")) is not None:
             self._heard += 1
+            self._board.unhear(f"join-{self._heard}")
             try:
                 member = decode_member(text)
             except ValueError as error:

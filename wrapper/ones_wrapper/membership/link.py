@@ -21,6 +21,9 @@ SIGN_S = 1.0
 """Time between two signs."""
 LOOK_S = 0.1
 """After so long at most the others hear that this block was told to end, and the coordinator looks."""
+LEADER_S = 20.0
+"""A leader that has given no sign for so long is lost. It is longer than for others: everybody starts again for it, and
+its script may hold the interpreter's lock."""
 MAIN_S = 1.0
 """How long the rank's own thread may take to notice that others are lost, before this one leaves for it."""
 _KINDS = ("lost", "mode", "leave", "newest", "plan", "verdict")
@@ -76,11 +79,6 @@ class Link(threading.Thread):
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
-    def form_none(self) -> None:
-        """Begin nothing any more."""
-        with self._lock:
-            self._make = None
-
     def take(self, generation: int) -> Former | None:
         """What forms this plan's groups; None if this thread has not begun and no longer will: the caller has to."""
         with self._lock:
@@ -126,15 +124,16 @@ class Link(threading.Thread):
         """Why others count as lost."""
         board.listen(LOOK_S)
         if self._leaving() != self._told or time.monotonic() - self._signed_at > SIGN_S:
-            self._sign(board)
+            if self._sign(board) > LEADER_S:
+                return f"the leader gave no sign for {LEADER_S:g} s"
             rest_idle()
         self._begin(board)
         coordinator = self._coordinator
         lost = coordinator.turn() if coordinator is not None else ""
         return lost or board.heard("lost") or ""
 
-    def _sign(self, board: Board) -> None:
+    def _sign(self, board: Board) -> float:
         self._signed_at, self._told = time.monotonic(), self._leaving()
-        board.sign(self._name)
         if self._told:
             board.put(f"leaving-{self._name}", "1")
+        return board.sign(self._name)

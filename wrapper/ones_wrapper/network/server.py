@@ -38,6 +38,8 @@ class _Place:
         self.followers: dict[bytes, set[_Member]] = {}
         self.heard: dict[bytes, float] = {}
         """When who signs was last heard of, or first asked for."""
+        self.leads = b""
+        """The name by which the host signs, if it does."""
 
 
 class _Member:
@@ -268,8 +270,12 @@ class StoreServer:
         return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
 
     def _do_sign(self, member: _Member, name: bytes) -> list[bytes]:
-        member.place.heard[name] = time.monotonic()
-        return []
+        """Milliseconds since the host signed."""
+        place = member.place
+        place.heard[name] = time.monotonic()
+        if member.hosts:
+            place.leads = name
+        return self._do_ages(member, place.leads or name)
 
     def _do_ages(self, member: _Member, *names: bytes) -> list[bytes]:
         """Milliseconds since each of them signed."""
@@ -280,6 +286,8 @@ class StoreServer:
         if len(pair) not in (0, 2):
             raise ValueError("a key without a value")
         member.will = pair
+        if member.hosts and not pair:
+            member.place.leads = b""
         return []
 
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
