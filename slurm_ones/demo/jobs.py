@@ -26,9 +26,9 @@ SCRIPT = "spirals.py"
 """In `scripts/`; each rank runs it, and it needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
 """Of each GPU, and the GPUs that a job may have."""
-STEP_MS = 10.0
-PACE_MS = {"spirals": 5.0, "cnn": 5.0, "transformer": 6.0}
-"""Sleep of a rank for each step and for each sample of its local batch: the emulated GPU."""
+PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
+"""Sleep of a rank for each sample of its local batch, and twice that for each step: the emulated GPU. That of the
+cluster's jobs is slow, since a step takes 5 to 10 ms of a processor, and 16 ranks may have two of them."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
 """Of the cluster's models: training samples, gradient noise scale in samples, size; about as they report."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
@@ -56,7 +56,7 @@ class DemoJob:
             f"--max-batch={BASE_BATCH * most}",
             f"--max-local-batch={BASE_BATCH}",
             f"--pace={PACE_MS[self.model]:g}",
-            f"--pace-step={STEP_MS:g}",
+            f"--pace-step={2 * PACE_MS[self.model]:g}",
         ]
 
 
@@ -66,16 +66,16 @@ def comment(most: int) -> str:
 
 
 ON_CLUSTER = (
-    DemoJob("cnn-1", 0, 9, 1, "cnn", "alice"),
-    DemoJob("vit-1", 8, 12, 2, "transformer", "bob"),
-    DemoJob("cnn-2", 18, 9, 1, "cnn", "alice"),
-    DemoJob("vit-2", 28, 8, 1, "transformer", "alice"),
-    DemoJob("cnn-3", 40, 18, 4, "cnn", "bob"),
-    DemoJob("vit-3", 50, 8, 1, "transformer", "bob"),
-    DemoJob("cnn-4", 62, 9, 1, "cnn", "alice"),
-    DemoJob("vit-4", 74, 12, 2, "transformer", "alice"),
-    DemoJob("cnn-5", 86, 8, 1, "cnn", "bob"),
-    DemoJob("vit-5", 100, 15, 4, "transformer", "bob"),
+    DemoJob("cnn-1", 0, 5, 1, "cnn", "alice"),
+    DemoJob("vit-1", 8, 6, 2, "transformer", "bob"),
+    DemoJob("cnn-2", 18, 5, 1, "cnn", "alice"),
+    DemoJob("vit-2", 28, 4, 1, "transformer", "alice"),
+    DemoJob("cnn-3", 40, 9, 4, "cnn", "bob"),
+    DemoJob("vit-3", 50, 4, 1, "transformer", "bob"),
+    DemoJob("cnn-4", 62, 5, 1, "cnn", "alice"),
+    DemoJob("vit-4", 74, 6, 2, "transformer", "alice"),
+    DemoJob("cnn-5", 86, 4, 1, "cnn", "bob"),
+    DemoJob("vit-5", 100, 8, 4, "transformer", "bob"),
 )
 """Of `make demo` on a real Slurm, of `slurm-ones demo` on a simulated one: what people who know neither the queue nor
 their model's scaling would submit. Most ask for one GPU and few for many, as in the Philly trace; larger asks train
@@ -101,7 +101,7 @@ class Paced:
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `Speed`."""
         exchange = np.full(len(local), EXCHANGE_S[self.model] * (gpus + 1))
-        return (PACE_MS[self.model] * local + STEP_MS) / 1000 + exchange, exchange
+        return PACE_MS[self.model] * (local + 2) / 1000 + exchange, exchange
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:

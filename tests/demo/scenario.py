@@ -79,9 +79,6 @@ def arguments(job: DemoJob | RigidJob, *, elastic: bool) -> list[str]:
         "--cpus-per-gpu=1",
         f"--comment={comment(MOST_GPUS) if elastic else ''}",
         str(TEMPLATE if elastic else PLAIN),
-        # Imported once a node: four ranks that import scikit-learn each would keep this machine's cores busy.
-        "--preload",
-        "sklearn.datasets",
         str(TOP / f"wrapper/examples/{job.model}.py"),
         *job.options(MOST_GPUS),
         f"--lr={LEARNING_RATE[job.model] * job.gpus:g}",

@@ -8,10 +8,9 @@ import argparse
 import time
 
 import torch
-from sklearn.datasets import load_digits
+from digits import digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 
@@ -45,15 +44,6 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
     return parser.parse_args()
-
-
-def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1437 digits of 8x8 to train on, 360 to measure accuracy with."""
-    images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
-    y = torch.tensor(labels)
-    held_out = torch.arange(len(y)) % 5 == 0
-    return TensorDataset(x[~held_out], y[~held_out]), TensorDataset(x[held_out], y[held_out])
 
 
 def main() -> None:
