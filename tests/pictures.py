@@ -1,12 +1,12 @@
-"""The pictures of page and terminal in the documents: `python -m tests.pictures build/demo/ones.sqlite docs/img`.
-
-`python -m tests.pictures docs/img` draws that of a fault run alone.
+"""The pictures of page and terminal in the documents, of a demo that is busy, and of a fault run:
+`python -m tests.pictures docs/img`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +24,8 @@ from tests.faults.replay_page import write_replay
 from tests.show.test_browser import driver, installed
 
 PORT = 8699
+BUSY_S = 45.0
+"""From the demo's start."""
 SEED = 512984238
 """A fault run with changes of blocks and faults of many kinds."""
 
@@ -87,23 +89,28 @@ def fault_run(folder: Path) -> None:
         browser.quit()
 
 
-def main(*arguments: str) -> None:
-    """Draw all of them from a job database, or that of a fault run."""
+def main(folder: str) -> None:
+    """Draw all of them."""
     if why := installed():
         sys.exit(why)
-    *databases, folder = arguments
+    demo(Path(folder))
     fault_run(Path(folder))
-    for database in databases:
-        of_demo(database, folder)
 
 
-def of_demo(database: str, folder: str) -> None:
-    """Draw those of page and terminal."""
-    url = f"sqlite:///{Path(database).resolve()}"
-    with Store.open(url, "", read_only=True) as store:
-        cluster, jobs = store.cluster, store.job_summaries()
-    terminal(url, cluster, Path(folder) / "top.svg")
-    page(url, max(jobs, key=lambda job: job.resizes).job_id, Path(folder))
+def demo(folder: Path) -> None:
+    """Draw those of page and terminal while `slurm-ones demo` runs and many of its jobs train."""
+    with tempfile.TemporaryDirectory() as name:
+        command = [sys.executable, "-m", "slurm_ones.cli", "demo", "--no-browser", f"--directory={name}/demo"]
+        with subprocess.Popen(command) as running:
+            try:
+                time.sleep(BUSY_S)
+                url = f"sqlite:///{name}/demo/ones.sqlite"
+                with Store.open(url, "", read_only=True) as store:
+                    cluster, jobs = store.cluster, store.job_summaries()
+                terminal(url, cluster, folder / "top.svg")
+                page(url, max(jobs, key=lambda job: job.resizes).job_id, folder)
+            finally:
+                running.send_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

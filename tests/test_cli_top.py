@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
@@ -198,6 +200,72 @@ def test_the_window(filled: str) -> None:
     driven(filled, play)
 
 
+@pytest.mark.slow
+def test_it_filters_helps_and_shows_a_job_alone(filled: str) -> None:
+    """Protects whoever has many jobs: words choose among them, keys are explained, Enter reads one at 80 columns."""
+
+    async def play(pilot: Pilot[None]) -> None:
+        table = pilot.app.query_one(DataTable)
+        await pilot.press("slash", *"bob pd")
+        await until(pilot, lambda: table.row_count == 1 and "job 8" in below(pilot))
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: not table.display and "job 8" in below(pilot))
+        assert max(map(cell_len, below(pilot).splitlines())) <= 78
+        await pilot.press("escape")
+        await until(pilot, lambda: table.display and table.row_count == 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: table.row_count == 4)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(pilot.app.screen, window.Question))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(pilot.app.screen, window.Question))
+
+    driven(filled, play)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (("p", *"2x4", "enter", "enter"), "slurm-ones pin 7 2x4: ran pin 7 2x4"),
+        (("z", "4", "enter", "enter"), "slurm-ones resize 7 4: ran resize 7 4"),
+        (("u", "enter"), "slurm-ones release 7: ran release 7"),
+        (("p", "2", "enter", "escape"), ""),
+        (("p", "enter", "u", "escape"), ""),
+        (("z", "escape"), ""),
+        (("x", "escape"), ""),
+    ],
+)
+def test_a_job_changes_by_a_command_that_the_user_agrees_to(
+    filled: str, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], expected: str
+) -> None:
+    """Protects jobs from a slip of a finger, and shows what to type next time."""
+    said: list[str] = []
+    monkeypatch.setattr(window, "SLURM_ONES", (sys.executable, "-c", "import sys; print('ran', *sys.argv[1:])"))
+    monkeypatch.setattr(TopApp, "notify", lambda self, text, *, title, **_: said.append(f"{title}: {text}"))
+
+    async def play(pilot: Pilot[None]) -> None:
+        await pilot.press(*keys)
+        await until(pilot, lambda: bool(said) or not expected)
+        await pilot.pause(0.1)
+
+    driven(filled, play)
+    assert said == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("short", ["short"]),
+        ("  a reason of many words that goes on", ["  a reason of many", "    words that goes", "    on"]),
+        ("one\n\ntwo", ["one", "", "two"]),
+    ],
+)
+def test_long_lines_hang(text: str, lines: list[str]) -> None:
+    """Protects a reader at 80 columns: what continues a line is seen to."""
+    assert window.hanging(Text(text), 20, Console()).plain.splitlines() == lines
+
+
 def test_a_database_that_fails_is_said_and_looked_at_again(filled: str) -> None:
     """Protects the window from ending with a traceback while a file is replaced."""
 
@@ -253,6 +321,10 @@ def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "not yours to see" in tail()[0]
     asked["job"] = None
     assert "cannot be asked" in tail()[0]
+    monkeypatch.undo()
+    (tmp_path / "slurm-7_0.out").write_text("by its usual name\n")
+    monkeypatch.setattr(window, "connect", lambda settings: Client())
+    assert window.Logs(Settings()).tail(7, 10, str(tmp_path)) == ["by its usual name"]
 
 
 def test_slurm_is_asked_once_a_minute_where_a_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -10,6 +11,7 @@ import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -28,6 +30,7 @@ def demo(
     directory: Annotated[
         Path | None, typer.Option(help="Where all files of the demo go: new or empty (default: a new temporary one).")
     ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any that is free.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Fewer and shorter trainings.", hidden=True)] = False,
 ) -> None:
     """Watch trainings grow and shrink on this machine: no Slurm, no root, no GPU needed."""
@@ -49,13 +52,13 @@ def demo(
     status = 130
     try:
         with ended_by_signals():
-            status = _run(folder, jobs, simulated, lacks, no_browser)
+            status = _run(folder, jobs, simulated, lacks, not no_browser and can_open(), port)
     except KeyboardInterrupt:
         say("interrupted: all processes of the demo have ended")
     raise typer.Exit(status)
 
 
-def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[str], no_browser: bool) -> int:
+def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[str], opens: bool, port: int) -> int:
     """Exit code of a demo that came to its end."""
     began = time.time()
 
@@ -66,16 +69,19 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
         if lacks:
             say(f"No live page: {', '.join(lacks)} not installed: pip install 'slurm-ones[demo]'")
         else:
-            address = running.serve_page()
+            address = running.serve_page(port)
             at(time.time(), f"The live page: {address}")
-            if not no_browser and can_open():
+            if "SSH_CONNECTION" in os.environ:
+                number = urlsplit(address).port
+                say(f"From your own machine: ssh -L {number}:localhost:{number} {socket.gethostname()}")
+            if opens:
                 webbrowser.open(page_file(folder, address).as_uri())
         done = running.run()
         good = _report(folder, running, page="jinja2" not in lacks)
         if not done:
             say("Not every job has ended in time: this machine may be too busy. The logs are in the folder.")
         say(f"{time.time() - began:.0f} s in all. All files: {folder}")
-        if not lacks and not no_browser and sys.stdin.isatty():
+        if not lacks and sys.stdin.isatty():
             say("The page stays for an hour; Ctrl-C ends it.")
             with suppress(KeyboardInterrupt):
                 running.wait(3600.0)

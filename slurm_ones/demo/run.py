@@ -231,9 +231,9 @@ class Demo:
         """The real trainings so far."""
         return self.slurm.submitted
 
-    def serve_page(self) -> str:
-        """Start the live page; its address, once it answers. The jobs go on meanwhile."""
-        self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, "--port=0")
+    def serve_page(self, port: int = 0) -> str:
+        """Start the live page (0: at any free port); its address, once it answers. The jobs go on meanwhile."""
+        self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
         until = time.monotonic() + START_S
         while True:
             self._look()

@@ -10,18 +10,20 @@ from html import escape as escaped
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
-from ones_db import HeldRecord, NodeRecord, Store, TimelineRow
+from ones_db import HeldRecord, JobHistory, NodeRecord, Store, TimelineRow
 from ones_db.query import Reader
 from ones_db.reasons import CAUSES
 from ones_db.shape import Shape
+from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.show import charts, columns
 from slurm_ones.show.columns import ShownColumn, ShownJob, T, gpus
 from slurm_ones.show.feed import HISTORY_S, Moment
 from slurm_ones.show.live import ENDED, KEPT, Live, node_rows, silent
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
-from slurm_ones.show.usage import Usage, advised, usage
+from slurm_ones.show.usage import Allowed, Measured, Usage, advised, allowed, usage
 from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import changed, clock
 
@@ -36,6 +38,8 @@ WIDE_ONLY = frozenset(
 """Columns that a narrow window leaves out; a job's page has them all."""
 GROUPS = ("job", "user", "partition")
 """What may have a colour of its own in it."""
+FARTHEST = 4
+"""Throughput is predicted for at most N times the most GPUs that were measured."""
 MOST_CELLS = 32
 MOST_NODES = 600
 """Nodes that are drawn; of more their number is said."""
@@ -209,10 +213,26 @@ def job(
         advice=tips,
         comment=comment,
         gpus=gpus_over_time(own, 0, own[0].start, now, moment.colours) if own else "",
-        scaling=scaling(told.measured) if told else "",
+        scaling=scaling(told.measured, _predicted(history, told.measured, allowed(comment))) if told else "",
         loss=curve(epochs, "loss", changes),
         accuracy=curve(epochs, "accuracy", changes),
     )
+
+
+def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
+    """Useful samples/s at each number of GPUs that the job may have, by the model of its own measurements. Of a batch
+    the same share is useful at every size."""
+    if history is None or not history.throughput or not measured:
+        return {}
+    longest = max(measured, key=lambda one: one.measured_s)
+    each = max(one.gpus // max(one.nodes, 1) for one in measured) or 1
+    most = min(of.gpus[1] if of.gpus else 0, FARTHEST * max(one.gpus for one in measured))
+    gpus = np.unique([*(2**n for n in range(max(most, 1).bit_length())), *(one.gpus for one in measured), most])
+    gpus = gpus[gpus > 0]
+    model = MeasuredThroughput.of(history.throughput)
+    found = model.throughput(-(-gpus // each), gpus, np.full(len(gpus), longest.batch))
+    useful = longest.useful / longest.samples_per_s if longest.samples_per_s else 1.0
+    return {int(n): float(value) for n, value in zip(gpus, useful * found, strict=True)}
 
 
 def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:

@@ -317,23 +317,25 @@ def _of(point: EpochPoint, name: str) -> float:
     return math.nan if value is None else value
 
 
-def scaling(measured: Sequence[Measured]) -> Markup:
-    """Useful samples/s at each number of GPUs and batch that was measured, next to what the smallest size promises if
-    each GPU adds as much."""
+def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
+    """Useful samples/s at each number of GPUs and batch that was measured, next to what is `predicted` by number of
+    GPUs, and what the smallest size promises if each GPU adds as much."""
     if not measured:
         return Markup("")
     smallest = min(measured, key=lambda one: (one.gpus, -one.useful))
     each = smallest.useful / max(smallest.gpus, 1)
-    widest = max(one.gpus for one in measured)
-    high = max(*(one.useful for one in measured), each * widest, 1e-9) * 1.08
+    predicted = predicted or {}
+    widest = max(*(one.gpus for one in measured), *predicted, 1)
+    high = max(*(one.useful for one in measured), *predicted.values(), each * widest, 1e-9) * 1.08
     right = widest * 1.08
     points = f"0,{HEIGHT:.1f} {WIDTH * widest / right:.1f},{HEIGHT * (1 - each * widest / high):.1f}"
     parts = Markup('<polyline class="ideal" points="{}"/>').format(points)
     best = {
         gpus: max(one.useful for one in measured if one.gpus == gpus) for gpus in sorted({m.gpus for m in measured})
     }
-    line = " ".join(f"{WIDTH * n / right:.1f},{HEIGHT * (1 - value / high):.1f}" for n, value in best.items())
-    parts += Markup('<polyline class="line" points="{}"/>').format(line)
+    for kind, values in (("predicted", predicted), ("line", best)):
+        line = " ".join(f"{WIDTH * n / right:.1f},{HEIGHT * (1 - value / high):.1f}" for n, value in values.items())
+        parts += Markup('<polyline class="{}" points="{}"/>').format(kind, line) if line else Markup("")
     over = []
     for one in measured:
         said = (
@@ -342,6 +344,7 @@ def scaling(measured: Sequence[Measured]) -> Markup:
         dot = '<circle class="point" cx="{:.2f}%" cy="{:.2f}%" r="5"><title>{}</title></circle>'
         over.append(Markup(dot).format(100 * one.gpus / right, 100 * (1 - one.useful / high), said))
     legend = _stroke("line", "measured, the best batch") + _stroke("ideal", "if each GPU added as much as the first")
+    legend += _stroke("predicted", "predicted, at the batch that was measured longest") if predicted else Markup("")
     across = of_numbers(0, right, "GPUs", whole=True)
     return Picture("useful samples/s by GPUs", across, of_numbers(0, high, "useful samples/s"), parts, over).drawn(
         legend

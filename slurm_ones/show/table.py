@@ -12,12 +12,15 @@ from rich.table import Table
 from ones_db import JobSummary
 from slurm_ones.show.columns import GIVE_WAY, JOB, NODE, TOP, ShownColumn, ShownJob, gpus, record
 from slurm_ones.show.live import Live, counted, silent
+from slurm_ones.show.usage import bar
 from slurm_ones.text import deadline, plain, safe, seconds, troubles
 
 T = TypeVar("T")
 
 BY_WORD: Mapping[str, ShownColumn[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
 """Columns of `top` by what they are called there, and in JSON."""
+METER = 16
+"""Characters for all GPUs."""
 _ALWAYS = frozenset({"st", "shape", "why"})
 """Columns of `top`, besides the job's number, for which every terminal has room."""
 
@@ -109,9 +112,10 @@ def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
     there = sum(node.gpus for node in live.nodes if node.usable)
     of = f" of {there}" if there else ""
     resizing = sum(bool(job.resizing) for job in jobs)
+    meter = f"{bar(sum(map(gpus, running)), there, METER):·<{METER}} " if there else ""
     lines = [
         f"{plain(live.cluster, 30)}  {_companion(live, now)}",
-        f"{len(running)} run on {sum(map(gpus, running))}{of} GPUs, {waiting} wait, {resizing} resize; "
+        f"{meter}{len(running)} run on {sum(map(gpus, running))}{of} GPUs, {waiting} wait, {resizing} resize; "
         f"{len(shown)} shown",
     ]
     kept = counted(one.cause for one in shown if one.cause)

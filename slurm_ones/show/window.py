@@ -1,23 +1,31 @@
-"""The window of `slurm-ones top`: a table of jobs, and below it why, log or nodes. It reads, and changes nothing."""
+"""The window of `slurm-ones top`: a table of jobs, and below it why, log or nodes.
+
+It reads, and changes nothing itself: what a user asks for is a command, which is shown and run once the user agrees.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
+from rich.console import Console
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import DataTable, Footer, Static
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
 from ones_db import Store, StoreError
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.show.columns import ShownJob
+from slurm_ones.show.columns import TOP, ShownJob, gpus
 from slurm_ones.show.live import Live, NotSeenYet
 from slurm_ones.show.table import JobOrder, columns_within, header, rows
 from slurm_ones.show.why import told
@@ -27,10 +35,58 @@ from slurm_ones.slurm.model import Job
 from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved, read_from
 
-DECISIONS = 3
+DECISIONS, ALL_DECISIONS = 3, 20
+"""Of a job below the table, and of one that has the window for itself."""
+HELP = """\
+up, down   another job
+Enter      the job alone, with its older decisions; Escape leads back
+w  l  n    below: why it has what it has; the end of its log; who holds which GPUs
+/          show jobs with some words; Escape shows all again
+s  r  a    sort by the next column; the other way round; jobs that ended, too
+z  p  u    resize the job, pin it to a size, leave its size to the companion
+x          cancel the job
+q          quit
+
+What changes a job is a command that is shown first, and run if you agree."""
+SLURM_ONES = (sys.executable, "-m", "slurm_ones.cli")
 LOG_LINES = 200
 ERRORS = (StoreError, ConfigError, NotSeenYet, OSError)
 """What may be otherwise at the next look."""
+
+
+class Question(ModalScreen[str | None]):
+    """A text, and if it has a `field`, room for an answer: Enter gives it back, Escape gives None."""
+
+    AUTO_FOCUS = "Input"
+
+    CSS = """
+    Question { align: center middle; }
+    #question { width: auto; max-width: 90%; height: auto; border: round $primary; padding: 1 2; background: $panel; }
+    #question Input { width: 40; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "answer(False)", "Back"), Binding("enter", "answer(True)", "Yes")
+    ]  # fmt: skip
+
+    def __init__(self, text: str, field: str | None = None) -> None:
+        super().__init__()
+        self._text, self._field = text, field
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="question"):
+            yield Static(Text(self._text))
+            if self._field is not None:
+                yield Input(self._field)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()  # the window behind has a field of its own
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.dismiss(event.value.strip())
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss("" if yes else None)
 
 
 class TopApp(App[None]):
@@ -41,6 +97,8 @@ class TopApp(App[None]):
     #header { height: auto; padding: 0 1; background: $panel; }
     #jobs { height: 1fr; }
     #below { height: 40%; border-top: solid $primary; padding: 0 1; }
+    #below.alone { height: 1fr; border: none; }
+    .gone { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
@@ -50,6 +108,13 @@ class TopApp(App[None]):
         Binding("s", "sort", "Sort"),
         Binding("r", "turn", "Reverse"),
         Binding("a", "ended", "Ended too"),
+        Binding("slash", "filter", "Filter"),
+        Binding("z", "change('resize')", "Resize"),
+        Binding("p", "change('pin')", "Pin", show=False),
+        Binding("u", "change('release')", "Release", show=False),
+        Binding("x", "cancel", "Cancel", show=False),
+        Binding("question_mark", "help", "Help"),
+        Binding("escape", "leave", "Back", show=False),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -68,12 +133,15 @@ class TopApp(App[None]):
         self._live = Live("")
         self._shown: list[ShownJob] = []
         self._below = "why"
+        self._alone = False
+        """The job under the cursor has the window for itself."""
         self._asked: tuple[object, ...] = ()
         """What the part below was last made for."""
 
     def compose(self) -> ComposeResult:
         """The parts from top to bottom."""
         yield Static(id="header")
+        yield Input(id="filter", placeholder="words that a job is to have", classes="gone")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
         with VerticalScroll(id="below"):
             yield Static(id="text")
@@ -115,6 +183,90 @@ class TopApp(App[None]):
         self._choice.every_state = not self._choice.every_state
         self._draw()
 
+    def action_filter(self) -> None:
+        """Ask for words that shown jobs are to have."""
+        self._words.remove_class("gone").focus()
+
+    @property
+    def _words(self) -> Input:
+        return self.query_one("#filter", Input)
+
+    def on_input_changed(self) -> None:
+        self._draw()
+
+    def on_input_submitted(self) -> None:
+        """The words hold, and keys mean what they meant."""
+        self.query_one(DataTable).focus()
+
+    def on_data_table_row_selected(self) -> None:
+        """Enter: the job alone."""
+        self._set_alone(True)
+
+    def action_leave(self) -> None:
+        """From the job alone to the table, else from some words to all jobs."""
+        if not self._alone:
+            self._words.value = ""
+            self._words.add_class("gone")
+        self._set_alone(False)
+
+    def _set_alone(self, alone: bool) -> None:
+        self._alone = alone
+        self.query_one(DataTable).set_class(alone, "gone")
+        below = self.query_one("#below")
+        below.set_class(alone, "alone")
+        (below if alone else self.query_one(DataTable)).focus()
+        self._fill_below()
+
+    def action_help(self) -> None:
+        """Show what the keys do."""
+        self.push_screen(Question(HELP))
+
+    def action_change(self, what: str) -> None:
+        """Resize, pin or release the job, once its size is given or the user agrees."""
+        one = self._job()
+        if one is None:
+            return
+        number = str(one.job.job_id)
+        if what == "release":
+            self._agreed((*SLURM_ONES, "release", number))
+            return
+        text = f"{what} job {number}, which has {gpus(one.job)} GPUs, to how many? (4, or 2x4; Escape: nothing)"
+
+        def given(size: str | None) -> None:
+            if size:
+                self._agreed((*SLURM_ONES, what, number, size))
+
+        self.push_screen(Question(text, ""), given)
+
+    def action_cancel(self) -> None:
+        """Cancel the job, once the user agrees."""
+        if (one := self._job()) is not None:
+            self._agreed(("scancel", str(one.job.job_id)))
+
+    def _agreed(self, command: Sequence[str]) -> None:
+        shown = " ".join(["slurm-ones", *command[3:]] if command[:3] == SLURM_ONES else command)
+
+        def answered(answer: str | None) -> None:
+            if answer is not None:
+                self.run_command(command, shown)
+
+        self.push_screen(Question(f"Run  {shown}  ? (Enter: yes, Escape: no)"), answered)
+
+    @work(thread=True, group="command")
+    def run_command(self, command: Sequence[str], shown: str) -> None:
+        """Run it apart from this terminal, so that a resize is seen to its end if the window is closed."""
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, errors="replace", start_new_session=True, check=False,
+            )  # fmt: skip
+            code, said = done.returncode, done.stdout.strip()
+        except OSError as error:
+            code, said = 1, str(error)
+        # In markup a bracket begins a style.
+        text = plain(said.splitlines()[-1] if said else "done", 500).replace("[", "\\[")
+        self.call_from_thread(self.notify, text, title=shown, severity="error" if code else "information")
+
     @work(thread=True, exclusive=True, group="look")
     def look_again(self) -> None:
         """Read the jobs, beside what the window does."""
@@ -138,7 +290,8 @@ class TopApp(App[None]):
     def _draw(self) -> None:
         table, columns = self.query_one(DataTable), columns_within(self.size.width)
         at = self._current()
-        self._shown = self._choice.jobs(self._live)
+        words = self._words.value.lower().split()
+        self._shown = [one for one in self._choice.jobs(self._live) if has_words(one, words)]
         lines = header(self._live, time.time(), self._shown)
         turned = " (largest first)" if self._choice.falling else ""
         self.query_one("#header", Static).update(Text("\n".join([*lines, f"sorted by {self._choice.by}{turned}"])))
@@ -160,8 +313,11 @@ class TopApp(App[None]):
         row = self.query_one(DataTable).cursor_row
         return self._shown[row].job.job_id if 0 <= row < len(self._shown) else None
 
+    def _job(self) -> ShownJob | None:
+        return next((one for one in self._shown if one.job.job_id == self._current()), None)
+
     def _fill_below(self) -> None:
-        asked = (self._below, self._current(), self._live)
+        asked = (self._below, self._current(), self._live, self._alone, self.size.width)
         if asked != self._asked:
             self._asked = asked
             self.tell(self._below, self._current(), self._live)
@@ -183,11 +339,33 @@ class TopApp(App[None]):
         if job_id is None:
             return Text("no elastic job is shown")
         if what == "log":
-            return Text("\n".join(self._logs.tail(job_id, LOG_LINES)))
+            with self._opened() as store:
+                known = store.jobs([job_id]).get(job_id)
+            return Text("\n".join(self._logs.tail(job_id, LOG_LINES, known.work_dir if known is not None else "")))
         with self._opened() as store:
             found = store.job_summaries([job_id])
-            lines = list(told(store, found[0], DECISIONS)) if found else [f"job {job_id} is no longer there"]
-        return Text.from_markup("\n".join(lines), emoji=False)
+            decisions = ALL_DECISIONS if self._alone else DECISIONS
+            lines = list(told(store, found[0], decisions)) if found else [f"job {job_id} is no longer there"]
+        return hanging(Text.from_markup("\n".join(lines), emoji=False), max(self.size.width - 4, 20), self.console)
+
+
+def has_words(one: ShownJob, words: Sequence[str]) -> bool:
+    """Tell whether the words stand in what the window has of the job."""
+    text = " ".join(column.text(one) for column in TOP).lower() if words else ""
+    return all(word in text for word in words)
+
+
+def hanging(text: Text, width: int, console: Console) -> Text:
+    """Lines of at most that width; what continues one is indented as it is, and by two more."""
+    found = []
+    for line in text.split("\n"):
+        indent = len(line.plain) - len(line.plain.lstrip())
+        first, *more = line[indent:].wrap(console, max(width - indent - 2, 10)) if line.plain.strip() else [Text()]
+        found.append(Text(" " * indent) + first)
+        found += [Text(" " * (indent + 2)) + one for one in more]
+    for line in found:
+        line.rstrip()
+    return Text("\n").join(found)
 
 
 def nodes_text(live: Live, job_id: int | None) -> Text:
@@ -218,14 +396,19 @@ class Logs:
         self._settings, self._clock = settings, clock
         self._found: dict[int, tuple[float, Job | str | None]] = {}
 
-    def tail(self, job_id: int, most: int) -> list[str]:
-        """At most so many of the log's last lines, without control characters; where there is none to show, one line
-        that says why."""
+    def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
+        """At most N of the log's last lines, without control characters; if there is none to show, one line that says
+        why. Without Slurm's answer, the log is looked for in `work_dir` by the name that Slurm gives by default."""
         now = self._clock()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
         if job_id not in self._found:
             self._found[job_id] = now, self._ask(job_id)
         found = self._found[job_id][1]
+        if isinstance(found, str) or found is None or not found.stdout:
+            names = (f"slurm-{job_id}.out", f"slurm-{job_id}_0.out")
+            usual = [path for name in names if work_dir and (path := Path(work_dir, name)).is_file()]
+            if usual:
+                return _lines(str(usual[0]), os.geteuid(), most)
         return [found] if isinstance(found, str) else _tail(found, job_id, most)
 
     def _ask(self, job_id: int) -> Job | str | None:
@@ -241,14 +424,18 @@ def _tail(job: Job | None, job_id: int, most: int) -> list[str]:
         return [f"Slurm no longer knows where the log of job {job_id} is"]
     if os.geteuid() not in (0, job.uid):
         return [f"the log of job {job_id} is {plain(job.user, 40)}'s, and not yours to see"]
+    return _lines(job.stdout, job.uid, most)
+
+
+def _lines(path: str, uid: int, most: int) -> list[str]:
     try:
-        _, size = read_from(None, job.stdout, job.uid, 0, 0)
-        text, _ = read_from(None, job.stdout, job.uid, max(size - READ, 0), READ)
+        _, size = read_from(None, path, uid, 0, 0)
+        text, _ = read_from(None, path, uid, max(size - READ, 0), READ)
     except FileNotFoundError:
-        return [f"{plain(job.stdout)}: no such file here; it may lie on another machine"]
+        return [f"{plain(path)}: no such file here; it may lie on another machine"]
     except NotBelieved as error:
         return [plain(str(error))]
     # The first may have been cut, and a progress bar writes over its own line.
     found = text.decode("utf-8", "replace").rstrip("\n").split("\n")[1 if size > READ else 0 :]
     shown = [plain(line.rstrip("\r").rsplit("\r", 1)[-1], WIDTH) for line in found]
-    return shown[-most:] if size else [f"{plain(job.stdout)} is empty"]
+    return shown[-most:] if size else [f"{plain(path)} is empty"]

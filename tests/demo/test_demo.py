@@ -59,7 +59,7 @@ class Started:
         browser.chmod(0o755)
         self.process = subprocess.Popen(
             [*command, f"--directory={folder}"],
-            env={**os.environ, "BROWSER": str(browser), "DISPLAY": ":0"},
+            env={**os.environ, "BROWSER": str(browser), "DISPLAY": ":0", "SSH_CONNECTION": "there"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -121,6 +121,8 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     twice, the page answers and tells what is simulated, the report is written, and nothing is left running."""
     address = started.until(r"live page: (\S+)")
     assert address.startswith("http://127.0.0.1:")
+    port = address.removeprefix("http://127.0.0.1:").partition("/")[0]
+    assert started.until(r"From your own machine: (.+)").startswith(f"ssh -L {port}:localhost:{port} ")
     assert get(address.partition("?")[0])[0] == 403
     # Of the token the browser's command line says nothing: it is in a file that only this user can read.
     opened = started.folder / "page.html"

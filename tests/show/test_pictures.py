@@ -121,4 +121,6 @@ def test_scaling_next_to_the_ideal() -> None:
     measured = [Measured(1, 1, 32, 60.0, 100.0, 1.0, None, None), Measured(1, 4, 128, 60.0, 320.0, 0.8, 0.9, 288.0)]
     drawn = str(scaling(measured))
     assert drawn.count('class="point"') == 2 and "4 GPUs, batch 128: 288 useful samples/s" in drawn
-    assert 'class="ideal"' in drawn and scaling([]) == ""
+    assert 'class="ideal"' in drawn and scaling([]) == "" and 'class="predicted"' not in drawn
+    further = str(scaling(measured, {1: 100.0, 16: 900.0}))
+    assert 'class="predicted"' in further and ">15</text>" in further

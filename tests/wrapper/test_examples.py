@@ -86,7 +86,7 @@ def test_mpi_on_two_ranks(tmp_path: Path) -> None:
 
 def test_the_script_to_copy_trains_and_is_elastic(tmp_path: Path) -> None:
     """Protects who copies it: at two sizes, and by its batch script, against which nothing stands."""
-    page = (WRAPPER.parent / "docs/loop.md").read_text()
+    page = (WRAPPER.parent / "docs/tutorial.md").read_text()
     script = page.split("```python\n")[1].split("```")[0]
     assert len([line for line in script.splitlines() if line]) <= 30
     path = tmp_path / "train.py"
