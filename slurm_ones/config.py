@@ -128,6 +128,11 @@ class LimitSettings(_Section):
     interrupt it, and at most half an hour; of a job of blocks, as long as others take to join"""
     near_limit_s: Seconds = Field(300, ge=0)
     """a job that reaches its time limit within this many seconds is not resized"""
+    idle_use: float = Field(0, ge=0, le=1)
+    """share of time in which a job's GPUs are in use, below which it gives back what it grew by and does not grow;
+    0: no job does"""
+    idle_s: Seconds = Field(1800, gt=0)
+    """for how long that is so before the job is idle"""
 
 
 Lower = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[\w.@-]*$")]

@@ -112,6 +112,10 @@ SENTENCES: dict[str, str] = {
     "growth_returns": "gives back what it grew by, from {before} to {gpus:GPU|GPUs}: job {job} waits for {what}",
     "growth_stops": "it does not grow: job {job} waits for what it would take",
     "growth_rests": "it may grow in {seconds:.0f} s: Slurm preempted blocks of it",
+    "idle_returns": "its GPUs were in use for {percent:.0f} % of {minutes:.0f} minutes: it gives back what it grew by, "
+    "from {before} to {gpus:GPU|GPUs}; more loader workers or a larger batch may keep them busy",
+    "idle_stays": "it does not grow: its {gpus:GPU was|GPUs were} in use for {percent:.0f} % of {minutes:.0f} minutes; "
+    "more loader workers or a larger batch may keep them busy",
     "guests_leave": "it waits for guests of other jobs, which Slurm takes for it",
     # What owners ask for by hand (rules/asked.py)
     "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
@@ -283,6 +287,8 @@ CAUSES = {
     "held_by_owner": "held by the owner",
     "nothing_reported": "without reports",
     "gpus_idle": "with GPUs that no rank uses",
+    "idle_returns": "with idle GPUs",
+    "idle_stays": "with idle GPUs",
     "batch_misses": "with a batch range that misses the script's",
     "gpus_shared": "with more ranks than GPUs",
     "other_user": "of other users",

@@ -151,6 +151,7 @@ class _Group:
             "mean_noise": _mean([(row["noise"], row["seconds"]) for row in self.rows]),
             "last_progress": progress[-1] if progress else None,
             "all_nonfinite": sum(counted) if counted else None,
+            "mean_gpu_use": _mean([(row["gpu_use"], row["seconds"]) for row in self.rows]),
         }
 
 
@@ -199,6 +200,7 @@ _UPDATE = (
         noise=bindparam("mean_noise"),
         progress=bindparam("last_progress"),
         nonfinite=bindparam("all_nonfinite"),
+        gpu_use=bindparam("mean_gpu_use"),
     )
 )
 

@@ -241,6 +241,8 @@ THROUGHPUT = table(
     number("noise", "gradient noise scale, samples", nullable=True),
     number("progress", "progress since the job's first run, samples of the base batch", nullable=True),
     whole("nonfinite", "steps with a loss that is not a finite number; they are not in the mean", nullable=True),
+    number("gpu_use", "share of time in which its GPUs were in use, as Slurm says, else rank 0", nullable=True),
+    whole("gpu_memory", "memory in use of each of them, bytes", nullable=True),
     # Rows come in the order of time, so that a few pages hold the index; SQLite has no such kind.
     Index("ix_throughput_time", "time", postgresql_using="brin").ddl_if(dialect="postgresql"),
 )

@@ -276,6 +276,38 @@ GPU_HOURS = View(
     aggregate=True,
 )
 
+IDLE_GPUS = View(
+    "idle_gpus",
+    "How much of their GPUs jobs used, as far as that was measured: by user, account and day (UTC)",
+    (
+        CLUSTER,
+        Column("user_name", "text", "owner of the jobs"),
+        Column("account", "text", "account they are charged to"),
+        Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
+        time_of("day_time", "when the day began"),
+        Column("jobs", "int", "jobs whose use was measured on that day"),
+        Column("gpu_hours", "float", "GPU-hours of training for which it was measured"),
+        Column("gpu_use", "float", "mean share of these in which the GPUs were in use"),
+        Column("idle_gpu_hours", "float", "of these the GPU-hours of reports that used less than a tenth"),
+        Column("gpu_memory", "int", "most memory in use of a GPU, bytes; null if it is unknown"),
+    ),
+    f"""
+    SELECT p.cluster, p.user_name, p.account, substr(utc(p.day_time), 1, 10) AS day, p.day_time,
+        COUNT(DISTINCT p.job) AS jobs, SUM(p.hours) AS gpu_hours, SUM(p.hours * p.gpu_use) / SUM(p.hours) AS gpu_use,
+        SUM(CASE WHEN p.gpu_use < 0.1 THEN p.hours ELSE 0.0 END) AS idle_gpu_hours, MAX(p.gpu_memory) AS gpu_memory
+    FROM (
+        SELECT c.name AS cluster, j.user_name, j.account, j.id AS job, t.gpu_use, t.gpu_memory,
+            CAST(whole(t.time / 86400.0) * 86400 AS DOUBLE PRECISION) AS day_time,
+            t.seconds * {T_GPUS} / 3600.0 AS hours
+        {JOBS} CROSS JOIN {SAMPLES}
+        WHERE j.cluster_id = c.id AND r.job_id = j.id AND t.run_id = r.id AND t.gpu_use IS NOT NULL
+            AND {T_GPUS} > 0 AND {MEASURED}
+    ) p
+    GROUP BY p.cluster, p.user_name, p.account, p.day_time""",
+    ("day_time", "user_name", "account"),
+    aggregate=True,
+)
+
 DECISIONS_EXPLAINED = View(
     "decisions_explained",
     "What each decision gave each job, and why",
@@ -403,6 +435,7 @@ ALL = (
     SCALING,
     RESIZE_COST,
     GPU_HOURS,
+    IDLE_GPUS,
     DECISIONS_EXPLAINED,
     WHAT_IF,
     SIZE_LIMITS,

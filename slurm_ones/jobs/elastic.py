@@ -394,6 +394,8 @@ class Observation:
     elastic: dict[int, Elastic]
     left: dict[int, Elastic] = field(default_factory=dict)
     """Jobs of blocks that have ended, and left tasks in a hold."""
+    idle: Mapping[int, float] = field(default_factory=dict)
+    """Mean use of the GPUs of jobs that leave them idle."""
 
     @cached_property
     def of_blocks(self) -> Mapping[int, Elastic]:

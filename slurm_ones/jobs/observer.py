@@ -25,6 +25,7 @@ from slurm_ones.jobs.elastic import (
     whole_job,
     with_throttles,
 )
+from slurm_ones.jobs.gpu_use import GpuUses
 from slurm_ones.jobs.other_companion import OtherCompanion, login_of
 from slurm_ones.jobs.reports import (
     JobDirectories,
@@ -71,6 +72,7 @@ class Observer:
         """The last report of each run at which a stretch began or ended; unknown after a start of the companion."""
         self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
+        self._uses = GpuUses(client, settings.limits)
         self._silent: dict[int, str] = {}
         """Jobs whose files did not answer when they were read last, and which file system that was."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
@@ -105,6 +107,7 @@ class Observer:
         self._store_jobs(seen, kinds, snapshot.time)
         self._terms.store_blocks(seen, snapshot)
         self._store_nodes(snapshot)
+        self._uses.look(seen, snapshot.time)
         self._close_lost(snapshot, jobs, seen.keys(), no_more)
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
@@ -114,7 +117,8 @@ class Observer:
         self._notes.forget(jobs)
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in jobs} | ended
-        return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended}, left)
+        here = {id_: e for id_, e in seen.items() if not e.job.ended}
+        return Observation(snapshot, here, left, dict(self._uses.idle))
 
     def _throttles(self, jobs: Mapping[int, WholeJob]) -> dict[int, int]:
         """Limits of arrays that the snapshot does not show, as some clients' do not: one call, and none for arrays
@@ -258,7 +262,7 @@ class Observer:
             replace(line, report=self._terms.as_slurm_has_it(job.job_id, line.report, self._tasks))
             if isinstance(line.report, Membership)
             else line
-            for line in found.lines
+            for line in self._uses.read(job.job_id, found.lines, now)
         ]
         return replace(found, spec=spec, lines=lines)
 

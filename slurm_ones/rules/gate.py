@@ -329,12 +329,19 @@ class Round:
             waiting = self.growth.stops(job.elastic, guests=job.elastic.partition in self.settings.guests)
             preempted = job.history.preempted if job.history is not None and job.elastic.job.running else ()
             rest_s = grows_at(preempted, self.settings.resize.preempted_s) - self.now
-            if waiting is not None:
+            if (use := self.seen.idle.get(job_id)) is not None:
+                resting.append(Cap(0, frozenset({job_id}), self.unused(use, job.elastic.shape.gpus)))
+            elif waiting is not None:
                 stopped.setdefault(waiting, []).append(job_id)
             elif rest_s > 0.0:
                 resting.append(Cap(0, frozenset({job_id}), reason("growth_rests", seconds=rest_s)))
         contested = (Cap(0, frozenset(ids), reason("growth_stops", job=job)) for job, ids in stopped.items())
         return (*contested, *resting)
+
+    def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
+        """That a job leaves its GPUs idle: it does not grow, or gives back what it grew by."""
+        named = {"percent": use * 100, "minutes": self.settings.limits.idle_s / 60, "gpus": gpus}
+        return reason("idle_returns", before=before, **named) if before else reason("idle_stays", **named)
 
     def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
         """See `PartitionRules.free` and `later`."""

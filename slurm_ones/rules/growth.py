@@ -136,9 +136,10 @@ class Grown(NamedTuple):
 def with_growth(round_: Round) -> Round:
     """The round with what growth gives back in it, and where none goes on."""
     waiting = _waiting(round_)
-    if not waiting:
+    if not waiting and not round_.seen.idle:
         return round_
     returns = _Returns(round_)
+    returns.let_go(round_.seen.idle)
     contested: dict[str, int] = {}
     unserved: dict[str, int] = {}
     limited: dict[int, int] = {}
@@ -170,8 +171,16 @@ class _Returns:
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
         """Of each job those that have gone, with the nodes on which something remains."""
         self._first: dict[int, WaitingJob] = {}
+        """The job that it goes back to, of those that do not give it back because they are idle."""
+        self._unused = round_.unused
+        self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
+
+    def let_go(self, idle: Collection[int]) -> None:
+        """Let all growth of idle jobs go back."""
+        for piece in [piece for piece in self._pieces if piece.job_id in idle]:
+            self._give(piece, {})
 
     def serve(self, one: WaitingJob) -> bool:
         """Let growth go back until the job has what it waits for; False, and nothing goes, if that cannot be."""
@@ -237,10 +246,19 @@ class _Returns:
         return True
 
     def _go(self, one: WaitingJob, piece: Piece, wanted: Mapping[str, int]) -> None:
-        self._pieces.remove(piece)
         if one.unserved or not piece.guest:
-            self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
+            self._give(piece, wanted)
             self._first.setdefault(piece.job_id, one)
+        else:
+            self._pieces.remove(piece)
+            self._free_up(piece, wanted)
+
+    def _give(self, piece: Piece, wanted: Mapping[str, int]) -> None:
+        self._gone.setdefault(piece.job_id, []).append((piece, piece.kept(wanted)))
+        self._pieces.remove(piece)
+        self._free_up(piece, wanted)
+
+    def _free_up(self, piece: Piece, wanted: Mapping[str, int]) -> None:
         for name, given in piece.gives(wanted):
             if name in self._free:
                 self._free[name] = self._free[name].plus(given)
@@ -268,6 +286,9 @@ class _Returns:
             kept.update(dict.fromkeys(nodes, piece.keeps.gpus_per_node))
         each = {*kept.values()}
         shape = Shape(len(kept), each.pop()) if len(each) == 1 else Shape(1, kept.total())
+        if job_id in self._idle:
+            why = self._unused(self._idle[job_id], shape.gpus, before)
+            return GivenBack(shape, dict(kept), tuple(block.task for block in blocks), why)
         first = self._first[job_id]
         why = reason("growth_returns", before=before, gpus=shape.gpus, job=first.job.job_id, what=first.what)
         return GivenBack(shape, dict(kept), tuple(block.task for block in blocks), why)

@@ -16,7 +16,7 @@ from slurm_ones.text import changed, plain
 AGAIN_S = 6 * 3600.0
 """After so long a job's owner hears of the same reason again."""
 SOON = frozenset({"near_time_limit"})
-HELD_BACK = (SITE_LIMITS - SOON) | {"growth_returns", "growth_stops", "growth_rests"}
+HELD_BACK = (SITE_LIMITS - SOON) | {"growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays"}
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
 """Codes of refusals that nobody needs to be notified of."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import Job, JobKey, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import GpuUse, Job, JobKey, Queue, Quotas, Snapshot, Task
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ GIVES_TYPES = (26, 5)
 type, and then never starts the job."""
 SWITCH_WAIT_S = 60.0
 """Wait for few switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
-READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas"})
+READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas", "gpu_use"})
 """Members of `SlurmClient` that change nothing: every other one needs the lead (`leader_only`)."""
 
 
@@ -99,6 +99,12 @@ class SlurmClient(Protocol):
         """What these users' associations, the accounts above them and all QOS let their jobs hold.
 
         Consistency: a UsageFactor is shown if slurmdbd answers at once.
+        """
+
+    def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
+        """What of their GPUs running jobs use, of those that Slurm measures (AutoDetect=nvml, JobAcctGatherType).
+
+        Consistency: nobody waits for nodes that do not answer, so this is what Slurm said of the jobs of the last call.
         """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:

@@ -48,7 +48,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
     reshape,
 )
-from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import GpuUse, Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
 from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
@@ -68,6 +68,7 @@ from slurm_ones.slurm.parse import (
     parse_usage_factors,
     separator,
 )
+from slurm_ones.slurm.sstat import Sstat
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ class CommandClient:
         # Times as numbers, messages in English, and no format of the user's own.
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C", **BITSTR}
+        self._sstat = Sstat(self._env)
 
     def run(
         self,
@@ -290,6 +292,9 @@ class CommandClient:
             log.info("no usage factors: %s", error)
             return {}
         return parse_usage_factors(answer)
+
+    def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
+        return self._sstat.ask(job_ids)
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         answer = self.run(["sbatch", "--parsable", *arguments, str(script)], directory=directory)

@@ -323,6 +323,14 @@ class Partition:
         return frozenset(self.node_names)
 
 
+class GpuUse(NamedTuple):
+    """How much of GPUs is in use."""
+
+    gpus: float = 0.0
+    """In GPUs: half of it if one is in use half of the time."""
+    memory_bytes: int = 0
+
+
 class Quota(NamedTuple):
     """Most of one resource that an association or a QOS lets its jobs hold at once."""
 

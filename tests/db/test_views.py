@@ -61,7 +61,7 @@ def fill(store: Store) -> None:
         0,
         spec=SPEC,
         hello=hello(time=DAY, batch=128),
-        throughput=[throughput(2, time=DAY + 60)],
+        throughput=[throughput(2, time=DAY + 60, gpu_use=0.5, gpu_memory=7)],
         offset=9,
         number=2,
     )
@@ -220,6 +220,21 @@ def test_gpu_hours(store: Store, url: str) -> None:
     ]
     hours = [row["gpu_hours"] for row in rows(url, "gpu_hours")]
     assert hours == pytest.approx([3300 / 3600, 0.5 * 8, 1.0 * 8])
+
+
+def test_idle_gpus(store: Store, url: str) -> None:
+    """Hours of what was measured alone, by the GPUs of the time, and what of them used less than a tenth."""
+    fill(store)
+    used = ((0.0, 9), (0.05, None), (0.65, 5), (None, None))
+    lines = [
+        throughput(3 + n, time=DAY + 70 + n, seconds=900.0, gpu_use=use, gpu_memory=memory)
+        for n, (use, memory) in enumerate(used)
+    ]
+    report(store, 8, 0, throughput=lines, offset=99, number=6)
+    (row,) = rows(url, "idle_gpus")
+    assert some(row, "user_name", "account", "day", "jobs", "gpu_memory") == ("bob", "lab", "1970-01-02", 1, 9)
+    hours = (row["gpu_hours"], row["idle_gpu_hours"])
+    assert (*hours, row["gpu_use"]) == pytest.approx((0.75 * 8, 0.5 * 8, 0.7 / 3), rel=1e-3)
 
 
 # Times are Unix seconds: they differ by nothing, or by what such numbers can tell apart.

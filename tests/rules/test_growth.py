@@ -70,6 +70,7 @@ def round_with(
     under_way: Mapping[int, UnderWay] | None = None,
     shapes: Mapping[int, Shape] | None = None,
     settings: Mapping[str, Any] | None = None,
+    idle: Mapping[int, float] | None = None,
 ) -> Round:
     """Four nodes of 4 GPUs, the jobs that run on them, and those that wait."""
     parts = [part for one in jobs for part in one.job.blocks if part.running or part.completing]
@@ -95,7 +96,7 @@ def round_with(
     known = {id_: told(id_, job=asked((shapes or {}).get(id_, Shape(1, 1)), id_)) for id_ in by_id}
     held = {id_: frozenset(range(1, 8)) for id_ in by_id}
     checked = Settings.model_validate(settings or {})
-    observation = Observation(snapshot, with_guests(by_id, checked))
+    observation = Observation(snapshot, with_guests(by_id, checked), idle=idle or {})
     return with_growth(Round(observation, known, checked, under_way or {}, NOW, held=held))
 
 
@@ -523,3 +524,40 @@ def test_a_job_that_lost_guests_keeps_what_it_has() -> None:
     (cap,) = found.partition("gpu").caps
     assert (cap.gpus, cap.jobs, cap.reason) == (0, {1}, reason("growth_rests", seconds=50.0))
     assert not replace(found, now=NOW + 51.0).partition("gpu").caps
+
+
+GUEST = {"guests": {"gpu": {"qos": "guest"}}}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, GUEST, {"resize": {"shrink": False}}], ids=["blocks", "guests", "no shrinking"]
+)
+def test_an_idle_job_gives_back_all_that_it_grew_by(settings: dict[str, Any]) -> None:
+    """Nobody need wait for it, guests go as well, and it does not grow; of what was asked for nothing goes."""
+    found = round_with([guests(qos="guest" if settings == GUEST else "normal")], settings=settings, idle={1: 0.04})
+    (cap,) = found.partition("gpu").caps
+    assert (cap.gpus, cap.jobs, cap.reason.code) == (0, {1}, "idle_stays")
+    if "resize" in settings:
+        assert found.growth == Growth()
+        return
+    assert left(found) == {1, 2, 3, 4}
+    why = found.growth.back[1].reason
+    assert (why.code, found.growth.back[1].shape) == ("idle_returns", Shape(1, 1))
+    assert "were in use for 4 % of 30 minutes" in str(why) and "from 16 to 1 GPU" in str(why)
+    assert round_with([guests()], shapes={1: Shape(4, 4)}, idle={1: 0.0}).growth.back == {}
+
+
+def test_an_idle_plain_job_goes_back_by_one_requeue() -> None:
+    plain = changed(replace(elastic(1, Shape(4, 4), *NAMES), gpus_per_node=4), cpus=16)
+    assert round_with([plain], idle={1: 0.0}).growth.back[1].shape == Shape(1, 1)
+
+
+def test_what_an_idle_job_holds_serves_first() -> None:
+    """A job that waits gets it; another's growth stays, though it is younger."""
+    idle = job_of_blocks(block(0, 1, "n1"), block(1, 3, "n1"), array=1)
+    young = job_of_blocks(
+        block(0, 4, "n2", job_id=20), block(5, 4, "n3", job_id=21), block(6, 4, "n4", job_id=22), array=2
+    )
+    found = round_with([idle, young], waits(shape=Shape(1, 3)), shapes={2: Shape(1, 4)}, idle={1: 0.0})
+    assert (left(found, 1), left(found, 2)) == ({1}, set())
+    assert left(round_with([idle, young], waits(shape=Shape(1, 3)), shapes={2: Shape(1, 4)}), 2) == {6}

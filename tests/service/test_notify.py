@@ -63,6 +63,12 @@ def decided(code: str, **arguments: Any) -> list[PartitionSchedule]:
         ({}, {"outcomes": {7: reason("near_time_limit", seconds=300.0)}}, "limited", "near its time limit"),
         ({}, {"outcomes": {7: reason("user_cap", user="alice", gpus=4, setting="x")}}, "held_back", "alice"),
         ({}, {"decided": decided("growth_stops", job=9)}, "held_back", "job 9 waits"),
+        (
+            {},
+            {"decided": decided("idle_returns", percent=4.0, minutes=30.0, before=8, gpus=2)},
+            "held_back",
+            "from 8 to 2 GPUs",
+        ),
         ({}, {"decided": decided("gpus_idle", ranks=1, gpus=4)}, "cannot_resize", "uses 1 of its 4 GPUs"),
         ({}, {"outcomes": {7: reason("begins")}}, None, ""),
         ({}, {"slow_nodes": {"n1": SlowNode("n1", 0.6, 0.1, 4, 2)}}, "slow_node", "n1 trains at 60%"),

@@ -18,7 +18,7 @@ from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, reshape
 from slurm_ones.slurm.fields import LICENCES, hosts
-from slurm_ones.slurm.model import Job, JobKey, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import GpuUse, Job, JobKey, Queue, Quotas, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
 """Slurm's default: no task has this number or a higher one."""
@@ -150,6 +150,8 @@ class SimulatedClient:
         self._operator = operator
         self._programs = programs
         self._faults = faults or cluster.faults
+        self.uses: dict[int, GpuUse] = {}
+        """What Slurm measures of jobs' GPUs; nothing, unless somebody says so."""
 
     # -- what is read --------------------------------------------------------------------------------------------
 
@@ -175,6 +177,10 @@ class SimulatedClient:
     def quotas(self, users: Collection[str]) -> Quotas:
         self._faults.ask("quotas")
         return self._cluster.quotas(users)
+
+    def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
+        self._faults.ask("gpu_use")
+        return {job_id: self.uses[job_id] for job_id in job_ids if job_id in self.uses}
 
     def job(self, job_id: JobKey) -> Job:
         self._faults.ask(f"job {job_id}")

@@ -266,6 +266,10 @@ class Throughput:
     """As in `Hello`, at the end of the interval."""
     nonfinite: int = 0
     """Steps of the interval with a loss that is not a finite number; they are not in `loss`."""
+    gpu_use: float | None = None
+    """Share of the interval in which rank 0's GPU was in use; None if its driver does not say."""
+    gpu_memory: int | None = None
+    """Bytes of its memory in use."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.data.uneven import Watch
+from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.protocol import Throughput
 
 WARM_UP = 2
@@ -72,8 +73,11 @@ class Meter:
         every_s: float,
         clock: Callable[[], float] = time.perf_counter,
         wait: Callable[[], None] = lambda: None,
+        use: DeviceUse | None = None,
     ) -> None:
-        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones."""
+        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones. `use` is the
+        device's, of the rank that reports."""
+        self._use = use
         self._every_s = every_s
         self._clock = clock
         self._wait = wait
@@ -123,6 +127,8 @@ class Meter:
         self.step_s = seconds if self.step_s == 0 else 0.9 * self.step_s + 0.1 * seconds
         self._samples += samples
         self._seconds += seconds
+        if self._use is not None:
+            self._use.look()
         self._latest = partial(
             Throughput,
             progress.epoch,
@@ -161,7 +167,10 @@ class Meter:
         self._epoch.include(losses)
         if latest is None:
             return None
-        return latest(seconds=seconds, loss=losses.mean, nonfinite=int(losses.nonfinite))
+        use, memory = self._use.take() if self._use is not None else (None, None)
+        return latest(
+            seconds=seconds, loss=losses.mean, nonfinite=int(losses.nonfinite), gpu_use=use, gpu_memory=memory
+        )
 
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add the mean loss over `samples` samples of a pass; stays on the device."""

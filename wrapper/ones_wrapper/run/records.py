@@ -13,6 +13,7 @@ from typing import Any
 
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.devices import streams
+from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.files.job_io import ReportWriter, previous
 from ones_wrapper.group import Group
 from ones_wrapper.membership.plan import Plan
@@ -49,7 +50,8 @@ class Records:
         self._restart = identity.restart
         first = group.rank == 0 and identity.leads
         self.every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
-        self.meter = Meter(self.every_s, wait=partial(streams.wait, group.device))
+        use = DeviceUse(group.device) if first else None
+        self.meter = Meter(self.every_s, wait=partial(streams.wait, group.device), use=use)
         self._resizes = ResizeLog()
         self._shape = ""
         """Of the last membership, in a job of blocks."""

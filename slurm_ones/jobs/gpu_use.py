@@ -1,0 +1,95 @@
+"""How busy the GPUs of each job are: as Slurm measures it, else as the job's own reports say.
+
+A job is idle if its GPUs were used less than the site wants over `limits.idle_s`. Only intervals of steps count of
+reports, and each change of its ranks begins that time again, so a block that loads, joins or waits does not look idle.
+Of a job that Slurm measures no claim counts. Of others, who claims less gives up growth of its own, and who claims more
+is as if nothing was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ones_db import ReportLine
+from ones_wrapper.protocol import Hello, Membership, Report, Throughput
+from slurm_ones.config import LimitSettings
+from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.slurm.client import SlurmClient, SlurmError
+from slurm_ones.slurm.model import GpuUse
+
+LOOK_S = 300.0
+"""Between two readings of Slurm's, which asks every node, in seconds."""
+MEASURED = 0.5
+"""Share of `limits.idle_s` that must have been measured."""
+
+
+@dataclass
+class _Window:
+    began: float
+    used_s: float = 0.0
+    seconds: float = 0.0
+
+
+class GpuUses:
+    """The use of GPUs by job. A new companion has seen none: until then no job is idle."""
+
+    def __init__(self, client: SlurmClient, limits: LimitSettings) -> None:
+        self._client, self._limits = client, limits
+        self._looked = -math.inf
+        self._by_slurm: dict[int, GpuUse] = {}
+        """Use of each GPU by job, as Slurm measured it last."""
+        self._windows: dict[int, _Window] = {}
+        self.idle: dict[int, float] = {}
+        """Mean use of the GPUs of idle jobs."""
+
+    def look(self, jobs: Mapping[int, Elastic], now: float) -> None:
+        """Ask Slurm again if it is time."""
+        for known in (self._by_slurm, self._windows, self.idle):
+            for gone in known.keys() - jobs.keys():
+                del known[gone]
+        if not self._limits.idle_use or abs(now - self._looked) < LOOK_S:
+            return
+        self._looked = now
+        running = {id_: one.job.running_blocks or (one.job.first,) for id_, one in jobs.items() if one.job.running}
+        try:
+            found = self._client.gpu_use([part.job_id for parts in running.values() for part in parts])
+        except SlurmError:
+            found = {}
+        self._by_slurm = {}
+        for job_id, parts in running.items():
+            seen, gpus = [found[part.job_id] for part in parts if part.job_id in found], jobs[job_id].shape.gpus
+            if len(seen) == len(parts) and gpus:
+                each = GpuUse(min(sum(u.gpus for u in seen) / gpus, 1.0), sum(u.memory_bytes for u in seen) // gpus)
+                self._by_slurm[job_id] = each
+                self._add(job_id, each.gpus, LOOK_S, now)
+
+    def read(self, job_id: int, lines: Iterable[ReportLine], now: float) -> list[ReportLine]:
+        """The lines as they are to be stored, with Slurm's use in place of what the job says."""
+        return [replace(line, report=self._read(job_id, line.report, now)) for line in lines]
+
+    def _read(self, job_id: int, report: Report, now: float) -> Report:
+        if isinstance(report, (Hello, Membership)):
+            self._windows.pop(job_id, None)
+        if not isinstance(report, Throughput):
+            return report
+        if (by_slurm := self._by_slurm.get(job_id)) is not None:
+            return replace(report, gpu_use=by_slurm.gpus, gpu_memory=by_slurm.memory_bytes)
+        if report.gpu_use is None:
+            return report
+        use = min(max(report.gpu_use, 0.0), 1.0)
+        self._add(job_id, use, min(report.seconds, self._limits.idle_s), now)
+        return replace(report, gpu_use=use)
+
+    def _add(self, job_id: int, use: float, seconds: float, now: float) -> None:
+        wanted, over_s = self._limits.idle_use, self._limits.idle_s
+        window = self._windows.setdefault(job_id, _Window(now))
+        window.used_s, window.seconds = window.used_s + use * seconds, window.seconds + seconds
+        if now - window.began < over_s:
+            return
+        del self._windows[job_id]
+        self.idle.pop(job_id, None)
+        mean = window.used_s / max(window.seconds, 1.0)
+        if wanted and window.seconds >= MEASURED * over_s and mean < wanted:
+            self.idle[job_id] = mean

@@ -1,0 +1,68 @@
+"""The GPU use of running jobs from `sstat`, which asks each of their nodes: it is begun, and read at the next call.
+
+It answers root, SlurmUser and the jobs' owner alone (read in Slurm's source); of others' jobs nothing is known then.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping
+from typing import IO
+
+from slurm_ones.slurm.model import GpuUse
+
+MOST = 4 << 20
+"""Bytes that are read of an answer."""
+_STEP = re.compile(r"(\d{1,10})\.[^|\n]*\|(.*)", re.ASCII)
+_USE = re.compile(r"(?:^|,)gres/gpuutil=(\d{1,9})(?:,|$)", re.ASCII)
+_MEMORY = re.compile(r"(?:^|,)gres/gpumem=(\d{1,15})([KMGT]?)", re.ASCII)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_gpu_use(text: str) -> dict[int, GpuUse]:
+    """The use of all steps of each job from `sstat -nPa --format=JobID,TRESUsageInTot`; none of steps without one."""
+    found: dict[int, GpuUse] = {}
+    for line in text.splitlines():
+        step = _STEP.fullmatch(line)
+        use = _USE.search(step[2]) if step else None
+        if step and use:
+            memory = _MEMORY.search(step[2])
+            size = int(memory[1]) * _UNITS[memory[2]] if memory else 0
+            before = found.get(int(step[1]), GpuUse())
+            found[int(step[1])] = GpuUse(before.gpus + int(use[1]) / 100, before.memory_bytes + size)
+    return found
+
+
+class Sstat:
+    """One question at a time."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._asked: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
+
+    def ask(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
+        """The answer to the question before, if it is there; then ask again. One that has no answer by then ends."""
+        found = self._answer()
+        if job_ids:
+            command = ["sstat", "-nPa", "--format=JobID,TRESUsageInTot", f"--jobs={','.join(map(str, job_ids))}"]
+            output = tempfile.TemporaryFile()  # noqa: SIM115
+            try:
+                null = subprocess.DEVNULL
+                self._asked = subprocess.Popen(command, stdin=null, stdout=output, stderr=null, env=self._env), output
+            except OSError:  # there is none, or there are more jobs than an argument holds
+                output.close()
+        return found
+
+    def _answer(self) -> dict[int, GpuUse]:
+        if self._asked is None:
+            return {}
+        (process, output), self._asked = self._asked, None
+        with output:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+                return {}
+            output.seek(0)
+            return parse_gpu_use(output.read(MOST).decode("utf-8", "replace"))
