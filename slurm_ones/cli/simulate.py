@@ -225,6 +225,9 @@ class SimulateOptions:
     ] = False
     figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None
+    database: Annotated[
+        str, typer.Option(help="Database URL of a new job database, in which each run is a cluster of its own.")
+    ] = ""
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0
     executor: Annotated[
         str, typer.Option(help="local, or slurm: a job of this site for each policy and seed, gone on with if killed.")
@@ -255,6 +258,10 @@ class SimulateOptions:
             (self.network and not self.idealized, "--network: only --idealized knows of leaf switches"),
             (self.executor not in EXECUTORS, f"--executor: {self.executor!r:.40} is neither local nor slurm"),
             (
+                self.executor == "slurm" and self.database,
+                "--database: jobs of the site open no database; --executor local does",
+            ),
+            (
                 self.executor == "local" and (self.sbatch is not None or self.directory is not None),
                 "--sbatch and --directory: only --executor slurm sends jobs",
             ),
@@ -277,7 +284,7 @@ class SimulateOptions:
         )
         check_outputs(self.figures, self.html)
         plan.check()
-        return plan
+        return plan.with_database(self.database)
 
 
 @command

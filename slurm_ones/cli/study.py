@@ -54,6 +54,9 @@ def study(
     ] = None,
     html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
     figures: Annotated[Path | None, typer.Option(help="Write all figures to this file, as JSON.")] = None,
+    database: Annotated[
+        str, typer.Option(help="Database URL of a new job database, in which each run is a cluster of its own.")
+    ] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     directory: Annotated[
         Path | None,
@@ -84,7 +87,7 @@ def study(
     curves = _curves(profiles)
     read = _read(trace, since, until, partition)
     stretch = stretch_of(read, jobs, size, sample)
-    plan = plan_of(read.name, stretch, curves, range(seeds), profiles=profiles)
+    plan = plan_of(read.name, stretch, curves, range(seeds), profiles=profiles).with_database(database)
     all_runs = len(list(plan.runs()))
     say(
         f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "

@@ -182,7 +182,8 @@ def run_companion(
     on_tick: Callable[[Tick], bool],
     make: Callable[[], Policy] | None = None,
 ) -> Iterator[Store]:
-    """Run a companion on the world, with a new database in its directory, until `on_tick` returns True.
+    """Run a companion on the world, with a new database in its directory or that of the settings, until `on_tick`
+    returns True.
 
     The block then has the database. `make` makes the policy in place of the settings' own. Raises `SimulationFailed`.
     """
@@ -193,7 +194,7 @@ def run_companion(
         if on_tick(tick):
             stop.set()
 
-    url = f"sqlite:///{world.directory / 'ones.sqlite'}"
+    url = settings.database or f"sqlite:///{world.directory / 'ones.sqlite'}"
     migrate.upgrade(url)
     with Store.open(url, settings.cluster) as store:
         companion = Companion(settings, world.client, store, clock=world.timeline, make=make)

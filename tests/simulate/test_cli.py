@@ -45,6 +45,31 @@ def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
     assert "runs done" not in out
 
 
+@pytest.mark.slow
+def test_a_study_leaves_a_job_database(tmp_path: Path) -> None:
+    """Each run is a cluster of its own, of which every view works; a database that is there stays as it is."""
+    place = tmp_path / "study.sqlite"
+    arguments = ("--workload", "ones-sc21", "--jobs", "2", "--cluster", "1x4", "--policy", "ones", "--policy", "fifo")
+    arguments = (*arguments, "--processes", "1", "--database", f"sqlite:///{place}")
+    code, _, err = call(*arguments)
+    assert code == 0, err
+    found = CliRunner().invoke(
+        app,
+        ["db", "query", "job_summary", "--database", f"sqlite:///{place}", "--format", "json", "--columns", "cluster"],
+    )
+    assert found.exit_code == 0, found.output
+    assert {row["cluster"] for row in json.loads(found.stdout)} == {"ones, seed 0", "fifo, seed 0"}
+    before = place.read_bytes()
+    for more, why in (
+        ((), "name a new one"),
+        (("--idealized",), "does without it"),
+        (("--executor", "slurm"), "open no"),
+    ):
+        code, _, err = call(*arguments, *more)
+        assert code == 2 and why in err
+    assert place.read_bytes() == before
+
+
 def test_progress_where_there_is_no_terminal() -> None:
     """A line now and then while runs go on, and one for each that ends: seed, jobs, simulated time and time left."""
     now, written = [0.0], list[str]()

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
+from ones_db import migrate
+from ones_db.engine import backend_of
 from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
@@ -110,7 +112,23 @@ class StudyPlan:
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The companion's, in place of the simulation's defaults."""
+    """The companion's, in place of the simulation's defaults. In their `database` each run is a cluster of its own."""
+
+    def with_database(self, url: str) -> StudyPlan:
+        """The plan with a job database. Raises `BadInput` unless there is none there yet."""
+        if not url:
+            return self
+        if self.idealized:
+            raise BadInput("--database: the companion fills it; --idealized does without it")
+        if migrate.current(url) is not None:
+            raise BadInput(f"--database: there is a database of jobs in {backend_of(url).place}; name a new one")
+        migrate.upgrade(url)
+        return replace(self, settings={**self.settings, "database": url})
+
+    def settings_of(self, contender: Contender, seed: int) -> Mapping[str, Any]:
+        """The companion's settings in one run."""
+        own = {"cluster": f"{contender.label}, seed {seed}"} if "database" in self.settings else {}
+        return {**self.settings, **own}
 
     def seeds_of(self, contender: Contender) -> tuple[int, ...]:
         """Seeds that are run: with no job elastic nothing depends on the seed, and the first stands for all."""

@@ -89,7 +89,7 @@ def simulate(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPr
         interval_s=plan.interval_s,
         mechanism=plan.mechanism,
         seed=seed,
-        settings=plan.settings,
+        settings=plan.settings_of(contender, seed),
         on_time=on_time,
     )
 
