@@ -4,9 +4,9 @@
 
 The companion itself ticks in a process of its own, and asks another one, which holds the simulated cluster, where jobs
 come, are resized and go: what the simulator keeps of all jobs is not in the figures. After a first tenth of the ticks
-the companion's memory is taken as a base, and again after each further tenth: what its process holds (RSS), and with
---trace what Python has allocated (tracemalloc), and the lines of code whose memory grew most. Printed is the growth
-from the base to the end, and the slope of RSS over the second half of the ticks.
+the companion's memory is taken as a base, and again after each further tenth: what its process holds (RSS), how many
+descriptors are open, and with --trace what Python has allocated (tracemalloc), and the lines of code whose memory grew
+most. Printed is the growth from the base to the end, and the slope of RSS over the second half of the ticks.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Samples:
     def take(self, tick: int, jobs: int, live: int) -> None:
         gc.collect()
         sample: dict[str, Any] = {"tick": tick, "rss_mib": round(rss(), 2), "jobs_ended": jobs, "jobs_live": live}
+        sample["descriptors"] = len(list(Path("/proc/self/fd").iterdir()))
         if self.trace:
             self.last = traced()
             self.first = self.first or self.last
