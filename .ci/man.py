@@ -35,7 +35,9 @@ def value_of(one: Any) -> str:
     kind = one.type_descriptor.annotation
     if one.metavar or kind is bool:
         return one.metavar or ""
-    return "|".join(str(value.value) for value in kind) if issubclass(kind, Enum) else kind.__name__.upper()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(str(value.value) for value in kind)
+    return str(getattr(kind, "__name__", "value")).upper()
 
 
 def parameters(command: Any) -> Iterator[str]:

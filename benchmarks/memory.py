@@ -23,6 +23,7 @@ import tracemalloc
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -122,7 +123,8 @@ def serve(pipe: Connection, ticks: int, interval_s: float, spec: ClusterSpec, se
             of, name, arguments, options = pipe.recv()
         except EOFError:
             return
-        asked = forget if name == "forget" else getattr(world.client if of == "client" else world, name)
+        own = {"forget": forget, "empty": lambda: world.cluster.empty}
+        asked = own.get(name) or getattr(world.client if of == "client" else world, name)
         try:
             answer = asked(*arguments, **options)
         except Exception as error:
@@ -170,6 +172,11 @@ class ServedWorld(Served):
         super().__init__("world", pipe, self.timeline)
         self.directory = directory
         self.client = Served("client", pipe, self.timeline)
+
+    @property
+    def cluster(self) -> SimpleNamespace:
+        """What a wait asks of the cluster."""
+        return SimpleNamespace(empty=self.empty())
 
 
 def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str, seed: int, trace: bool) -> Samples:

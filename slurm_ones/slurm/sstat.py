@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import IO
 
 from slurm_ones.slurm.model import GpuUse
@@ -62,7 +63,9 @@ class Sstat:
         with output:
             if process.poll() is None:
                 process.kill()
-                process.wait()
+                # One that hangs in the kernel is not waited for.
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
                 return {}
             output.seek(0)
             return parse_gpu_use(output.read(MOST).decode("utf-8", "replace"))
