@@ -23,6 +23,8 @@ LOOK_S = 300.0
 """Between two readings of Slurm's, which asks every node, in seconds."""
 MEASURED = 0.5
 """Share of `limits.idle_s` that must have been measured."""
+HOLDS = 3
+"""Times `limits.idle_s` for which a job is idle if nothing more is measured."""
 
 
 @dataclass
@@ -41,14 +43,19 @@ class GpuUses:
         self._by_slurm: dict[int, GpuUse] = {}
         """Use of each GPU by job, as Slurm measured it last."""
         self._windows: dict[int, _Window] = {}
-        self.idle: dict[int, float] = {}
+        self._found: dict[int, tuple[float, float]] = {}
+        """Of idle jobs the mean use of their GPUs, and when that was found."""
+
+    @property
+    def idle(self) -> dict[int, float]:
         """Mean use of the GPUs of idle jobs."""
+        return {job_id: use for job_id, (use, _) in self._found.items()}
 
     def look(self, jobs: Mapping[int, Elastic], now: float) -> None:
         """Ask Slurm again if it is time."""
-        for known in (self._by_slurm, self._windows, self.idle):
-            for gone in known.keys() - jobs.keys():
-                del known[gone]
+        self._windows = {id_: one for id_, one in self._windows.items() if id_ in jobs}
+        until = now - HOLDS * self._limits.idle_s
+        self._found = {id_: one for id_, one in self._found.items() if id_ in jobs and one[1] > until}
         if not self._limits.idle_use or abs(now - self._looked) < LOOK_S:
             return
         self._looked = now
@@ -67,7 +74,8 @@ class GpuUses:
 
     def read(self, job_id: int, lines: Iterable[ReportLine], now: float) -> list[ReportLine]:
         """The lines as they are to be stored, with Slurm's use in place of what the job says."""
-        return [replace(line, report=self._read(job_id, line.report, now)) for line in lines]
+        reports = ((line, self._read(job_id, line.report, now)) for line in lines)
+        return [line if report is line.report else replace(line, report=report) for line, report in reports]
 
     def _read(self, job_id: int, report: Report, now: float) -> Report:
         if isinstance(report, (Hello, Membership)):
@@ -89,7 +97,7 @@ class GpuUses:
         if now - window.began < over_s:
             return
         del self._windows[job_id]
-        self.idle.pop(job_id, None)
+        self._found.pop(job_id, None)
         mean = window.used_s / max(window.seconds, 1.0)
         if wanted and window.seconds >= MEASURED * over_s and mean < wanted:
-            self.idle[job_id] = mean
+            self._found[job_id] = mean, now

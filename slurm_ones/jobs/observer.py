@@ -118,7 +118,7 @@ class Observer:
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in jobs} | ended
         here = {id_: e for id_, e in seen.items() if not e.job.ended}
-        return Observation(snapshot, here, left, dict(self._uses.idle))
+        return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob]) -> dict[int, int]:
         """Limits of arrays that the snapshot does not show, as some clients' do not: one call, and none for arrays

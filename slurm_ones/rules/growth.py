@@ -181,6 +181,7 @@ class _Returns:
         """Let all growth of idle jobs go back."""
         for piece in [piece for piece in self._pieces if piece.job_id in idle]:
             self._give(piece, {})
+            self._coming.append(piece)
 
     def serve(self, one: WaitingJob) -> bool:
         """Let growth go back until the job has what it waits for; False, and nothing goes, if that cannot be."""

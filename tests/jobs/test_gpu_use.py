@@ -99,9 +99,11 @@ def test_it_is_idle_until_a_whole_time_shows_otherwise() -> None:
     slurm.away = True
     uses.look(JOBS, now + LOOK_S)
     assert uses.read(7, [throughput(2, gpu_use=0.5)], now)[0].report.gpu_use == 0.5  # type: ignore[union-attr]
-    uses, _ = watched(lambda now: 0.0)
-    uses.look({}, 5000.0)
-    assert uses.idle == {}
+    for jobs, later_s in (({}, 1.0), (JOBS, 3.1 * 1800)):
+        uses, _ = watched(lambda now: 0.0)
+        assert uses.idle == {7: 0.0}
+        uses.look(jobs, 4020.0 + later_s)
+        assert uses.idle == {}
     off = GpuUses(Readings(j7=GpuUse(0.0)), LimitSettings())  # type: ignore[arg-type]
     for now in range(0, 9000, 60):
         off.look(JOBS, now)

@@ -22,7 +22,7 @@ mount -t overlay overlay -o lowerdir={root},upperdir={work}/upper,workdir={work}
 mount -t proc proc {work}/root/proc && mount --bind /dev {work}/root/dev
 cp -r {source} {work}/root/source && cp -r {wheels} {work}/root/wheels
 typed() {{ chroot {work}/root env -i PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 PIP_NO_INDEX=1 "$@"; }}
-typed env PIP_FIND_LINKS=/wheels python3 /source/.ci/deb.py /source/dist
+typed env PIP_FIND_LINKS=/wheels DPKG_DEB_COMPRESSOR_TYPE=none python3 /source/.ci/deb.py /source/dist
 typed sh -ec '{lines}'
 """
 LINES = """
@@ -58,6 +58,6 @@ def test_from_its_build_to_its_purge(tmp_path: Path) -> None:
         work=work, root=host, source=source, wheels=mirror.folder(), lines=LINES.strip().replace("'", "'\\''")
     )
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=900
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=1800
     )
     assert done.returncode == 0 and "all done" in done.stdout, done.stdout + done.stderr
