@@ -340,8 +340,10 @@ class Round:
 
     def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
         """That a job leaves its GPUs idle: it does not grow, or gives back what it grew by."""
-        named = {"percent": use * 100, "minutes": self.settings.limits.idle_s / 60, "gpus": gpus}
-        return reason("idle_returns", before=before, **named) if before else reason("idle_stays", **named)
+        percent, minutes = use * 100, self.settings.limits.idle_s / 60
+        if before:
+            return reason("idle_returns", percent=percent, minutes=minutes, before=before, gpus=gpus)
+        return reason("idle_stays", percent=percent, minutes=minutes, gpus=gpus)
 
     def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
         """See `PartitionRules.free` and `later`."""
