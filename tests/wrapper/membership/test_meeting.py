@@ -24,7 +24,6 @@ from ones_wrapper.membership.machine import BlockMachine, BlockState, Carrier
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
-from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.protocol import Spec
@@ -52,20 +51,20 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
     board = Board.hosted(network, 1)
     other = Leader(1, *board.address, board.place, 2, 0)
 
-    def living(leader: Leader, secret: JobSecret) -> bool:
-        if leader == lost:
-            assert folder.claim(other)
-        return leader == other
+    class Asked(Board):
+        def __init__(self, network: JobNetwork, host: str, port: int, place: str, *others: Any, **roles: Any) -> None:
+            if place == lost.place:
+                assert folder.claim(other)
+            super().__init__(network, host, port, place, *others, **roles)
 
-    monkeypatch.setattr(meeting, "living", living)
+    monkeypatch.setattr(meeting, "Board", Asked)
     found = meeting.find_or_found(folder, Block(7, 1, 0), network, lambda term: None)
     assert found == (other, None)
     assert folder.newest() == other
 
 
-def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -> None:
     """Protects seconds of training: the port answered and then closed, as that of a process that ends."""
-    monkeypatch.setattr(meeting, "ANSWER_S", 120.0)
     folder = HotFolder(tmp_path, 7)
     folder.prepare()
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -20,9 +20,9 @@ from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.back_off import BackOff
-from ones_wrapper.membership.board import Board, in_time
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import Coming
-from ones_wrapper.membership.connections import Former, Trial, form_s
+from ones_wrapper.membership.connections import Former, Trial, form_s, in_time
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.entrance import MODE, Found, say_ready
 from ones_wrapper.membership.files import Leader

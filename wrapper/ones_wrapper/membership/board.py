@@ -5,16 +5,12 @@ leader's, which ends with the leader. Every look answers at once or within `ANSW
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-from ones_wrapper.network.client import ANSWER_S, StoreClient, StoreLostError
+from ones_wrapper.network.client import ANSWER_S, StoreClient
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.server import HOST, MEMBER
 from ones_wrapper.network.store import GroupStore
-
-T = TypeVar("T")
 
 
 class Board(StoreClient):
@@ -100,26 +96,3 @@ class Board(StoreClient):
     def store(self, name: str, timeout_s: float = ANSWER_S) -> GroupStore:
         """A part of the store in which ranks form a group."""
         return GroupStore(self, name, timeout_s)
-
-
-def in_time(function: Callable[[], T], timeout_s: float) -> T:
-    """The result of a function that may wait for ever for a process that hangs. Raises `StoreLostError` for one that
-    takes too long; its thread is left to itself.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="ones-ask", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise StoreLostError(f"no answer within {timeout_s:g} s")
-    return results[0]

@@ -30,7 +30,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.patience import collective
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.membership.board import Board, in_time
+from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.pairwise import prove_groups, prove_pairwise
@@ -136,6 +136,15 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+def in_time(function: Callable[[], T], timeout_s: float) -> T:
+    """The result of a function that may wait for ever for a process that hangs; its thread is left to itself then, and
+    `StoreLostError` is raised."""
+    try:
+        return _start("ones-ask", function).result(timeout_s)
+    except FutureTimeoutError:
+        raise StoreLostError(f"no answer within {timeout_s:g} s") from None
 
 
 def connect(make: Callable[[], Any], within_s: float) -> Any:

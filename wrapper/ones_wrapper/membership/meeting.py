@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
-from ones_wrapper.membership.files import HotFolder, Leader, living
-from ones_wrapper.network.client import ANSWER_S, StoreLostError
+from ones_wrapper.membership.files import HotFolder, Leader
+from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork, node_name
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.faults import Fault, fault_of
@@ -18,7 +18,7 @@ from ones_wrapper.process.faults import Fault, fault_of
 DYING_S = 15.0
 """How long a leader that said that its membership is lost may take to end."""
 _TRY_S = 2.0
-"""How long one attempt to reach a leader's board may take."""
+"""How long a leader that lives may take to let somebody in."""
 
 
 class PeersLostError(RuntimeError):
@@ -64,10 +64,9 @@ def find_or_found(
             if time.monotonic() < patience:
                 time.sleep(0.05)
                 continue
-        if coming is None and leader is not None and living(leader, network.secret):
+        if coming is None and leader is not None:
             try:
-                board = _board(network, leader)
-                if board.read("lost") is None:
+                if Board(network, leader.host, leader.port, leader.place, _TRY_S).read("lost") is None:
                     return leader, None
                 if time.monotonic() < until:
                     time.sleep(0.1)
@@ -83,17 +82,3 @@ def find_or_found(
             return leader, board
         time.sleep(0.05)
     return None, None
-
-
-def _board(network: JobNetwork, leader: Leader) -> Board:
-    """The board of a leader, asked again as long as something is there: one that is ending is given up within seconds.
-
-    Raises `StoreLostError`.
-    """
-    until = time.monotonic() + ANSWER_S
-    while True:
-        try:
-            return Board(network, leader.host, leader.port, leader.place, timeout_s=_TRY_S)
-        except StoreLostError:
-            if time.monotonic() > until or not living(leader, network.secret):
-                raise
