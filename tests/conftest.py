@@ -14,6 +14,11 @@ from typing import Any
 
 import pytest
 
+# Before torch is imported, which conftest.py of a room may do. As `ones-run` has both: some tests start ranks
+# themselves. And numerical libraries wait in a loop for their other threads, which other tests keep from running: a
+# step of a tiny model took 15 ms of the processor rather than 0.5.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Plugins of hypothesis, such as trio's, are imported with it: half of what it takes, and nobody's here.
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")
 from hypothesis import HealthCheck, settings
@@ -50,10 +55,6 @@ def pytest_configure() -> None:
     # Databases sync each write, which on a disk takes more time than all else that many tests do.
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-    # As `ones-run` has both: some tests start ranks themselves. And numerical libraries wait in a loop for their other
-    # threads, which other tests keep from running: a reference of 0.1 s took 3 s of the processor.
-    os.environ.setdefault("RES_OPTIONS", "timeout:1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(hookwrapper=True)
