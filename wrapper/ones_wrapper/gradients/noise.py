@@ -25,9 +25,10 @@ WINDOWS = 24
 """Exchanges that are kept. Their sums differ by chance, which shows how uncertain the means are."""
 LEAST = 5
 """Fewest of them that a lower bound is taken from."""
-PART = 3
-"""Of the measured steps the newest of so many equal parts are kept. A run's first gradients are so much longer than
-those to come that in the means they outweigh them, and the noise scale, which grows, would seem small for long."""
+PART = 2
+"""Of N equal parts of the measured steps the newest is kept. A run's first gradients are so much longer than those to
+come that in the means they outweigh them, and the noise scale, which grows, would seem small for long. With 3 one rank
+alone let a batch grow beyond the cliff (docs/benchmarks/training.md)."""
 LOW = 0.84
 """Standard deviations below its estimate that the bound lies: 20 % of a normal distribution are lower."""
 EVERY = 4
