@@ -24,11 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import ones_wrapper as ones
 job = ones.init(batch=8, max_batch=16, max_local_batch=8, epochs=2)
 model = torch.nn.Linear(4, 1)
-model = job.ddp(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = job.register(model=model, optimizer=optimizer)
 data = TensorDataset(torch.randn(20, 4), torch.randn(20, 1))
-loader = job.loader(data)
+model, optimizer, loader = job.prepare(model, optimizer, data)
 for epoch in job.epochs():
     for x, y in loader:
         loss = torch.nn.functional.mse_loss(model(x), y)
@@ -37,6 +35,8 @@ for epoch in job.epochs():
         optimizer.step()
 """
 STEP = "        optimizer.step()\n"
+PREPARE = "model, optimizer, loader = job.prepare(model, optimizer, data)\n"
+DDP = "model = job.ddp(model)\n"
 REGISTER = "optimizer = job.register(model=model, optimizer=optimizer)\n"
 LOADER = "loader = job.loader(data)\n"
 RAISES = "def bad(items):\n    raise KeyError('label')\n"
@@ -73,17 +73,25 @@ MISTAKES = {
     ),
     "nccl without GPUs": Mistake("epochs=2", "epochs=2, backend='nccl'", 2, "2 ranks of this node see 0"),
     "CUDA without GPUs": Mistake("Linear(4, 1)", "Linear(4, 1).to('cuda')", 1, "write job.device in place of"),
-    "no ddp": Mistake("model = job.ddp(model)\n", "", 1, "model is not the one that job.ddp"),
-    "no register": Mistake(REGISTER, "", 1, "training starts without model and optimizer"),
-    "an ordinary loader": Mistake("job.loader(data)", "DataLoader(data)", 1, "training starts without data"),
+    "no prepare": Mistake(PREPARE, "loader = DataLoader(data, 8)\n", 1, "training starts without model and optimizer"),
+    "no data": Mistake(PREPARE, DDP + REGISTER + "loader = DataLoader(data)\n", 1, "training starts without data"),
+    "another batch": Mistake("optimizer, data)", "optimizer, DataLoader(data, 4))", 1, "batch_size is 4, and init's"),
+    "no ddp": Mistake(PREPARE, REGISTER + LOADER, 1, "model is not the one that job.ddp"),
     "a loader of a loader": Mistake(
-        "job.loader(data)", "job.loader(DataLoader(data))", 1, "give it the dataset itself, not a DataLoader"
+        PREPARE, "loader = job.loader(DataLoader(data))\n", 1, "give it the dataset itself, not a DataLoader"
     ),
-    "two loaders": Mistake(LOADER, LOADER * 2, 1, "use an ordinary DataLoader to evaluate on another"),
-    "batch_size": Mistake("loader(data)", "loader(data, batch_size=4)", 1, "batch_size cannot be given; ones.init"),
-    "an empty dataset": Mistake("data = T", "data = []\nT", 1, "loader: the dataset is empty"),
+    "two loaders": Mistake(PREPARE, PREPARE + LOADER, 1, "use an ordinary DataLoader to evaluate on another"),
+    "batch_size": Mistake(
+        PREPARE, DDP + REGISTER + "job.loader(data, batch_size=4)\n", 1, "batch_size cannot be given; ones.init"
+    ),
+    "an empty dataset": Mistake(
+        "data = T", "data = torch.utils.data.Subset([], [])\nT", 1, "loader: the dataset is empty"
+    ),
     "an error in a worker": Mistake(
-        LOADER, f"{RAISES}loader = job.loader(data, collate_fn=bad, num_workers=1)\n", 1, "KeyError: 'label'"
+        "optimizer, data)\n",
+        "optimizer, DataLoader(data, 8, collate_fn=bad, num_workers=1))\n",
+        1,
+        "KeyError: 'label'",
     ),
     "a rank that exits": Mistake(STEP, f"{STEP}        if job.rank == 1:\n            sys.exit(5)\n", 5, "exit code 5"),
     "a rank that fails": Mistake(
@@ -91,9 +99,13 @@ MISTAKES = {
     ),
     "the inner model": Mistake("loss(model(x)", "loss(model.module(x)", 1, "must call the model that the job returned"),
     "no optimizer step": Mistake(STEP, "", 0, "the optimizer has not stepped by step 20", True),
-    "prints on all ranks": Mistake(LOADER, LOADER + "print('hello')\n", 0, "hello"),
+    "prints on all ranks": Mistake(PREPARE, PREPARE + "print('hello')\n", 0, "hello"),
 }
-LONG = {"no optimizer step": ("epochs=2", "epochs=8"), "no epochs": (STEP, STEP + "    if epoch == 1: break\n")}
+LONG = {
+    "no optimizer step": ("epochs=2", "epochs=8"),
+    "no epochs": (STEP, STEP + "    if epoch == 1: break\n"),
+    "an error in a worker": ("job = ones", RAISES + "job = ones"),
+}
 """What else these scripts need to show it."""
 
 
