@@ -96,6 +96,7 @@ class Companion:
         self.settings = settings
         client = leader_only(client, check)
         self._client = client
+        store.remember()
         self._store = store
         self._clock = clock
         self._observer = Observer(client, store, settings, clock)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, func, or_, select, text
+from sqlalchemy import Connection, Select, bindparam, case, func, or_, select, text
 
 from ones_db.backend import ResizeConflict, UnknownRecord
-from ones_db.engine import Transactions, reading, writing
+from ones_db.engine import Transactions, change_rows, noting, reading, remembering
 from ones_db.jobs import alive, among, key_of, keys_of, latest, newest
 from ones_db.reasons import NO_REASON, Reason
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ResizeRecord, ResizeStepRecord
-from ones_db.rows import reason_columns, record_of, row_of, same_record
+from ones_db.rows import record_of, row_of, same_record
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, STEPS
 from ones_db.views import RESIZE_COST
 
@@ -60,7 +60,7 @@ def _alternatives(
 class DecisionStore(Transactions):
     """The decisions and resizes of a `Store`."""
 
-    @writing
+    @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
         """Store a decision with its jobs; returns its id. One of the same time and policy is the same decision."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
@@ -77,7 +77,7 @@ class DecisionStore(Transactions):
         del values["id"]
         if record.score is not None and math.isnan(record.score):
             values["score"] = None
-        result = connection.execute(DECISIONS.insert().values(cluster_id=self._cluster, **values))
+        result = connection.execute(DECISIONS.insert(), {"cluster_id": self._cluster, **values})
         key = int(result.inserted_primary_key[0])  # type: ignore[index]
         rows = [{**row_of(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
         weighed = [
@@ -156,7 +156,7 @@ class DecisionStore(Transactions):
             )
         return [record_of(DecisionRecord, row, jobs=tuple(jobs[row["id"]])) for row in heads]
 
-    @writing
+    @noting
     def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
         """Write down a resize that is meant; returns it with its id. Raises `ResizeConflict` if the job has
         one open."""
@@ -167,19 +167,19 @@ class DecisionStore(Transactions):
         again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
         if again is not None:
             if all(again[name] == values[name] for name in _MEANT):
-                return _record(_row(connection, self._cluster, again["id"]))
+                return self._noted(_found(connection, self._cluster, again["id"]))
             raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")
         running = connection.execute(query.where(RESIZES.c.ended.is_(None))).mappings().one_or_none()
         if running is not None:
             raise ResizeConflict(
                 f"job {record.job_id}: resize {running['id']} is open (state {running['state']}); end it first"
             )
-        result = connection.execute(RESIZES.insert().values(values))
+        result = connection.execute(RESIZES.insert(), values)
         key = int(result.inserted_primary_key[0])  # type: ignore[index]
         _step(connection, ResizeStepRecord(key, 0, record.state, record.started, NO_REASON, record.back))
-        return replace(record, id=key)
+        return self._noted(replace(record, id=key))
 
-    @writing
+    @noting
     def step_resize(
         self,
         connection: Connection,
@@ -196,17 +196,14 @@ class DecisionStore(Transactions):
 
         The deadline is that of the new state, None for none; the order's number stays unless another is given.
         """
-        row = _row(connection, self._cluster, resize_id)
-        if row["ended"] is not None:
-            raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
-        values: dict[str, Any] = {"state": state, "back": back, "deadline": deadline}
-        if order_number is not None:
-            values["order_number"] = order_number
-        connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
-        _next_step(connection, ResizeStepRecord(resize_id, 0, state, time, detail, back))
-        return _record(_row(connection, self._cluster, resize_id))
+        before = self._resize(connection, resize_id)
+        if before.ended is not None:
+            raise _has_ended(before)
+        number = before.order_number if order_number is None else order_number
+        after = replace(before, state=state, back=back, deadline=deadline, order_number=number)
+        return self._changed(connection, before, after, ResizeStepRecord(resize_id, 0, state, time, detail, back))
 
-    @writing
+    @noting
     def end_resize(
         self,
         connection: Connection,
@@ -217,49 +214,70 @@ class DecisionStore(Transactions):
         pause_s: float | None = None,
     ) -> ResizeRecord:
         """Close a resize; returns how it ended. State `RESIZE_DONE` says that it took effect."""
-        row = _row(connection, self._cluster, resize_id)
-        if row["ended"] is not None:
-            if (row["state"], row["ended"]) == (state, time):
-                return _record(row)
-            raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
-        end = {
-            "state": state,
-            "back": False,
-            "ended": time,
-            "pause_s": pause_s,
-            "deadline": None,
-            **reason_columns("outcome", outcome),
-        }
-        connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
-        _next_step(connection, ResizeStepRecord(resize_id, 0, state, time, outcome))
-        return _record(_row(connection, self._cluster, resize_id))
+        before = self._resize(connection, resize_id)
+        if before.ended is not None:
+            if (before.state, before.ended) == (state, time):
+                return before
+            raise _has_ended(before)
+        self._forget("histories", of=before.job_id.__eq__)
+        self._forget("finished")
+        after = replace(before, state=state, back=False, deadline=None, ended=time, pause_s=pause_s, outcome=outcome)
+        return self._changed(connection, before, after, ResizeStepRecord(resize_id, 0, state, time, outcome))
 
-    @writing
+    @noting
     def note_held(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
         """Store which tasks of a job of blocks stand in holds of the companion's for a resize, before they are held;
         returns how it stands."""
-        return _note(connection, self._cluster, resize_id, held=tasks)
+        before = self._resize(connection, resize_id)
+        return self._changed(connection, before, replace(before, held=tuple(tasks)))
 
-    @writing
+    @noting
     def note_let_go(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
         """Store which tasks of a job of blocks were seen out of the companion's hold since that resize; returns how it
         stands."""
-        return _note(connection, self._cluster, resize_id, let_go=tasks)
+        before = self._resize(connection, resize_id)
+        return self._changed(connection, before, replace(before, let_go=tuple(tasks)))
 
-    @writing
+    @noting
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
         """Store which tasks of a job of blocks are put into the companion's hold after that resize, since Slurm had
         preempted them or may do so, and which are still out of it; returns how it stands."""
-        return _note(connection, self._cluster, resize_id, preempted=tasks, let_go=let_go)
+        before = self._resize(connection, resize_id)
+        return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
 
-    @reading
-    def open_resizes(self, connection: Connection) -> list[ResizeRecord]:
+    def open_resizes(self) -> list[ResizeRecord]:
         """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll
         back."""
-        query = _with_job(self._cluster).where(RESIZES.c.ended.is_(None)).order_by(RESIZES.c.started)
-        return [_record(row) for row in connection.execute(query).mappings()]
+        return sorted(self._open_resizes().values(), key=lambda one: (one.started, one.id))
+
+    @remembering("open resizes")
+    def _open_resizes(self, connection: Connection) -> dict[int, ResizeRecord]:
+        return {row["id"]: _record(row) for row in connection.execute(_opened(self._cluster)).mappings()}
+
+    def _resize(self, connection: Connection, resize_id: int) -> ResizeRecord:
+        known = self._remembered("open resizes").get((), {})
+        return known.get(resize_id) or _found(connection, self._cluster, resize_id)
+
+    def _noted(self, record: ResizeRecord) -> ResizeRecord:
+        """The same record, remembered as it was just stored."""
+        if (known := self._remembered("open resizes").get(())) is not None:
+            known[record.id] = record
+            if record.ended is not None:
+                del known[record.id]
+        return record
+
+    def _changed(
+        self, connection: Connection, before: ResizeRecord, after: ResizeRecord, step: ResizeStepRecord | None = None
+    ) -> ResizeRecord:
+        """Write what is new of a resize, and the step that it took."""
+        was, now = row_of(before), row_of(after)
+        values = {name: value for name, value in now.items() if value != was[name]}
+        change_rows(connection, RESIZES, tuple(values), [{**values, "key": after.id}])
+        if step is not None:
+            _next_step(connection, step)
+        return self._noted(after)
 
     @reading
     def resizes(
@@ -276,7 +294,7 @@ class DecisionStore(Transactions):
     @reading
     def resize_steps(self, connection: Connection, resize_id: int) -> list[ResizeStepRecord]:
         """The states a resize went through."""
-        _row(connection, self._cluster, resize_id)
+        _found(connection, self._cluster, resize_id)
         query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
         return [record_of(ResizeStepRecord, row) for row in connection.execute(query).mappings()]
 
@@ -296,13 +314,6 @@ class DecisionStore(Transactions):
         return found
 
 
-def _note(connection: Connection, cluster: int, resize_id: int, **tasks: Sequence[int]) -> ResizeRecord:
-    _row(connection, cluster, resize_id)
-    values = {name: ",".join(map(str, some)) for name, some in tasks.items()}
-    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
-    return _record(_row(connection, cluster, resize_id))
-
-
 _MEANT = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped", "new_kind")
 """Columns of what a resize is meant to do: the same resize again has the same."""
 
@@ -310,7 +321,20 @@ PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s"
 """Columns of the view `resize_cost` that say how long something took."""
 
 
-def _with_job(cluster: int) -> Any:
+@cache
+def _opened(cluster: int) -> Select[Any]:
+    return _with_job(cluster).where(RESIZES.c.ended.is_(None))
+
+
+@cache
+def _by_id(cluster: int) -> Select[Any]:
+    return _with_job(cluster).where(RESIZES.c.id == bindparam("key"))
+
+
+_LAST_STEP = select(STEPS).where(STEPS.c.resize_id == bindparam("key")).order_by(STEPS.c.sequence.desc()).limit(1)
+
+
+def _with_job(cluster: int) -> Select[Any]:
     return (
         select(RESIZES, JOBS.c.job_id.label("slurm_id"))
         .join(JOBS, JOBS.c.id == RESIZES.c.job_id)
@@ -318,23 +342,26 @@ def _with_job(cluster: int) -> Any:
     )
 
 
-def _row(connection: Connection, cluster: int, resize_id: int) -> Mapping[Any, Any]:
-    row = connection.execute(_with_job(cluster).where(RESIZES.c.id == resize_id)).mappings().one_or_none()
+def _found(connection: Connection, cluster: int, resize_id: int) -> ResizeRecord:
+    row = connection.execute(_by_id(cluster), {"key": resize_id}).mappings().one_or_none()
     if row is None:
         raise UnknownRecord(f"resize {resize_id} is not in the database")
-    return row
+    return _record(row)
+
+
+def _has_ended(resize: ResizeRecord) -> ResizeConflict:
+    return ResizeConflict(f"resize {resize.id} of job {resize.job_id} has ended (state {resize.state})")
 
 
 def _next_step(connection: Connection, step: ResizeStepRecord) -> None:
     """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
-    query = select(STEPS).where(STEPS.c.resize_id == step.resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
-    last = record_of(ResizeStepRecord, connection.execute(query).mappings().one())
+    last = record_of(ResizeStepRecord, connection.execute(_LAST_STEP, {"key": step.resize_id}).mappings().one())
     if replace(last, sequence=0) != step:
         _step(connection, replace(step, sequence=last.sequence + 1))
 
 
 def _step(connection: Connection, step: ResizeStepRecord) -> None:
-    connection.execute(STEPS.insert().values(row_of(step)))
+    connection.execute(STEPS.insert(), row_of(step))
 
 
 def _record(row: Mapping[Any, Any]) -> ResizeRecord:

@@ -4,13 +4,13 @@ start quickly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from threading import local
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, Table, inspect, select, text
+from sqlalchemy import Connection, Engine, Table, bindparam, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -82,6 +82,10 @@ def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
         raise StoreError(f"{backend.place}: {TOO_LARGE}: {error}") from error
 
 
+OF_JOBS = ("positions", "reported", "members", "histories")
+"""Questions whose answers a store may remember of each job."""
+Known = TypeVar("Known", bound=Hashable)
+Found = TypeVar("Found")
 UNFINISHED = " copying"
 """Behind the revision of a database that `ones_db.copy` has begun to fill."""
 
@@ -125,7 +129,12 @@ def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, An
     """Insert the rows that are not there; those that are stay as they are. One statement, whatever the
     number."""
     if rows:
-        connection.execute(backend_behind(connection).insert(table).on_conflict_do_nothing(), rows)
+        connection.execute(_adding(backend_behind(connection).insert, table), rows)
+
+
+@cache
+def _adding(insert: Callable[[Table], Any], table: Table) -> Any:
+    return insert(table).on_conflict_do_nothing()
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
@@ -136,9 +145,25 @@ def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]
 def add_or_replace(connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows, or give those with the same key these values. All rows name the same columns."""
     if rows:
-        statement = backend_behind(connection).insert(table)
-        changed = {name: statement.excluded[name] for name in rows[0] if name not in key}
-        connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=changed), rows)
+        connection.execute(_replacing(backend_behind(connection).insert, table, tuple(key), tuple(rows[0])), rows)
+
+
+@cache
+def _replacing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], names: Sequence[str]) -> Any:
+    statement = insert(table)
+    changed = {name: statement.excluded[name] for name in names if name not in key}
+    return statement.on_conflict_do_update(index_elements=list(key), set_=changed)
+
+
+def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Give columns of rows new values; of each row `key` is its id. Nothing for no columns or no rows."""
+    if names and rows:
+        connection.execute(_changing(table, tuple(names)), rows)
+
+
+@cache
+def _changing(table: Table, names: Sequence[str]) -> Any:
+    return table.update().where(table.c.id == bindparam("key")).values({name: bindparam(name) for name in names})
 
 
 class LeaderRecord(NamedTuple):
@@ -186,6 +211,8 @@ class Transactions:
         self._term = term
         self._thread = local()
         """Of each thread: the connection over which it reads now."""
+        self._memory: dict[str, dict[Any, Any]] | None = None
+        """Answers by question and by what was asked about; None for a store that remembers none."""
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
@@ -212,15 +239,46 @@ class Transactions:
     def _write(self) -> Iterator[Connection]:
         if self.read_only:
             raise StoreError(f"{self.place}: opened for reading")
-        with transaction(self._engine, write=True) as connection:
-            if self._term is not None:
-                check_term(connection, self._cluster, self._term)
-            yield connection
+        try:
+            with transaction(self._engine, write=True) as connection:
+                if self._term is not None:
+                    check_term(connection, self._cluster, self._term)
+                yield connection
+        except BaseException:
+            # It may have been stored, and the lead may be another's.
+            self._forget()
+            raise
+
+    def remember(self) -> None:
+        """From now on, ask once for what only writes of this store change: for one thread of who writes alone, as the
+        companion that leads. After a write that failed all is asked for again."""
+        self._memory = {}
+
+    def _recall(
+        self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
+    ) -> dict[Known, Found]:
+        """What is remembered of each; what is not is asked for together, and remembered as far as it was found."""
+        known = {} if self._memory is None else self._memory.setdefault(question, {})
+        if unknown := [one for one in about if one not in known]:
+            with self._read() as connection:
+                known.update(ask(connection, unknown))
+        return {one: known[one] for one in about if one in known}
+
+    def _remembered(self, question: str) -> dict[Any, Any]:
+        """The answers to a question, which who writes changes as the rows."""
+        return {} if self._memory is None else self._memory.get(question, {})
+
+    def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
+        """Forget the answers to these questions, or to all; if `of` is given, of those jobs alone of which it is true.
+        What is asked about is a job's id, or a tuple that begins with it."""
+        for question in questions or tuple(self._memory or ()):
+            known = self._remembered(question)
+            for one in [one for one in known if of is None or of(one[0] if isinstance(one, tuple) else one)]:
+                del known[one]
 
 
 Part = TypeVar("Part", bound=Transactions)
 Given = ParamSpec("Given")
-Found = TypeVar("Found")
 
 
 def reading(
@@ -236,10 +294,30 @@ def reading(
     return call
 
 
-def writing(
+def remembering(
+    question: str,
+) -> Callable[[Callable[Concatenate[Part, Connection, Given], Found]], Callable[Concatenate[Part, Given], Found]]:
+    """The same for a method whose answers a store may remember, as those to this question."""
+
+    def remembered(
+        method: Callable[Concatenate[Part, Connection, Given], Found],
+    ) -> Callable[Concatenate[Part, Given], Found]:
+        @wraps(method)
+        def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
+            about = (*given, *named.values())
+            known = self._recall(question, [about], lambda found, _: {about: method(self, found, *given, **named)})
+            return known[about]
+
+        return call
+
+    return remembered
+
+
+def noting(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Make a method that is given a connection one transaction that writes: its callers give the rest."""
+    """Make a method that is given a connection one transaction that writes, and that sees to it that what the store
+    remembers stays true: its callers give the rest."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
@@ -247,3 +325,16 @@ def writing(
             return method(self, connection, *given, **named)
 
     return call
+
+
+def writing(
+    method: Callable[Concatenate[Part, Connection, Given], Found],
+) -> Callable[Concatenate[Part, Given], Found]:
+    """The same for a method after which the store remembers nothing."""
+
+    @wraps(method)
+    def call(self: Part, connection: Connection, /, *given: Given.args, **named: Given.kwargs) -> Found:
+        self._forget()
+        return method(self, connection, *given, **named)
+
+    return noting(call)

@@ -14,15 +14,16 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 from threading import Lock
 from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, Select, and_, func, select
 
-from ones_db.engine import Transactions
-from ones_db.jobs import among, members_after, membership_record, newest, run_end, spec_record
+from ones_db.engine import Transactions, remembering
+from ones_db.jobs import among, keyed, members_after, membership_record, newest, run_end, spec_record, with_ids
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
@@ -140,17 +141,16 @@ CHUNK = 250
 """Runs that one query asks for by themselves."""
 
 
-def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHistory]:
-    jobs = connection.execute(query).all()
+def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> list[JobHistory]:
     keys = [row.id for row in jobs]
     if not keys:
         return []
-    runs = _runs(connection, keys)
-    resizes = _resizes(connection, keys)
+    runs = _by_job(connection, _runs(), keys)
+    resizes = _by_job(connection, _RESIZED, keys)
     cached = cache.of(keys)
     _read_on(connection, [(cached[key], run) for key in keys for run in runs[key]])
     of_blocks = [key for key in keys if any(run.members for run in cached[key].runs.values())]
-    preempted = _preempted(connection, of_blocks) if of_blocks else {}
+    preempted = _by_job(connection, _PREEMPTED, of_blocks) if of_blocks else {}
     found = []
     for row in jobs:
         job, mine, ended, lost = cached[row.id], runs[row.id], resizes[row.id], preempted.get(row.id, ())
@@ -162,7 +162,8 @@ def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHist
     return found
 
 
-def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
+@cache
+def _runs() -> Select[Any]:
     """The runs of each job in order, each with its end and with the global batch last in force."""
     last = BATCHES.alias("last")
     changed = (
@@ -170,7 +171,7 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
         .where(last.c.run_id == RUNS.c.id, last.c.number > func.coalesce(RUNS.c.hello_number, 0))
         .scalar_subquery()
     )
-    query = (
+    return (
         select(
             *(RUNS.c[name] for name in _RUN),
             func.coalesce(BATCHES.c.batch, RUNS.c.batch).label("batch_now"),
@@ -179,10 +180,9 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
         )
         .join(JOBS, JOBS.c.id == RUNS.c.job_id)
         .outerjoin(BATCHES, and_(BATCHES.c.run_id == RUNS.c.id, BATCHES.c.number == changed))
-        .where(among(RUNS.c.job_id, keys))
+        .where(keyed(RUNS.c.job_id))
         .order_by(RUNS.c.job_id, RUNS.c.restart)
     )
-    return _by_job(connection, query)
 
 
 _RUN = (
@@ -194,6 +194,7 @@ _SAMPLE = select(*(THROUGHPUT.c[name] for name in ("run_id", "number", "time", "
 _EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch", "samples", "loss", "accuracy")))
 
 _SAMPLES, _EPOCHS = str(_SAMPLE), str(_EPOCH)
+_FIRST_EPOCHS = _EPOCH.where(keyed(EPOCHS.c.run_id)).order_by(EPOCHS.c.number)
 
 
 def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> None:
@@ -208,9 +209,9 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
     if started:
         for hot in (False, True):
             some = {key: run for key, run in started.items() if bool(run.members) == hot}
-            for sample in connection.execute(_first_samples(some, hot=hot)) if some else ():
+            for sample in connection.execute(_first_samples(hot=hot), {"keys": [*some]}) if some else ():
                 some[sample.run_id].add_sample(sample)
-        for epoch in connection.execute(_EPOCH.where(among(EPOCHS.c.run_id, started)).order_by(EPOCHS.c.number)):
+        for epoch in connection.execute(_FIRST_EPOCHS, {"keys": [*started]}):
             started[epoch.run_id].add_epoch(epoch)
     since = [f"(run_id = {key:d} AND number > {run.number:d})" for key, run in known.items()]
     for first in range(0, len(since), CHUNK):
@@ -231,44 +232,37 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
             runs[row.run_id].members.append(membership_record(row._mapping, row.slurm_id))
 
 
-def _first_samples(runs: Collection[int], *, hot: bool) -> Any:
+@cache
+def _first_samples(*, hot: bool) -> Any:
     """The newest samples of each run and batch, oldest first; where `hot`, of each membership too."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
         kind = (*kind, select(func.max(MEMBERSHIPS.c.number)).where(*before).scalar_subquery())
     age = func.row_number().over(partition_by=kind, order_by=THROUGHPUT.c.number.desc())
-    ranked = _SAMPLE.add_columns(age.label("age")).where(among(THROUGHPUT.c.run_id, runs), THROUGHPUT.c.seconds > 0)
+    ranked = _SAMPLE.add_columns(age.label("age")).where(keyed(THROUGHPUT.c.run_id), THROUGHPUT.c.seconds > 0)
     inner = ranked.subquery()
     return select(inner).where(inner.c.age <= max(SPEEDS, NOISES)).order_by(inner.c.number)
 
 
-def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
-    """The resizes of each job that ended, in the order in which they did."""
-    query = (
-        select(*(RESIZES.c[name] for name in _RESIZE))
-        .where(among(RESIZES.c.job_id, keys), RESIZES.c.ended.is_not(None))
-        .order_by(RESIZES.c.ended, RESIZES.c.id)
-    )
-    return _by_job(connection, query)
-
-
-def _preempted(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
-    """The blocks of each job that Slurm preempted, in the order in which they ended."""
-    query = (
-        select(BLOCKS.c.job_id, BLOCKS.c.end_time)
-        .where(among(BLOCKS.c.job_id, keys), BLOCKS.c.state == "PREEMPTED", BLOCKS.c.end_time.is_not(None))
-        .order_by(BLOCKS.c.end_time)
-    )
-    return _by_job(connection, query)
-
-
 _RESIZE = ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s", "mechanism", "outcome_code")
+_RESIZED = (
+    select(*(RESIZES.c[name] for name in _RESIZE))
+    .where(keyed(RESIZES.c.job_id), RESIZES.c.ended.is_not(None))
+    .order_by(RESIZES.c.ended, RESIZES.c.id)
+)
+"""The resizes of each job that ended, in the order in which they did."""
+_PREEMPTED = (
+    select(BLOCKS.c.job_id, BLOCKS.c.end_time)
+    .where(keyed(BLOCKS.c.job_id), BLOCKS.c.state == "PREEMPTED", BLOCKS.c.end_time.is_not(None))
+    .order_by(BLOCKS.c.end_time)
+)
+"""The blocks of each job that Slurm preempted, in the order in which they ended."""
 
 
-def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
+def _by_job(connection: Connection, query: Select[Any], keys: Sequence[int]) -> dict[int, list[Row]]:
     rows: dict[int, list[Row]] = defaultdict(list)
-    for row in connection.execute(query):
+    for row in connection.execute(query, {"keys": keys}):
         rows[row.job_id].append(row)
     return rows
 
@@ -438,6 +432,11 @@ def _pause(done: Sequence[Row]) -> float | None:
     return _mean([row.pause_s for row in done if row.pause_s is not None and _interrupts(row) and row.new_nodes])
 
 
+@cache
+def _elastic(cluster: int) -> Select[Any]:
+    return select(JOBS).where(newest(cluster), JOBS.c.elastic, JOBS.c.end_time.is_(None))
+
+
 class HistoryStore(Transactions):
     """The histories of jobs in a `Store`, and the cache of what it has read of them."""
 
@@ -447,10 +446,10 @@ class HistoryStore(Transactions):
         self._cache_lock = Lock()
 
     @contextmanager
-    def _read_with_cache(self) -> Iterator[Connection]:
-        with self._cache_lock, self._read() as connection:
+    def _cached(self) -> Iterator[HistoryCache]:
+        with self._cache_lock:
             try:
-                yield connection
+                yield self._cache
             except BaseException:
                 self._cache.clear()
                 raise
@@ -462,20 +461,28 @@ class HistoryStore(Transactions):
         and only what was reported since the last call is read. A job that has shown nothing new gets the very same
         object again.
         """
-        with self._read_with_cache() as connection:
-            query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
-            if job_ids is None:
-                query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
-            else:
-                query = query.where(among(JOBS.c.job_id, job_ids))
-            return {history.job.job_id: history for history in _of(connection, self._cache, query)}
 
-    def finished_histories(self, limit: int = 200) -> list[JobHistory]:
+        def ask(connection: Connection, asked: Collection[int] | None) -> dict[int, JobHistory]:
+            if asked is None:
+                live = select(JOBS).where(newest(self._cluster), JOBS.c.elastic, JOBS.c.end_time.is_(None))
+            rows = connection.execute(*((live,) if asked is None else (with_ids(self._cluster), {"keys": asked}))).all()
+            with self._cached() as cache:
+                return {history.job.job_id: history for history in _of(connection, cache, rows)}
+
+        if job_ids is None:
+            with self._read() as connection:
+                known = ask(connection, None)
+        else:
+            known = self._recall("histories", job_ids, ask)
+        return dict(sorted(known.items(), key=lambda one: (one[1].job.submit_time, one[0])))
+
+    @remembering("finished")
+    def finished_histories(self, connection: Connection, limit: int = 200) -> list[JobHistory]:
         """The elastic jobs that completed last and ended at least one epoch, newest first.
 
         The very same list again while there is nothing new.
         """
-        with self._read_with_cache() as connection:
+        with self._cached() as cache:
             trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
             # What may still come of a job that ended: its last words, and the pause of its last resize.
             said = select(func.sum(RUNS.c.report_number)).where(RUNS.c.job_id == JOBS.c.id)
@@ -490,8 +497,8 @@ class HistoryStore(Transactions):
             state = [tuple(row) for row in connection.execute(query)]
             if not state:
                 return []
-            if self._cache.finished is None or self._cache.finished[0] != state:
+            if cache.finished is None or cache.finished[0] != state:
                 keys = [row[0] for row in state]
                 jobs = select(JOBS).where(among(JOBS.c.id, keys)).order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
-                self._cache.finished = state, _of(connection, self._cache, jobs)
-            return self._cache.finished[1]
+                cache.finished = state, _of(connection, cache, connection.execute(jobs).all())
+            return cache.finished[1]

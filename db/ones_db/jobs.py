@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from ones_db.backend import UnknownRecord
-from ones_db.engine import Transactions, add_or_replace, reading, writing
+from ones_db.engine import OF_JOBS, Transactions, add_or_replace, noting, reading, remembering
 from ones_db.records import BlockRecord, GuestRun, HeldRecord, JobRecord, MembershipRecord, PromiseRecord, RunRecord
 from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
@@ -48,6 +48,12 @@ _FIRST = ("submit_time", *shape_names("requested_shape"))
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
     """`column IN (…)` with the numbers written out, since databases limit the parameters of a statement."""
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
+
+
+def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
+    """The same for a statement that is made once, as SQLAlchemy takes longer to make one than the database to answer:
+    its parameter of that name is a list of numbers."""
+    return column.in_(bindparam(name, expanding=True, literal_execute=True))
 
 
 @cache
@@ -98,8 +104,24 @@ def key_of(connection: Connection, cluster: int, job_id: int) -> int:
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
     """The keys of many; raises `UnknownRecord` naming the first that is not there."""
-    query = select(JOBS.c.job_id, JOBS.c.id).where(newest(cluster), among(JOBS.c.job_id, job_ids))
-    return known({row.job_id: row.id for row in connection.execute(query)}, job_ids)
+    rows = connection.execute(_keys(cluster), {"keys": [*job_ids]})
+    return known({row.job_id: row.id for row in rows}, job_ids)
+
+
+@cache
+def _keys(cluster: int) -> Select[Any]:
+    return select(JOBS.c.job_id, JOBS.c.id).where(newest(cluster), keyed(JOBS.c.job_id))
+
+
+@cache
+def with_ids(cluster: int) -> Select[Any]:
+    """The jobs with the ids `keys`, in the order of their submission."""
+    order = (JOBS.c.submit_time, JOBS.c.job_id)
+    return select(JOBS).where(newest(cluster), keyed(JOBS.c.job_id)).order_by(*order)
+
+
+STARTS = select(RUNS).where(keyed(RUNS.c.job_id), keyed(RUNS.c.restart, "restarts"))
+"""Runs of the jobs (jobs.id) `keys`, and of any of these `restarts`."""
 
 
 def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
@@ -176,7 +198,7 @@ def _told(record: RunRecord) -> dict[str, Any]:
 class JobStore(Transactions):
     """The jobs, their runs, deferrals and deadlines of a `Store`."""
 
-    @writing
+    @noting
     def record_jobs(self, connection: Connection, records: Iterable[JobRecord]) -> None:
         """Store jobs as they are now; what did not change is not written.
 
@@ -184,33 +206,38 @@ class JobStore(Transactions):
         id. What the job asked for, and when it was submitted, stay as first seen.
         """
         given = {record.job_id: record for record in records}
-        query = select(JOBS).where(newest(self._cluster), among(JOBS.c.job_id, given))
-        known = {row["job_id"]: row for row in connection.execute(query).mappings()}
+        found = connection.execute(with_ids(self._cluster), {"keys": [*given]})
+        known = {row["job_id"]: row for row in found.mappings()}
         rows = []
         changed = []
+        new = set()
         for job_id, record in given.items():
             values = {**row_of(record), "cluster_id": self._cluster}
             row = known.get(job_id)
-            if row is not None and _same(row, record):
+            if row is None or not _same(row, record):
+                new.add(job_id)
+            else:
                 values.update({name: row[name] for name in _FIRST})
                 if all(row[name] == value for name, value in values.items()):
                     continue
                 changed.append(row["id"])
             rows.append(values)
+        self._forget("live", "deferrals", "finished")
+        self._forget("histories", of={row["job_id"] for row in rows}.__contains__)
+        self._forget(*OF_JOBS, of=new.__contains__)
         add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
         if changed:
             # Whatever accounting had of them before: they are the companion's from now on.
             connection.execute(ACCOUNTING.delete().where(among(ACCOUNTING.c.job_id, changed)))
 
-    @writing
+    @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
         """Store runs as Slurm has them. What a record does not know (None, 0 nodes) stays as stored, and so
         does how far the run's reports were read."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
-        restarts = {restart for _, restart in given}
-        query = select(RUNS).where(among(RUNS.c.job_id, keys.values()), among(RUNS.c.restart, restarts))
-        stored = {(row["job_id"], row["restart"]): dict(row) for row in connection.execute(query).mappings()}
+        found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})
+        stored = {(row["job_id"], row["restart"]): dict(row) for row in found.mappings()}
         blank: dict[str, Any] = {column.name: None for column in RUNS.c if column.name != "id"}
         blank |= {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
         rows = []
@@ -220,26 +247,34 @@ class JobStore(Transactions):
             if after != before:
                 after.pop("id", None)
                 rows.append(after)
+        self._forget("histories", of=keys.__contains__)
         add_or_replace(connection, RUNS, ("job_id", "restart"), rows)
 
-    @writing
+    @noting
     def set_deferral(self, connection: Connection, job_id: int, until: float | None) -> None:
         """Store until when the companion keeps a waiting job from starting; None if it does not (any more)."""
         key = key_of(connection, self._cluster, job_id)
+        self._forget("histories", of=job_id.__eq__)
+        self._forget("deferrals")
         connection.execute(JOBS.update().where(JOBS.c.id == key).values(deferred_until=until))
 
     @reading
     def jobs(self, connection: Connection, job_ids: Sequence[int] | None = None) -> dict[int, JobRecord]:
         """Jobs by id, in the order of their submission: those named, or all."""
-        query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
-        if job_ids is not None:
-            query = query.where(among(JOBS.c.job_id, job_ids))
-        return {row["job_id"]: record_of(JobRecord, row) for row in connection.execute(query).mappings()}
+        if job_ids is None:
+            query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
+            found = connection.execute(query)
+        else:
+            found = connection.execute(with_ids(self._cluster), {"keys": [*job_ids]})
+        return {row["job_id"]: record_of(JobRecord, row) for row in found.mappings()}
 
-    @reading
-    def live_jobs(self, connection: Connection) -> set[int]:
+    @remembering("live")
+    def live_jobs(self, connection: Connection) -> frozenset[int]:
         """The jobs that have not ended, by id."""
-        return set(connection.scalars(select(JOBS.c.job_id).where(newest(self._cluster), JOBS.c.end_time.is_(None))))
+        query = select(JOBS.c.job_id).where(newest(self._cluster), JOBS.c.end_time.is_(None))
+        live = frozenset(connection.scalars(query))
+        self._forget(*OF_JOBS, of=lambda job_id: job_id not in live)
+        return live
 
     @reading
     def runs(self, connection: Connection, job_id: int) -> list[RunRecord]:
@@ -248,7 +283,7 @@ class JobStore(Transactions):
         query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
         return [record_of(RunRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
 
-    @reading
+    @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
         """For each job that the companion keeps from starting, until when."""
         query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
@@ -256,7 +291,7 @@ class JobStore(Transactions):
         )
         return {row.job_id: row.deferred_until for row in connection.execute(query)}
 
-    @writing
+    @noting
     def record_promises(self, connection: Connection, records: Iterable[PromiseRecord]) -> None:
         """Store which deadlines were promised or refused, in place of what was said of those jobs before."""
         given = list(records)
@@ -358,12 +393,13 @@ _WITH_JOBS = str(_with_jobs())
 class BlockStore(Transactions):
     """The blocks and memberships of a `Store`."""
 
-    @writing
+    @noting
     def record_blocks(self, connection: Connection, records: Iterable[BlockRecord]) -> None:
         """Store starts of blocks as Slurm has them."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
+        self._forget("histories", of=keys.__contains__)
         add_or_replace(connection, BLOCKS, ("job_id", "task", "restart"), rows)
 
     @reading
@@ -403,7 +439,8 @@ class BlockStore(Transactions):
         rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
         return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
 
-    def membership(self, job_id: int, order: int | None = None) -> MembershipRecord | None:
+    @remembering("members")
+    def membership(self, _: Connection, job_id: int, order: int | None = None) -> MembershipRecord | None:
         """Return the newest of `memberships`: None for every job that is not one of blocks."""
         return next(iter(self.memberships(job_id, 1, order)), None)
 

@@ -141,8 +141,7 @@ class PostgreSQL:
     def orphans(self, connection: Connection) -> list[str]:
         return []
 
-    def insert(self, table: Table) -> Any:
-        return insert(table)
+    insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
         """By COPY. A key that is there fails it, which hardly happens: the caller knows what it stored. Then the rows

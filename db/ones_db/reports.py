@@ -9,10 +9,10 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Table, bindparam, cast, func, select
+from sqlalchemy import BigInteger, Connection, Table, cast, func, select
 
-from ones_db.engine import Transactions, add_new, add_rows, reading, writing
-from ones_db.jobs import SPEC_COLUMNS, among, key_of, known, newest, spec_columns
+from ones_db.engine import Transactions, add_new, add_rows, change_rows, noting, reading
+from ones_db.jobs import SPEC_COLUMNS, STARTS, among, key_of, known, newest, spec_columns, with_ids
 from ones_db.records import ReportLine, RunReports
 from ones_db.rows import COLUMNS, record_of, row_of
 from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
@@ -30,6 +30,8 @@ _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 
 MOST = 2**53
 """No count grows beyond this, whatever a job says."""
+LAST_RUNS = 19
+"""Of each job the runs whose places in report files are asked for: more than may be read in one tick."""
 MAX_NOTE = 4_000
 """Characters kept of what a run says in words; the newest."""
 
@@ -60,9 +62,8 @@ def _row(run: int, line: ReportLine) -> dict[str, Any]:
 
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
-    query = select(JOBS.c.job_id, JOBS.c.id, *(JOBS.c[name] for name in SPEC_COLUMNS))
-    query = query.where(newest(cluster), among(JOBS.c.job_id, job_ids))
-    return known({row["job_id"]: row for row in connection.execute(query).mappings()}, job_ids)
+    rows = connection.execute(with_ids(cluster), {"keys": [*job_ids]}).mappings()
+    return known({row["job_id"]: row for row in rows}, job_ids)
 
 
 def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[int, Spec]) -> None:
@@ -72,21 +73,18 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
         for job_id, columns in told.items()
         if any(jobs[job_id][name] != value for name, value in columns.items())
     ]
-    if rows:
-        update = JOBS.update().where(JOBS.c.id == bindparam("key"))
-        connection.execute(update.values({name: bindparam(name) for name in SPEC_COLUMNS}), rows)
+    change_rows(connection, JOBS, SPEC_COLUMNS, rows)
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
     """The rows of the runs, made if no snapshot saw the run (it was too short, or the companion was
     away)."""
     asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
-    query = select(RUNS).where(
-        among(RUNS.c.job_id, {job for job, _ in asked}), among(RUNS.c.restart, {restart for _, restart in asked})
-    )
+    keys, restarts = {job for job, _ in asked}, {restart for _, restart in asked}
 
     def found() -> dict[tuple[int, int], Row]:
-        return {(row["job_id"], row["restart"]): row for row in connection.execute(query).mappings()}
+        rows = connection.execute(STARTS, {"keys": [*keys], "restarts": [*restarts]}).mappings()
+        return {(row["job_id"], row["restart"]): row for row in rows}
 
     runs = found()
     missing = [
@@ -217,7 +215,7 @@ def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
 class ReportStore(Transactions):
     """The reports of runs in a `Store`."""
 
-    @writing
+    @noting
     def add_reports(self, connection: Connection, looks: Sequence[RunReports]) -> None:
         """Store what runs reported, each run once, and with it how far their files were read.
 
@@ -230,6 +228,12 @@ class ReportStore(Transactions):
         # A spec alone does not make a run: the job may be waiting.
         looks = [look for look in looks if look.offset > 0 or look.lines]
         runs = _runs(connection, jobs, looks)
+        places, reported = self._remembered("positions"), self._remembered("reported")
+        changed_members = {look.job_id for look in looks if any(type(one.report) is Membership for one in look.lines)}
+        self._forget("members", of=changed_members.__contains__)
+        self._forget("histories", of=jobs.__contains__)
+        if any(row["end_time"] is not None for row in jobs.values()):
+            self._forget("finished")
         samples: list[tuple[Any, ...]] = []
         epochs: list[tuple[Any, ...]] = []
         others: dict[Table, list[dict[str, Any]]] = {table: [] for table in _SELDOM}
@@ -241,43 +245,53 @@ class ReportStore(Transactions):
             epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
             for table, kind in _SELDOM.items():
                 others[table] += [_row(key, line) for line in new[kind]]
-            after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
+            after = _after(run, look, new)
+            if look.job_id in places:
+                places[look.job_id][look.restart] = after["report_offset"], after["report_number"]
+            if look.job_id in reported:
+                reported[look.job_id] += after["report_number"] - run["report_number"]
+            after = {name: value for name, value in after.items() if run[name] != value}
             changed[tuple(after)].append({**after, "key": key})
         add_rows(connection, THROUGHPUT, samples)
         add_rows(connection, EPOCHS, epochs)
         for table, rows in others.items():
             add_new(connection, table, rows)
         for names, rows in changed.items():
-            if names:
-                update = RUNS.update().where(RUNS.c.id == bindparam("key"))
-                connection.execute(update.values({name: bindparam(name) for name in names}), rows)
+            change_rows(connection, RUNS, names, rows)
 
-    @reading
-    def report_positions(
-        self, connection: Connection, job_ids: Collection[int], last: int = 2
-    ) -> dict[tuple[int, int], tuple[int, int]]:
-        """Bytes read of report files, and the number of the last report, by (job id, restart).
+    def report_positions(self, job_ids: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
+        """Bytes read of report files, and the number of the last report, by job id and restart.
 
-        Of each job's `last` runs, by the restart that it was last seen with; runs never read are left out.
+        Of each job's last runs, by the restart that it was last seen with; runs never read are left out.
         """
-        query = (
-            select(JOBS.c.job_id, RUNS.c.restart, RUNS.c.report_offset, RUNS.c.report_number)
-            .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-            .where(newest(self._cluster), among(JOBS.c.job_id, job_ids))
-            .where(RUNS.c.report_offset > 0, RUNS.c.restart > JOBS.c.restart - last)
-        )
-        return {(job_id, restart): (offset, number) for job_id, restart, offset, number in connection.execute(query)}
 
-    @reading
-    def reported(self, connection: Connection, job_ids: Collection[int]) -> dict[int, int]:
-        """How many reports each job has written over all runs, by their numbers; none for jobs without a run."""
-        query = (
-            select(JOBS.c.job_id, cast(func.sum(RUNS.c.report_number), BigInteger))
-            .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-            .where(newest(self._cluster), among(JOBS.c.job_id, job_ids))
-            .group_by(JOBS.c.job_id)
-        )
-        return {job_id: int(count) for job_id, count in connection.execute(query)}
+        def ask(connection: Connection, asked: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
+            query = (
+                select(JOBS.c.job_id, RUNS.c.restart, RUNS.c.report_offset, RUNS.c.report_number)
+                .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+                .where(newest(self._cluster), among(JOBS.c.job_id, asked))
+                .where(RUNS.c.report_offset > 0, RUNS.c.restart > JOBS.c.restart - LAST_RUNS)
+            )
+            found: dict[int, dict[int, tuple[int, int]]] = {job_id: {} for job_id in asked}
+            for job_id, restart, offset, number in connection.execute(query):
+                found[job_id][restart] = offset, number
+            return {**found}
+
+        return self._recall("positions", job_ids, ask)
+
+    def reported(self, job_ids: Collection[int]) -> dict[int, int]:
+        """How many reports each job has written over all runs, by their numbers."""
+
+        def ask(connection: Connection, asked: Collection[int]) -> dict[int, int]:
+            query = (
+                select(JOBS.c.job_id, cast(func.sum(RUNS.c.report_number), BigInteger))
+                .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+                .where(newest(self._cluster), among(JOBS.c.job_id, asked))
+                .group_by(JOBS.c.job_id)
+            )
+            return dict.fromkeys(asked, 0) | {job_id: int(count) for job_id, count in connection.execute(query)}
+
+        return self._recall("reported", job_ids, ask)
 
     @reading
     def checkpoint_for_order(

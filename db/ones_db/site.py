@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, func, select
 
-from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, reading, writing
+from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, noting, reading, writing
 from ones_db.jobs import among, run_end, started_blocks
 from ones_db.records import JobRecord, RunRecord
 from ones_db.rows import record_of, row_of
@@ -93,7 +93,7 @@ def _last_of(cluster: int) -> Select[Any]:
 class SiteStore(Transactions):
     """The nodes, actions, health and leader of a `Store`."""
 
-    @writing
+    @noting
     def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
         """Store the nodes as they are now: those that changed, and those that are gone."""
         last = _last(connection, self._cluster)
@@ -117,12 +117,12 @@ class SiteStore(Transactions):
         """The nodes as they are now, by their names."""
         return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
 
-    @writing
+    @noting
     def add_action(self, connection: Connection, record: ActionRecord) -> None:
         """Store what somebody did. The same at the same moment by the same person is the same action."""
         add_new(connection, ACTIONS, [{**row_of(record), "cluster_id": self._cluster}])
 
-    @writing
+    @noting
     def record_health(self, connection: Connection, record: HealthRecord) -> None:
         """Store how the companion is."""
         add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": self._cluster, **record._asdict()}])

@@ -168,8 +168,7 @@ class SQLite:
     def orphans(self, connection: Connection) -> list[str]:
         return [str(tuple(row)) for row in connection.execute(text("PRAGMA foreign_key_check"))]
 
-    def insert(self, table: Table) -> Any:
-        return insert(table)
+    insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
         """The driver gets them as they are: binding each value by its name would cost more than storing it."""

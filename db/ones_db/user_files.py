@@ -27,7 +27,7 @@ from sqlalchemy.engine import make_url
 from ones_db import migrate
 from ones_db.backend import StoreError
 from ones_db.engine import add_rows, backend_of, check_revision, opened, transaction
-from ones_db.jobs import newest, observed
+from ones_db.jobs import keyed, newest, observed
 from ones_db.tables import (
     ACTIONS,
     ALTERNATIVES,
@@ -340,14 +340,9 @@ def _plain(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
 # The statements, made once: to make them costs more than to run them.
 
 
-def _among(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
-    # Written out, since databases limit the parameters of a statement.
-    return column.in_(bindparam(name, expanding=True, literal_execute=True))
-
-
 def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
     place = func.row_number().over(partition_by=of, order_by=by.desc())
-    ranked = select(table, place.label("place")).where(_among(of)).subquery()
+    ranked = select(table, place.label("place")).where(keyed(of)).subquery()
     return select(*(ranked.c[column.name] for column in table.columns)).where(ranked.c.place <= most)
 
 
@@ -360,7 +355,7 @@ def _last(table: Table, *holds: str) -> Select[Any]:
         last = last.where(inner.c.seconds > 1e-6)
     last = last.order_by(inner.c.number.desc()).limit(1).correlate(RUNS)
     matched = (table.c.run_id == RUNS.c.id) & (table.c.number == last.scalar_subquery())
-    return select(table).select_from(RUNS).join(table, matched).where(_among(RUNS.c.id))
+    return select(table).select_from(RUNS).join(table, matched).where(keyed(RUNS.c.id))
 
 
 def _decided() -> Select[Any]:
@@ -370,7 +365,7 @@ def _decided() -> Select[Any]:
     first = first.limit(1).offset(MOST_DECISIONS - 1).correlate(JOBS)
     new = DECISION_JOBS.c.decision_id >= func.coalesce(first.scalar_subquery(), 0)
     mine = (DECISION_JOBS.c.job_id == JOBS.c.id) & new
-    return select(DECISION_JOBS).select_from(JOBS).join(DECISION_JOBS, mine).where(_among(JOBS.c.id))
+    return select(DECISION_JOBS).select_from(JOBS).join(DECISION_JOBS, mine).where(keyed(JOBS.c.id))
 
 
 _JOBS = select(JOBS).where(
@@ -381,16 +376,16 @@ _JOBS = select(JOBS).where(
 _JOBS_OF_USER = _JOBS.where(JOBS.c.user_name == bindparam("user")).order_by(JOBS.c.submit_time.desc()).limit(MOST_JOBS)
 _FIGURES = (
     select(RUNS.c.job_id, func.count(), func.sum(RUNS.c.report_number), func.count(RUNS.c.end_time))
-    .where(_among(RUNS.c.job_id))
+    .where(keyed(RUNS.c.job_id))
     .group_by(RUNS.c.job_id),
     select(RESIZES.c.job_id, func.count(), func.sum(RESIZES.c.pause_s))
     .outerjoin(STEPS, STEPS.c.resize_id == RESIZES.c.id)
-    .where(_among(RESIZES.c.job_id))
+    .where(keyed(RESIZES.c.job_id))
     .group_by(RESIZES.c.job_id),
     select(BLOCKS.c.job_id, func.count(), func.count(BLOCKS.c.end_time))
-    .where(_among(BLOCKS.c.job_id))
+    .where(keyed(BLOCKS.c.job_id))
     .group_by(BLOCKS.c.job_id),
-    select(PROMISES.c.job_id, PROMISES.c.time).where(_among(PROMISES.c.job_id)),
+    select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
 """By which it is seen that something of a job has changed."""
 _NEW_DECISIONS = (
@@ -407,12 +402,12 @@ _OF_RUNS = (
     (MEMBERSHIPS, _newest(MEMBERSHIPS, MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number, MOST_MEMBERSHIPS)),
 )
 _BLOCKS = _newest(BLOCKS, BLOCKS.c.job_id, BLOCKS.c.start_time, MOST_BLOCKS)
-_PROMISES = select(PROMISES).where(_among(PROMISES.c.job_id))
+_PROMISES = select(PROMISES).where(keyed(PROMISES.c.job_id))
 _RESIZES = _newest(RESIZES, RESIZES.c.job_id, RESIZES.c.started, MOST_RESIZES)
-_STEPS = select(STEPS).where(_among(STEPS.c.resize_id))
+_STEPS = select(STEPS).where(keyed(STEPS.c.resize_id))
 _DECIDED = _decided()
-_DECISIONS = select(DECISIONS).where(_among(DECISIONS.c.id))
-_WEIGHED = select(ALTERNATIVES).where(_among(ALTERNATIVES.c.decision_id, "decisions"), _among(ALTERNATIVES.c.job_id))
+_DECISIONS = select(DECISIONS).where(keyed(DECISIONS.c.id))
+_WEIGHED = select(ALTERNATIVES).where(keyed(ALTERNATIVES.c.decision_id, "decisions"), keyed(ALTERNATIVES.c.job_id))
 
 
 def _file(tables: Iterable[Rows]) -> bytes:

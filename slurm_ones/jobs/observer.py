@@ -37,7 +37,7 @@ from slurm_ones.jobs.reports import (
     lines_per_job,
     read_reports,
 )
-from slurm_ones.jobs.terms import POSITIONS, Terms
+from slurm_ones.jobs.terms import Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job, JobState, Node, Queue, Snapshot, kind_of
 from slurm_ones.slurm.parse import usable
@@ -219,14 +219,14 @@ class Observer:
         be asked for blocks that have started since the last tick."""
         self._asked = {} if ask else None
         of_blocks = [job.job_id for job in jobs if job.by_blocks]
-        positions = self._store.report_positions([job.job_id for job in jobs], POSITIONS if of_blocks else 2)
+        places = self._store.report_positions([job.job_id for job in jobs])
         reported = self._store.reported(of_blocks) if of_blocks else {}
         most = lines_per_job(len(jobs))
         new = []
         for job in jobs:
             job, restarts = self._terms.follow(job, now)
             for restart in restarts:
-                offset, number = positions.get((job.job_id, restart), (0, 0))
+                offset, number = places[job.job_id].get(restart, (0, 0))
                 others = reported.get(job.job_id, 0) - number if job.by_blocks else 0
                 found = self._read(job, restart, offset, number, now, most, others)
                 if found is not None:
@@ -366,7 +366,7 @@ class DrainReports:
         if not checkpoint_stands(job, checkpoint.name):
             return None
         # A drained job reports nothing more. One that does trains on, whatever the clocks say of its minute.
-        _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
+        _, last = self._store.report_positions([job.job_id])[job.job_id].get(restart, (0, 0))
         if last > number:
             return None
         # The job's clock may be ahead of ours.

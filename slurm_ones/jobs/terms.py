@@ -24,8 +24,6 @@ AT_ONCE = 16
 BURST = 64
 PER_S = 0.1
 """A job may be in term `BURST`, plus `PER_S` for each second since it was submitted."""
-POSITIONS = LAST_TERMS + AT_ONCE
-"""Runs of a job whose positions in report files are needed."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:

@@ -110,7 +110,7 @@ def test_other_data_is_refused_and_kept(ways: tuple[str, str]) -> None:
     with pytest.raises(StoreError, match="holds other data, such as this row of throughput"):
         copy(source, target)
     with Store.open(target, "gres") as store:
-        assert store.report_positions([1])[1, 1] == (2000, 900)
+        assert store.report_positions([1])[1][1] == (2000, 900)
 
 
 COPIER = """

@@ -85,7 +85,7 @@ def test_a_copy_that_is_killed(postgresql_url: str, server: Server, whole: bool)
         (error,) = errors
         assert isinstance(error, StoreLost) and "next call connects again" in str(error)
         assert count(postgresql_url) == (1, 1)
-        assert store.report_positions([1]) == {(1, 0): (1, 1)}
+        assert store.report_positions([1]) == {1: {0: (1, 1)}}
         for _ in range(2):
             store.add_reports([BATCH])
             assert count(postgresql_url) == (SAMPLES + 1, SAMPLES + 1)

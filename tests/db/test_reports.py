@@ -84,7 +84,7 @@ def test_reports_of_a_run(store: Store) -> None:
             world=0,
         )
     ]
-    assert store.report_positions([1]) == {(1, 0): (900, 9)}
+    assert store.report_positions([1]) == {1: {0: (900, 9)}}
     history = store.histories([1])[1]
     assert (history.first_loss, history.batch) == (2.0, 128)
 
@@ -110,7 +110,7 @@ def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: 
     before = contents(url)["throughput"]
     report(store, 1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
     assert contents(url)["throughput"] == before
-    assert store.report_positions([1]) == {(1, 0): (100, 2)}
+    assert store.report_positions([1]) == {1: {0: (100, 2)}}
 
 
 def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
@@ -206,7 +206,7 @@ def test_a_late_hello_leaves_slurms_word_on_the_end(store: Store) -> None:
 def test_a_run_that_no_snapshot_saw(store: Store) -> None:
     """Protects the reports of a run that began and ended between two snapshots."""
     store.record_jobs([job(1)])
-    assert store.report_positions([1]) == {}
+    assert store.report_positions([1]) == {1: {}}
     report(store, 1, 3, hello=hello(nodes=2, gpus_per_node=4), offset=10, number=1)
     (made,) = store.runs(1)
     assert (made.restart, str(made.shape), made.start_time) == (3, "2x4", 2001.0)
@@ -276,7 +276,7 @@ def test_bytes_without_a_report(store: Store) -> None:
     store.record_jobs([job(1)])
     report(store, 1, 0, hello=hello(), offset=10, number=1)
     report(store, 1, 0, offset=500, number=None)
-    assert store.report_positions([1]) == {(1, 0): (500, 1)}
+    assert store.report_positions([1]) == {1: {0: (500, 1)}}
 
 
 def test_a_spec_alone_makes_no_run(store: Store) -> None:
@@ -292,11 +292,11 @@ def test_many_runs_in_one_call_or_none(store: Store) -> None:
     store.record_jobs([job(1), job(2)])
     looks = [RunReports(n, r, 10 * n, 2, SPEC, [hello(), throughput(2)]) for n, r in ((1, 0), (1, 1), (2, 0))]
     store.add_reports(looks)
-    assert store.report_positions([1, 2]) == {(1, 0): (10, 2), (1, 1): (10, 2), (2, 0): (20, 2)}
+    assert store.report_positions([1, 2]) == {1: {0: (10, 2), 1: (10, 2)}, 2: {0: (20, 2)}}
     more = [RunReports(n, 0, 90, 3, lines=[throughput(3)]) for n in (1, 2, 9)]
     with pytest.raises(UnknownRecord, match="job 9"):
         store.add_reports(more)
-    assert store.report_positions([1, 2]) == {(1, 0): (10, 2), (1, 1): (10, 2), (2, 0): (20, 2)}
+    assert store.report_positions([1, 2]) == {1: {0: (10, 2), 1: (10, 2)}, 2: {0: (20, 2)}}
 
 
 def test_a_report_that_comes_late_is_not_believed(store: Store, url: str) -> None:

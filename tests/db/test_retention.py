@@ -283,7 +283,7 @@ def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
         stop.set()
         thread.join()
     assert done.removed > 0 and len(written) > 1
-    assert store.report_positions([9])[9, 0][1] == written[-1]
+    assert store.report_positions([9])[9][0][1] == written[-1]
 
 
 def test_decisions_are_forgotten_when_that_is_asked(store: Store) -> None:

@@ -54,7 +54,7 @@ def test_a_killed_writer_loses_nothing_that_returned(store: Store, url: str) -> 
             acknowledged[kind] = int(count)
     assert acknowledged["reports"] >= 20
     with Store.open(url, "gres") as again:
-        offset, number = again.report_positions([1])[1, 0]
+        offset, number = again.report_positions([1])[1][0]
         last = offset // 100
         assert acknowledged["reports"] <= last <= acknowledged["reports"] + 1
         assert number == 10 * last + 9
@@ -140,7 +140,7 @@ def test_two_writers_take_turns(store: Store, url: str) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert store.report_positions([1, 2]) == {(1, 0): (31, 31), (2, 0): (31, 31)}
+    assert store.report_positions([1, 2]) == {1: {0: (31, 31)}, 2: {0: (31, 31)}}
 
 
 def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

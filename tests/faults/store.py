@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,14 +26,29 @@ class FaultyStore(Store):
     injector: FaultInjector | None = None
     checker: SafetyChecker | None = None
 
+    _recalls = False
+
     @contextmanager
     def _read(self) -> Iterator[Connection]:
+        if not self._recalls:
+            self._strike_reader()
+        with super()._read() as connection:
+            yield connection
+
+    def _recall(self, question: str, about: Collection[Any], ask: Callable[..., Any]) -> dict[Any, Any]:
+        # Also if nothing is read: else each seed would stand for another run than it was kept for.
+        self._strike_reader()
+        self._recalls = True
+        try:
+            return super()._recall(question, about, ask)
+        finally:
+            self._recalls = False
+
+    def _strike_reader(self) -> None:
         if self.injector is not None:
             self.injector.step("read the database", reads=True)
             if self.injector.injects(FaultKind.STORE_LOST, READS):
                 raise StoreLost("the server closed the connection")
-        with super()._read() as connection:
-            yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
 
+from ones_db.engine import OF_JOBS, transaction
 from slurm_ones.simulate.spec import ClusterSpec
 from tests.faults.kinds import BY_OTHERS, BY_PREEMPTION, FaultKind
 from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan
 from tests.faults.run import run
+from tests.faults.store import FaultyStore
 from tests.marks import NIGHTLY, nightly
 
 pytestmark = pytest.mark.slow
@@ -72,6 +77,23 @@ def test_fresh_seeds(kind: str, seed: int) -> None:
     for one in range(seed, seed + FRESH):
         found = run(KINDS[kind](one)).violations
         assert not found, f"replay with: python benchmarks/faults.py {kind} --verbose --seed {one}"
+
+
+def test_what_a_store_remembers_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    recall, compared = FaultyStore._recall, Counter[str]()
+
+    def compare(store: FaultyStore, question: str, about: Collection[Any], ask: Callable[..., Any]) -> dict[Any, Any]:
+        remembered = store._remembered(question).keys() & {*about}
+        found = recall(store, question, about, ask)
+        with transaction(store._engine) as connection:
+            assert found == {one: answer for one, answer in ask(connection, [*about]).items() if one in found}, question
+        compared[question] += len(remembered)
+        return found
+
+    monkeypatch.setattr(FaultyStore, "_recall", compare)
+    for kind, seed in (("--blocks", 1000024), ("--guests", 1000019), ("--plain", 1000024)):
+        assert run(KINDS[kind](seed)).violations == ()
+    assert min(compared[question] for question in (*OF_JOBS, "open resizes", "live", "deferrals", "finished")) > 20
 
 
 def test_a_companion_that_knows_no_strategies_is_found() -> None:

@@ -104,7 +104,7 @@ def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> Non
     observer = Observer(queue, store, Settings(scope="own"))  # type: ignore[arg-type]
     seen = observer.observe()
     assert "belongs to she" in str(seen.elastic[1].refusal)
-    assert store.report_positions([1]) == {}
+    assert store.report_positions([1]) == {1: {}}
     assert not store.jobs([1])[1].report_note
 
 
@@ -309,7 +309,7 @@ def test_a_job_that_reports_more_after_its_checkpoint_trains_on(monkeypatch: pyt
     ):
         store = SimpleNamespace(
             checkpoint_for_order=lambda job, restart, order, answer=answer: answer,
-            report_positions=lambda jobs, last=last: {(1, 0): (100, last)},
+            report_positions=lambda jobs, last=last: {1: {0: (100, last)}},
         )
         monkeypatch.setattr("slurm_ones.jobs.observer.checkpoint_stands", lambda job, name, stands=stands: stands)
         reports = DrainReports(SimpleNamespace(collect=lambda jobs, now: None), store, lambda: 1000.0)  # type: ignore[arg-type]
