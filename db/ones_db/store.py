@@ -42,6 +42,7 @@ class Store(
     * A job id means the newest submission with that id, since Slurm uses ids again.
     * A connection that was lost costs the call in which that is found; the next one connects again.
     * Methods may be called from any thread. A store does not survive a fork; open another in the child.
+    * A store that is to `remember` is for one thread of the one writer: what others write meanwhile it may not see.
 
     **Raises.** `StoreError` and its kinds, which say what to do.
     """
