@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 
 import ones_wrapper as ones
@@ -451,10 +452,24 @@ def test_groups_that_are_added_later_are_refused() -> None:
         testing.run(unfreezes)
 
 
+class Ema:
+    """An average of the script's own."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.shadow
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.shadow = state
+
+
 def forgets() -> None:
     loop = Loop(epochs=1)
     late = torch.optim.lr_scheduler.StepLR(loop.optimizer, 3)
-    average = torch.optim.swa_utils.AveragedModel(loop.model.module)
+    average, own = torch.optim.swa_utils.AveragedModel(loop.model.module), Ema(loop.model.module)
+    assert own.state_dict()
     for _ in loop.job.epochs():
         for batch in loop.loader:
             loop.step(batch)
@@ -466,6 +481,17 @@ def test_what_is_not_registered_is_named(capfd: pytest.CaptureFixture[str]) -> N
     """Protects schedules and averages that begin anew at each resize."""
     _, log = logged(forgets, capfd)
     assert log.count("StepLR drives a registered optimizer") == log.count("AveragedModel is not registered") == 1
+    assert log.count("Ema has a state and is not registered") == 1
+    _, log = logged(lambda: remembers(), capfd)
+    assert "registered" not in log
+
+
+def remembers() -> None:
+    model = torch.nn.Linear(4, 1)
+    loop = Loop(epochs=1, model=model, ema=Ema(model))
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
 
 
 def normalized() -> None:
@@ -734,3 +760,85 @@ def test_a_schedule_that_is_another_at_a_resize_is_said() -> None:
         scheduler(length, schedules).load_state_dict(before.state_dict())
         assert len(schedules.differences) == said
     assert "another rate at step 3 than at the checkpoint (0.15 and 0.3" in schedules.differences[0]
+
+
+# -- the script's own collectives over a batch ----------------------------------------------------------------------
+
+
+class Gathering:
+    """A script that gathers the features of all ranks, as contrastive losses do."""
+
+    def __init__(self, batch: int, shares: str = "all", model: torch.nn.Module | None = None) -> None:
+        options: dict[str, Any] = {"max_local_batch": batch, "epochs": 2, "noise_scale": False, "shares": shares}
+        self.job = ones.init(batch=batch, **options)
+        self.model = self.job.ddp(model or torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 6)
+        both = self.job.register(model=self.model, optimizer=optimizer, scheduler=scheduler)
+        self.optimizer, self.scheduler = both
+        self.loader = self.job.loader(Numbers(20), seed=3)
+
+    def walk(self, gathers: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        for _ in self.job.epochs():
+            for index, x, _ in self.loader:
+                self.optimizer.zero_grad()
+                features = self.model(x)
+                mine = gathers(features.detach())
+                found = [torch.zeros_like(mine) for _ in range(self.job.world)]
+                dist.all_gather(found, mine)
+                testing.put((self.job.progress.epoch, index.tolist(), sum(map(len, found))))
+                features.square().mean().backward()
+                self.optimizer.step()
+                self.scheduler.step()
+        testing.put(self.scheduler.get_last_lr())
+
+
+def whole(features: torch.Tensor) -> torch.Tensor:
+    return features
+
+
+def test_a_batch_that_is_gathered_is_said_on_one_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects a job that gathers its batch from its first resize; figures of one dimension are none of it."""
+    testing.run(lambda: Gathering(5).walk(lambda features: features[:, 0]))
+    assert "gathers" not in capfd.readouterr().err
+    testing.run(lambda: Gathering(5).walk(whole))
+    said = capfd.readouterr().err
+    assert said.count("shares='equal'") == 1 and re.search(r"all_gather \(test_scripts.py:\d+\) gathers", said)
+
+
+def test_a_batch_of_uneven_shares_is_not_gathered() -> None:
+    """Protects from what gloo and NCCL make of it: memory of others, an abort, a hang."""
+    with pytest.raises(testing.RankFailed, match=r"unequally many of this step \(\d here\): write ones.init\(shares"):
+        testing.run(lambda: Gathering(5).walk(whole), ranks=2)
+
+
+@pytest.mark.parametrize(("ranks", "normal"), [(1, False), (2, False), (3, False), (3, True)])
+def test_equal_shares(ranks: int, normal: bool) -> None:
+    """Protects losses that gather a batch: at any size all ranks have equally many samples of each pass, no sample is
+    used twice, what is left out is less than a step's least, other samples in each epoch, and schedules come to their
+    end all the same."""
+
+    def body() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1)) if normal else None
+        Gathering(7, "equal", model).walk(whole)
+
+    put = [one.value for one in testing.run(body, ranks=ranks)]
+    rates = [one for one in put if isinstance(one, list)]
+    steps = [one for one in put if isinstance(one, tuple)]
+    assert rates == [[0.0]] * ranks
+    for epoch in (0, 1):
+        used = [index for at, samples, _ in steps if at == epoch for index in samples]
+        assert len(used) == len(set(used))
+        assert 20 - len(used) < (2 if normal else 1) * ranks
+    assert all(len(samples) * ranks == found for _, samples, found in steps)
+
+
+def test_shares_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="does not go with uneven"):
+        ones.init(batch=4, shares="equal", uneven=True)
+
+    def body() -> None:
+        with pytest.raises(ValueError, match="gives each of 3 GPUs equally many"):
+            ones.init(batch=2, shares="equal")
+
+    testing.run(body, ranks=3)

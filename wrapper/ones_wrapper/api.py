@@ -30,12 +30,18 @@ from ones_wrapper.run.changing import start
 from ones_wrapper.run.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run.run import Run
 from ones_wrapper.run.settings import Settings, checked_spec
+from ones_wrapper.script import gathered
 from ones_wrapper.strategy import Strategy
 
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
 """Its ranks, where they are known before there is a run."""
+
+TWICE = (
+    "init: a job is one training, and init was called before: a second one, another fold say, would go on from its "
+    "checkpoint. Give each fold a job of its own (`--array=0-4`, with SLURM_ARRAY_TASK_ID as the fold)"
+)
 
 
 def init(
@@ -53,6 +59,7 @@ def init(
     backend: str | None = None,
     strategy: Strategy | None = None,
     uneven: bool = False,
+    shares: str = "all",
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
@@ -75,13 +82,17 @@ def init(
     With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
     (`data/uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
 
+    All samples of an epoch are used, so shares differ by one where a step does not divide. With `shares="equal"` all
+    ranks have equally many, for a script whose own collectives gather a batch: steps are as large as the batch and the
+    ranks allow, and an epoch leaves out what does not divide, fewer samples than ranks, others each time.
+
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
     something else already requeues.
     """
     global _run, _entered
     if _run is not None and not _run.ended:
-        raise RuntimeError("init: call it once")
+        raise RuntimeError(TWICE)
     started = time.time()
     plain_steps.stop()
     spec = checked_spec(batch, max_batch, max_local_batch, epochs, max_accumulation_steps, multiple_of)
@@ -89,6 +100,8 @@ def init(
         raise RuntimeError(why)
     if uneven and strategy is not None:
         raise ValueError(f"init: uneven=True is for plain data parallel, and {strategy.name} divides its own work")
+    if shares not in ("all", "equal") or (uneven and shares == "equal"):
+        raise ValueError(f"init: shares={shares!r} is 'all' or 'equal', and 'equal' does not go with uneven=True")
     entered = enter(backend)
     group = entered.group
 
@@ -104,7 +117,7 @@ def init(
             return True
         return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
 
-    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven)
+    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal")
     if entered.blocks is not None:
         run = start(entered, settings, started, limited, fits)
     else:
@@ -112,6 +125,7 @@ def init(
     if noise_scale and noise_may_be_measured(strategy, run.sizes.spec):
         run.loop.noise = NoiseScale(group)
     _run, _entered = run, None
+    gathered.watch(run.batch_shares if strategy is None and not settings.equal else None)
     return Job(run)
 
 

@@ -63,7 +63,7 @@ MISTAKES = {
         "the following arguments are required: data",
     ),
     "no such module": Mistake("import sys", "import torchvisionx", 1, "No module named 'torchvisionx'"),
-    "init twice": Mistake("model = torch", "job = ones.init(batch=8)\nmodel = torch", 1, "init: call it once"),
+    "init twice": Mistake("model = torch", "job = ones.init(batch=8)\nmodel = torch", 1, "init: a job is one training"),
     "batch above max_batch": Mistake("batch=8,", "batch=32,", 1, "batch=32 must be from 1 to max_batch=16"),
     "batch larger than the dataset": Mistake(
         "batch=8, max_batch=16", "batch=64, max_batch=64", 0, "batch=64 is larger than the dataset (20 samples)", True

@@ -172,6 +172,8 @@ class Cut:
     """Shares by speed; None: even ones."""
     least: int = 1
     """Fewest samples of a share that has any."""
+    whole: int = 1
+    """All steps are multiples of this: what an epoch has beyond is left out."""
 
 
 def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]:
@@ -187,10 +189,16 @@ def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]
     return accumulation_steps(share, replicas, max_local, largest_share=max(counts))
 
 
+def step_size(left: int, cut: Cut) -> int:
+    """Samples of the step that begins where the epoch has so many left; 0 for none."""
+    total = min(cut.batch, left)
+    total -= total % cut.whole
+    return total if cut.whole == 1 or total >= cut.least * cut.replicas else 0
+
+
 def plan(cursor: int, samples: int, cut: Cut) -> Iterator[AccumulationStep]:
     """The replica's passes of all steps from `cursor` to the end of the epoch."""
-    while cursor < samples:
-        total = min(cut.batch, samples - cursor)
+    while total := step_size(samples - cursor, cut):
         yield from step_passes(cursor, total, cut)
         cursor += total
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.coreset_feed import CoresetFeed, Selection
-from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, check_options, identity, step_passes
+from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, check_options, identity, step_passes, step_size
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
 
 SKIP_HELP = (
@@ -136,7 +136,7 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
                     step.append(next(samples))
                 except StopIteration:
                     break
-        return step
+        return step[: step_size(len(step), self._cut)]
 
     def _seed(self, *parts: int) -> None:
         if self._stream.keyed:

@@ -158,7 +158,8 @@ class Accelerator(accelerate.Accelerator):
         if scaler is not None:
             self.scaler = carried[-1]
         stepped = self.prepare_optimizer(carried[0], device_placement=False)
-        found = {id(model): wrapped, id(optimizer): stepped, id(loader): Batches(data, loader.dataset, self.device)}
+        batches = Batches(data, loader.dataset, self.device, self._accumulation)
+        found = {id(model): wrapped, id(optimizer): stepped, id(loader): batches}
         return found | {id(one): new for one, new in zip(schedulers, carried[1:], strict=False)}
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -209,17 +210,21 @@ class Registered:
 
 
 class Batches:
-    """This rank's local batches of the present epoch, on its device. Its length is in steps of the base batch."""
+    """This rank's local batches of the present epoch, on its device.
 
-    def __init__(self, loader: Loader, dataset: Any, device: torch.device) -> None:
+    Length and totals are those of one process, which takes a base batch in `accumulation` batches: scripts divide the
+    one and multiply the others by that.
+    """
+
+    def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:
         self.dataset = dataset
+        self._accumulation = accumulation
         self._loader = loader
         self._device = device
 
     @property
     def total_batch_size(self) -> int:
-        """The batch that the script's learning rate was chosen for."""
-        return self._loader.batch_size
+        return max(1, self._loader.batch_size // self._accumulation)
 
     @property
     def total_dataset_length(self) -> int:
@@ -234,7 +239,8 @@ class Batches:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        samples = len(self._loader) * self._loader.batch_size
+        return -(-min(samples, len(self.dataset)) // self.total_batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         with closing(iter(self._loader)) as batches:  # type: ignore[type-var]

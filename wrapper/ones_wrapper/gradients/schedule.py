@@ -47,12 +47,15 @@ def base_steps(samples: int, base_batch: int) -> int:
     return -(-samples // base_batch)
 
 
-def counted(progress: Progress, total: int, batch: int, base_batch: int) -> int:
+def counted(progress: Progress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
     """Samples that a schedule counts for a step of `total`, taken at global batch `batch` with this progress before it.
 
-    Those of an epoch's last step count as if they filled its last base batch: each epoch has whole steps.
+    Those of an epoch's last step count as if they filled its last base batch: each epoch has whole steps. Fewer than
+    `least_step` samples are left out.
     """
     end = progress.cursor + total
+    if 0 <= progress.dataset - end < least_step:
+        end = progress.dataset
     if end == progress.dataset or total < batch:
         return base_steps(end, base_batch) * base_batch - progress.cursor
     return total

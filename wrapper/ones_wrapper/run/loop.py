@@ -271,7 +271,8 @@ class Loader:
             strategy = run.settings.strategy
             alike = strategy is not None and strategy.same_numbers
             seed_step(loop.seed, run.progress.step, run.sizes.division.replica if alike else run.group.rank)
-            loop.schedules.enter(counted(run.progress, part.share.total, run.sizes.batch, run.sizes.spec.base_batch))
+            sizes, total = run.sizes, part.share.total
+            loop.schedules.enter(counted(run.progress, total, sizes.batch, sizes.spec.base_batch, sizes.least_step))
         if run.records.trace and loop.feed:
             if run.sizes.division.first:
                 loop.used += loop.feed.indices(run.progress.epoch, part)

@@ -34,7 +34,10 @@ def finished(epoch: int, epochs: int, left: bool) -> str:
     done = f"{epoch} of {epochs or 'any number of'} epochs"
     if left:
         done += ", where the script left job.epochs()"
-    return f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew"
+    return (
+        f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew, as a second "
+        "script must"
+    )
 
 
 def groups_added(name: str) -> str:

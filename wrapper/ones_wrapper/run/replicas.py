@@ -29,10 +29,12 @@ class Division:
     """Global batches are multiples of this, but an epoch's last."""
     unit: int
     """Shares and passes are multiples of this, but in an epoch's last step."""
+    whole: int = 1
+    """All steps are multiples of this: what an epoch has beyond is left out."""
 
     def cut(self, batch: int, uneven: Shares | None = None) -> Cut:
         """By what a feed cuts samples at this global batch."""
-        return Cut(batch, self.replicas, self.replica, self.max_local, self.unit, uneven)
+        return Cut(batch, self.replicas, self.replica, self.max_local, self.unit, uneven, whole=self.whole)
 
     def passes(self, batch: int) -> int:
         """Accumulation steps of a step of so many samples."""
@@ -96,14 +98,18 @@ def row_of(spec: Spec, world: int) -> SizeLimits:
     return row
 
 
-def divide(spec: Spec, world: int, rank: int) -> Division:
-    """The division at a world size. Raises ValueError for one that the strategy cannot use."""
+def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
+    """The division at a world size, into shares of one size if they are to be `equal`. Raises ValueError for a size
+    that the strategy cannot use."""
     row = row_of(spec, world)
+    if equal:
+        row = replace(row, quantum=lcm(row.quantum, row.replicas))
     each = world // row.replicas
     unit = row.quantum // gcd(row.quantum, row.replicas)
     fits = row.most_local(spec.limits.memory_bytes if spec.limits else 0)
     most = spec.max_local_batch if fits is None else min(spec.max_local_batch, fits)
-    return Division(row.replicas, rank // each, rank % each == 0, max(unit, most - most % unit), row.quantum, unit)
+    local, whole = max(unit, most - most % unit), row.quantum if equal else 1
+    return Division(row.replicas, rank // each, rank % each == 0, local, row.quantum, unit, whole)
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
@@ -114,6 +120,11 @@ def in_force(spec: Spec, wanted: int, division: Division) -> int:
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:
         batch = clamp_batch(wanted, division.replicas, *most, division.quantum)
+    if batch % division.quantum and spec.limits is None:
+        raise ValueError(
+            f"init: shares='equal' gives each of {division.replicas} GPUs equally many samples, and init leaves at "
+            f"most {batch} a step: raise batch or max_batch, or use fewer GPUs"
+        )
     if batch % division.quantum:
         assert spec.limits is not None
         raise ValueError(

@@ -36,7 +36,7 @@ from ones_wrapper.run.meter import Losses
 from ones_wrapper.run.records import Records
 from ones_wrapper.run.settings import Identity, Settings
 from ones_wrapper.run.sizes import StepSizes
-from ones_wrapper.script import stuck
+from ones_wrapper.script import gathered, stuck
 from ones_wrapper.script.first_steps import FirstSteps
 from ones_wrapper.script.optimizers import stepper
 
@@ -190,6 +190,14 @@ class Run:
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
         return before or mine
+
+    def batch_shares(self) -> gathered.BatchShares | None:
+        """What ranks have of the present pass; None outside of training. Not collective."""
+        loop, state = self.loop, self.keeping.state
+        if not loop.within or state is None or not state.model.training:
+            return None
+        alike = loop.part.share.total % self.sizes.division.replicas == 0 and self.sizes.shares is None
+        return gathered.BatchShares(loop.part.samples, alike, loop.first_steps.say if loop.first_steps else log)
 
     def watch_others(self) -> None:
         """Look for ranks that made fewer backward passes than others. Not collective."""

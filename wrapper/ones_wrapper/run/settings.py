@@ -18,6 +18,8 @@ class Settings:
     write_behind: bool
     strategy: Strategy | None = None
     uneven: bool = False
+    equal: bool = False
+    """Whether all ranks have equally many samples of each pass."""
 
 
 def checked_spec(

@@ -37,7 +37,7 @@ class StepSizes:
         self._progress, self._loop = progress, loop
         self.local_batch = LocalBatch(directory, spec, group)
         self.spec = self.local_batch.applied(spec)
-        self.division = replicas.divide(self.spec, group.world, group.rank)
+        self.division = replicas.divide(self.spec, group.world, group.rank, settings.equal)
         """Which samples are this rank's."""
         if note := replicas.look_at(self.spec, group.world):
             self._say(note)
@@ -61,6 +61,12 @@ class StepSizes:
     def cut(self) -> Cut:
         """By what the data is cut for this rank."""
         return replace(self.division.cut(self.batch, self.shares), least=self._loop.least)
+
+    @property
+    def least_step(self) -> int:
+        """Fewer samples than these are left out at an epoch's end."""
+        division = self.division
+        return max(division.whole, self._loop.least * division.replicas) if self._settings.equal else 1
 
     @property
     def cut_by(self) -> tuple[object, ...]:
@@ -95,7 +101,10 @@ class StepSizes:
     def put_in_force(self) -> None:
         """The batch in force is what was ordered last, as far as the ranks take it."""
         spec, wanted = self.spec, self._progress.batch
-        self.batch = batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
+        wanted = wanted or spec.base_batch * self._rated
+        self.batch = batch = replicas.in_force(spec, wanted, self.division)
+        if self._settings.equal and wanted % self.division.quantum:
+            self._say(f"{self._group.world} ranks take {batch} samples a step in place of {wanted}, in equal shares")
         if batch % spec.multiple_of:
             self._say(
                 f"{self._group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}"
@@ -137,13 +146,13 @@ class StepSizes:
 
     def _found(self, spec: Spec) -> None:
         self.spec = spec
-        self.division = replicas.divide(spec, self._group.world, self._group.rank)
+        self.division = replicas.divide(spec, self._group.world, self._group.rank, self._settings.equal)
 
     def count(self, total: int) -> float:
         """A step of `total` samples was made; how many of them were useful."""
         progress, base = self._progress, self.spec.base_batch
         useful = total * efficiency(self.batch, base, progress.noise or None, progress.admitted)
-        progress.padding += counted(progress, total, self.batch, base) - total
+        progress.padding += counted(progress, total, self.batch, base, self.least_step) - total
         progress.cursor += total
         progress.samples += total
         progress.useful += useful

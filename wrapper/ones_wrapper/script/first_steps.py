@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ AVERAGE = (
     "{name} is updated once a step, and a larger batch makes fewer: give it decay ** (job.batch / {batch}), or use "
     "torch.optim.swa_utils.AveragedModel, which follows progress once it is registered"
 )
+_FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
 _AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
 FORGOTTEN = {
     LRScheduler: (
@@ -45,6 +47,10 @@ FORGOTTEN = {
     AveragedModel: "{name} is not registered, so the average begins again at each resize: give it to job.prepare",
 }
 """By the type of what training should carry."""
+FORGOTTEN_AVERAGE = (
+    "{name} has a state and is not registered, so it begins again at each resize: give it to job.prepare, or to "
+    "accelerator.register_for_checkpointing"
+)
 
 
 class FirstSteps:
@@ -54,9 +60,9 @@ class FirstSteps:
         """`carried` is all that is registered besides model and optimizers; `speaks` says that this is rank 0."""
         self._speaks = speaks
         self._optimizers = optimizers
-        self._carried = {id(part) for thing in carried for part in _parts(thing)}
-        self._averages = any(getattr(one, "carries_averages", False) for one in carried)
-        self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in carried)
+        self._carried = list(carried)
+        self._averages = any(getattr(one, "carries_averages", False) for one in self._carried)
+        self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self._carried)
         held = [[p for group in one.param_groups for p in group["params"]] for one in optimizers]
         trained = [[p for p in its if p.requires_grad and p.is_leaf] for its in held]
         self._shown = list({id(p): p for its in trained for p in (*its[:1], *its[-1:])}.values())
@@ -100,10 +106,13 @@ class FirstSteps:
     def _forgotten(self) -> list[str]:
         """Sentences on objects of the script that training should carry and nobody registered."""
         own = {id(one) for one in self._optimizers}
+        carried = {id(part) for thing in self._carried for part in _parts(thing)}
         found: list[str] = []
         for thing in gc.get_objects():
             kind = next((kind for kind in FORGOTTEN if issubclass(type(thing), kind)), None)
-            if kind is None or id(thing) in self._carried or (kind is AveragedModel and self._averages):
+            if kind is None and id(thing) not in carried and not self._averages and _own_average(thing):
+                found.append(FORGOTTEN_AVERAGE.format(name=type(thing).__name__))
+            if kind is None or id(thing) in carried or (kind is AveragedModel and self._averages):
                 continue
             if kind is LRScheduler and not {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
                 continue
@@ -119,6 +128,20 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
     return [AVERAGE.format(name=name, batch=batch) for name in sorted(names) if _AVERAGE.search(name)]
 
 
+def _own_average(thing: Any) -> bool:
+    """Whether it is an average of weights by its class's name, with a state, and none of torch's or a framework's."""
+    kind = type(thing)
+    if not _AVERAGE.search(kind.__name__) or kind.__module__.split(".")[0] in _FRAMEWORKS:
+        return False
+    if not all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    held = chain.from_iterable(
+        one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,)
+        for one in (getattr(thing, "__dict__", None) or {}).values()
+    )
+    return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
+
+
 def _parts(thing: Any) -> list[Any]:
     """A thing, and what it is made of: schedulers in schedulers, and what our wrappers and a framework's hold."""
     found: list[Any] = []
@@ -129,7 +152,8 @@ def _parts(thing: Any) -> list[Any]:
         for name in ("scheduler", "_scheduler", "scaler"):
             if name in (getattr(one, "__dict__", None) or {}):
                 left.append(vars(one)[name])
-        left += [part for part in getattr(one, "_schedulers", ()) if part is not None]
+        for name in ("_schedulers", "_objects"):
+            left += [part for part in (getattr(one, "__dict__", None) or {}).get(name) or () if part is not None]
     return found
 
 

@@ -1,0 +1,76 @@
+"""A look at the script's own collectives: they gather a batch, of which ranks may have unequally many samples.
+
+gloo aborts one rank and gives another what was in its memory; NCCL hangs, or reads what is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.script.line import line
+
+NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "all_to_all_single", "all_to_all")
+"""Those of torch.distributed that need equally many rows of all ranks."""
+_LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
+
+MAY = (
+    "{name}{line} gathers the samples of a batch, of which ranks may have unequally many at another number of GPUs or "
+    "in an epoch's last step: write ones.init(shares='equal')"
+)
+CANNOT = (
+    "{name}{line} gathers the samples of a batch, and ranks have unequally many of this step ({samples} here): write "
+    "ones.init(shares='equal')"
+)
+
+
+class BatchShares(NamedTuple):
+    """What ranks have of a pass."""
+
+    samples: int
+    """This rank's."""
+    alike: bool
+    """Whether all have as many."""
+    say: Callable[[str], None]
+    """Says a sentence once."""
+
+
+_shares: Callable[[], BatchShares | None] | None = None
+
+
+def watch(shares: Callable[[], BatchShares | None] | None) -> None:
+    """Look at collectives from now on; `shares` is None to look no more."""
+    global _shares
+    _shares = shares
+    for name in NAMES if shares is not None else ():
+        original = getattr(dist, name, None)
+        if original is not None and not hasattr(original, "looked_at"):
+            setattr(dist, name, _looked_at(name, original))
+
+
+def _looked_at(name: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def collective(*args: Any, **options: Any) -> Any:
+        if _shares is not None:
+            _look(name, (*args, *options.values()), sys._getframe(1).f_globals.get("__name__", ""))
+        return original(*args, **options)
+
+    collective.looked_at = True  # type: ignore[attr-defined]
+    return collective
+
+
+def _look(name: str, given: tuple[Any, ...], caller: str) -> None:
+    shares = _shares() if _shares is not None and not caller.startswith(_LIBRARIES) else None
+    # Of one dimension are figures, too, as many as there are samples by chance.
+    if shares is None or not any(
+        isinstance(one, torch.Tensor) and one.ndim > 1 and len(one) == shares.samples for one in given
+    ):
+        return
+    if not shares.alike:
+        raise RuntimeError(CANNOT.format(name=name, line=line(), samples=shares.samples))
+    shares.say(MAY.replace("{name}", name))
