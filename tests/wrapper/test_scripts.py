@@ -296,6 +296,27 @@ def test_a_second_pass_over_an_epoch_names_job_epochs(
     assert "outside job.epochs() (test_scripts.py:" in capfd.readouterr().err
 
 
+def test_a_loop_of_its_own_ends_its_epochs() -> None:
+    """Protects loops that do not go by `job.epochs`, and what ends an epoch before its turn does."""
+
+    def body() -> None:
+        loop = Loop(epochs=3)
+        for _ in range(2):
+            for batch in loop.loader:
+                loop.step(batch)
+            loop.job.epoch_end(accuracy=0.5)
+        for _ in loop.job.epochs():
+            for batch in loop.loader:
+                loop.step(batch)
+            loop.job.epoch_end(accuracy=0.75)
+        reports = (loop.job._run.directory / "reports-0.jsonl").read_bytes().splitlines()
+        found = [one for line in reports if isinstance(one := decode_report(line)[2], Epoch)]
+        testing.put([(one.epoch, one.accuracy) for one in found])
+
+    (put,) = testing.run(body)
+    assert put.value == [(0, 0.5), (1, 0.5), (2, 0.75)]
+
+
 def test_leaving_the_epochs_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     """Protects an early stop: a restart in what follows the loop trains nothing again."""
 

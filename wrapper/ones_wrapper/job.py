@@ -433,8 +433,8 @@ class Job:
                 if left_on_purpose(sys._getframe().f_back) and not FLAGS.tested:
                     run.leave_epochs(self._found.get("loss"), self._found.get("accuracy"))
                 raise
-            run.end_epoch(self._found.get("loss"), self._found.get("accuracy"))
-            self._found = {}
+            if run.progress.epoch == epoch:
+                self.epoch_end()
         run.finish()
 
     def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
@@ -443,6 +443,14 @@ class Job:
         """
         found = {"accuracy": accuracy, "loss": loss}
         self._found |= {name: value for name, value in found.items() if value is not None}
+
+    def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
+        """End the epoch here, with what `report` would be given: in a loop that does not go by `epochs`, and before
+        what should not wait for the next turn. All ranks call it; it is a step boundary, and synchronises them.
+        """
+        self.report(accuracy=accuracy, loss=loss)
+        self._run.end_epoch(self._found.get("loss"), self._found.get("accuracy"))
+        self._found = {}
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
         """The most samples of a pass that the devices hold, found by trying; at most init's `max_local_batch`.

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ones_wrapper.devices import streams
-from ones_wrapper.devices.streams import EndTimer, Marks
+from ones_wrapper.devices.streams import DONE_S, END_S, EndTimer, Marks
 from ones_wrapper.membership import rescue
 from ones_wrapper.membership.rescue import Ending
 from ones_wrapper.process.exit_codes import PEER_LOST
@@ -84,6 +84,28 @@ def test_after_the_rescue_a_device_is_asked_for_nothing(device: str, monkeypatch
     rank.ending._device = torch.device(device)
     rank.ending.by_script(rank.say)
     assert (rank.wrote, rank.forgot) == (1, int(device == "cuda"))
+
+
+def test_a_stream_that_hangs_keeps_a_process_for_15_s_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a node from a process that nobody can use, by the times that are shipped."""
+    monkeypatch.setattr(rescue, "END_S", END_S)
+    allowed: list[float] = []
+
+    class Timer:
+        """Notes when the process would be gone."""
+
+        def __init__(self, seconds: float, code: int) -> None:
+            self.allow(seconds)
+
+        def allow(self, seconds: float) -> None:
+            allowed.append(seconds)
+
+    rank = Rank(600.0)
+    rank.ending._deadline = Timer  # type: ignore[assignment]
+    rank.ending.by_watch(rank.say, lambda: None)
+    assert rank.wrote == 0
+    assert allowed == [END_S, END_S]
+    assert DONE_S + END_S <= 15.0  # each begins again, the second once the event was waited for
 
 
 @pytest.mark.parametrize("watch", [True, False])

@@ -30,9 +30,9 @@ AHEAD = (
     "out on all ranks write `if job.any(bad): continue`"
 )
 USED_UP = (
-    "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`. An endless loop is "
-    "`for epoch in job.epochs(): for batch in loader:` with ones.init(epochs=0); count its steps by job.base_steps, "
-    "which goes on after a resize"
+    "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`, or end it with "
+    "job.epoch_end() before the next pass. An endless loop is `for epoch in job.epochs(): for batch in loader:` with "
+    "ones.init(epochs=0); count its steps by job.base_steps, which goes on after a resize"
 )
 OUTSIDE = (
     "the loader is used outside job.epochs(){line}, so a resize begins the script's own count of epochs again: write "
