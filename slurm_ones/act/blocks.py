@@ -342,7 +342,8 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     number, last = resize.order_number or 0, machine.orders.last_number(array)
     seen = _newest(machine, array)
     joined = last >= number and _joined(resize, array, seen)
-    training = _training(resize, array, seen) or _to_start(resize, array)
+    # If all who trained are gone, those go on that run: also if they were to join, and still start.
+    training = _training(resize, array, seen) or _running(array) or _to_start(resize, array)
     try:
         if seen is not None and joined and last > number:
             # It had the order before it could be called off: what it does is what it is to do.
@@ -421,10 +422,12 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
     """The tasks that train together, by their newest report as far as Slurm agrees; or that run, without those that are
-    to join. One that Slurm starts again is still meant."""
-    known = {task for task, job in array.tasks.items() if is_alive(job)}
+    to join. One that Slurm starts again is still meant; if all wait for that, those that run train meanwhile."""
+    known, running = {task for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     members = {*seen.blocks} & known if seen is not None else set()
-    return members or _running(array) - dict(resize.added).keys()
+    if members and members.isdisjoint(running):
+        return members | running
+    return members or running - dict(resize.added).keys()
 
 
 def _to_start(resize: ResizeRecord, array: WholeJob) -> set[int]:

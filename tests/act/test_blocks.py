@@ -881,6 +881,24 @@ def test_a_block_that_joined_unseen_and_is_requeued_starts_again(make: Make, mon
     assert world.tasks[1].running
 
 
+def test_a_newcomer_that_is_all_that_is_left_is_not_ordered_away(make: Make) -> None:
+    """Who trained was preempted, and another that was to join waits for room."""
+    world = make()
+    nodes = list(world.cluster.nodes.names())
+    for name in nodes:
+        world.cluster.drain(name)
+    world.begin({1: ONE, 2: Shape(4, 4)})
+    world.until(State.JOINING)
+    world.simulated.pass_time(25)
+    for name in nodes:
+        world.cluster.resume(name)
+    world.cluster.preempt(Task(world.job_id, 0), "cancel")
+    world.simulated.pass_time(5)
+    assert world.tasks[0].ended and world.tasks[1].running and world.tasks[2].pending
+    world.finish()
+    assert world.order.blocks == (1,) and world.tasks[1].running
+
+
 def test_the_last_block_that_waits_is_not_put_back(make: Make) -> None:
     """Its owner requeued it, and the one that took its place has failed."""
     world = make()
