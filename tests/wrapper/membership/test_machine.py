@@ -111,7 +111,7 @@ def test_whose_end_is_that_of_the_job(first: BlockState, code: int, then: BlockS
 
 def test_the_picture_in_the_documents_is_that_of_the_table() -> None:
     """python -m ones_wrapper.membership.machine prints what belongs between the markers."""
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    page = (REPOSITORY / "docs" / "how_blocks_work.md").read_text()
     found = page.split("<!-- block states -->\n```mermaid\n")[1].split("\n```\n<!-- end of block states -->")[0]
     assert found == block_picture()
 

@@ -1,7 +1,7 @@
 """The states of a block in its job, which may follow which and why; each of its ranks holds the same one.
 
 `BlockMachine.go` alone changes a state. A step that the table does not have is a fault of ours: it is taken and logged,
-since nobody's training may end for it. The picture in docs/architecture.md is made from the table:
+since nobody's training may end for it. The picture in docs/how_blocks_work.md is made from the table:
 ``python -m ones_wrapper.membership.machine``.
 """
 
