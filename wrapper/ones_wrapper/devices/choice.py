@@ -106,8 +106,8 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
     share of them."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
-    with suppress(Exception):  # a torch that does not tell, a container without /sys: it is slower, and no worse
-        card: Any = torch.cuda.get_device_properties(device)  # its addresses came with torch 2.8
+    with suppress(Exception):  # a container without /sys: it is slower, and no worse
+        card: Any = torch.cuda.get_device_properties(device)
         address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
         allowed = os.sched_getaffinity(0)
         near = allowed & _numbers((devices / address / "local_cpulist").read_text())

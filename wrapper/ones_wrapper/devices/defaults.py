@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 
 Env = Mapping[str, str]
 
 CARDS = Path("/dev/nvidia[0-9]*")
 """Device files of GPUs."""
-
-
-@dataclass(frozen=True)
-class Default:
-    """One variable; `docs/gpu.md` has them in a table."""
-
-    name: str
-    value: Callable[[Env], str | None]
-    """None for no default in this process."""
-    why: str
 
 
 def _always(value: str) -> Callable[[Env], str | None]:
@@ -57,39 +46,24 @@ def _interface(env: Env) -> str | None:
     return env.get("ONES_SOCKET_IFNAME") or None
 
 
-DEFAULTS = (
-    Default("OMP_NUM_THREADS", _always("1"), "ranks share a node's cores"),
-    Default("GLOO_ENABLE_STORE_V2_API", _always("1"), "forming a gloo group costs n requests to the store, not n²"),
-    Default(
-        "RES_OPTIONS",
-        _always("timeout:1"),
-        "torch's store looks up the name of each peer and serves nobody meanwhile: a lost answer would cost 5 s",
-    ),
-    Default("PYTORCH_NVML_BASED_CUDA_CHECK", _always("1"), "`torch.cuda.is_available()` in a preload poisons no fork"),
-    Default("CUDA_DEVICE_ORDER", _always("PCI_BUS_ID"), "card r is the same card for CUDA, NVML and Slurm"),
-    Default(
-        "TORCH_NCCL_USE_COMM_NONBLOCKING",
-        _always("0"),
-        "nonblocking communicators hang with NCCL 2.26 (pytorch#153960)",
-    ),
-    Default(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        _in_blocks("0"),
-        "heartbeats find a lost block within seconds; the watchdog's abort (134) would count as a crash",
-    ),
-    Default("TORCH_NCCL_DUMP_ON_TIMEOUT", _in_blocks("0"), "as above: no dump delays the next start of the ranks"),
-    Default(
-        "NCCL_HOSTID",
-        _host_of_block,
-        "two blocks on a node whose cgroups hide each other's cards must not choose P2P between them",
-    ),
-    Default("GLOO_SOCKET_IFNAME", _interface, "agreements go by the interface that the user named for all"),
-    Default("NCCL_SOCKET_IFNAME", _interface, "as above, if NCCL has no InfiniBand"),
-)
+DEFAULTS: dict[str, Callable[[Env], str | None]] = {
+    "OMP_NUM_THREADS": _always("1"),
+    "GLOO_ENABLE_STORE_V2_API": _always("1"),
+    "RES_OPTIONS": _always("timeout:1"),
+    "PYTORCH_NVML_BASED_CUDA_CHECK": _always("1"),
+    "CUDA_DEVICE_ORDER": _always("PCI_BUS_ID"),
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": _always("0"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _in_blocks("0"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": _in_blocks("0"),
+    "NCCL_HOSTID": _host_of_block,
+    "GLOO_SOCKET_IFNAME": _interface,
+    "NCCL_SOCKET_IFNAME": _interface,
+}
+"""Value of each variable in this process, or None for no default; docs/gpu.md says why each is set."""
 
 
 def set_defaults(env: MutableMapping[str, str]) -> None:
     """Set what the user left open."""
-    for default in DEFAULTS:
-        if default.name not in env and (value := default.value(env)) is not None:
-            env[default.name] = value
+    for name, value_in in DEFAULTS.items():
+        if name not in env and (value := value_in(env)) is not None:
+            env[name] = value
