@@ -257,6 +257,7 @@ class Database:
     scaling = _reads("scaling")
     resize_cost = _reads("resize_cost")
     gpu_hours = _reads("gpu_hours")
+    idle_gpus = _reads("idle_gpus")
     decisions_explained = _reads("decisions_explained")
     what_if = _reads("what_if")
     size_limits = _reads("size_limits")

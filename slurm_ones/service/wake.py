@@ -42,7 +42,9 @@ class Waking:
         self._look_s = look_s
         self._changed: int | None = None
         self._asked = threading.Event()
-        self._closing = threading.Event()
+        self._hurry = threading.Event()
+        """Looks at once."""
+        self._closed = False
         self._left = float(BURST)
         self._counted = self._ticked = clock()
         self._thread = threading.Thread(target=self._run, name="wake", daemon=True)
@@ -52,8 +54,10 @@ class Waking:
         return self
 
     def use(self, settings: Settings) -> None:
-        """Look at the directory that these settings name, from now on."""
+        """Look at the directory that these settings name, from now on: at once, since who asks after the next tick
+        must be seen."""
         self._folder, self._own = settings.wake_folder, settings.scope == "own"
+        self._hurry.set()
 
     def begins(self) -> None:
         """A tick begins, which sees whatever was asked for before it."""
@@ -74,7 +78,8 @@ class Waking:
         return True
 
     def close(self) -> None:
-        self._closing.set()
+        self._closed = True
+        self._hurry.set()
 
     def look(self) -> None:
         """Read the directory's time of change once."""
@@ -87,8 +92,10 @@ class Waking:
         self._changed = changed
 
     def _run(self) -> None:
-        while not self._closing.wait(self._look_s):
+        while not self._closed:
             self.look()
+            self._hurry.wait(self._look_s)
+            self._hurry.clear()
 
 
 def _changed(folder: Path, own: bool) -> int | None:

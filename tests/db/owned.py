@@ -11,7 +11,7 @@ from ones_db.shape import PARKED, Shape
 from ones_db.tables import METADATA
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
 from ones_wrapper.protocol.limits import Limits, SizeLimits
-from tests.db.make import SPEC, change, decision, end_run, job, line, report, resized_job
+from tests.db.make import SPEC, change, decision, end_run, job, line, report, resized_job, throughput
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
@@ -31,11 +31,12 @@ def fill(url: str) -> None:
                 number,
                 1,
                 spec=replace(SPEC, limits=Limits("ring", (SizeLimits(4, 1),))),
+                throughput=[throughput(8, time=3020.0, gpu_use=0.5)],
                 checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
                 batches=[line(6, Batch(23, 128, 2.0), 3012.0)],
                 members=[line(7, Membership(1, (0,), (0,), 1, 4, 4, 23, 128, 0.25), 3013.0)],
                 offset=90,
-                number=7,
+                number=8,
             )
             store.record_blocks([BlockRecord(number, 0, 0, number, Shape(1, 4), ("n1",), "COMPLETED", 3000.0, 3600.0)])
             store.record_promises([PromiseRecord(number, 4000.0, 2400.0, True, Reason("why"))])

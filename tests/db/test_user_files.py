@@ -270,7 +270,8 @@ def test_readers_of_a_server_see_their_own_rows(postgresql_url: str, server: Ser
         for user, number in JOBS.items():
             with psycopg.connect(postgresql_url.replace("ones@", f"{user}@", 1), autocommit=True) as session:
                 for name in VIEWS.keys() - {"gpu_hours"}:
-                    found = session.execute(f"SELECT DISTINCT user_name, job_id FROM own.{name}").fetchall()
+                    job = number if name == "idle_gpus" else "job_id"
+                    found = session.execute(f"SELECT DISTINCT user_name, {job} FROM own.{name}").fetchall()
                     assert found == [(user, number)], name
                 whose = session.execute("SELECT DISTINCT user_name FROM own.gpu_hours ORDER BY 1").fetchall()
                 assert whose == [(each,) for each in JOBS]

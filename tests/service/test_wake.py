@@ -17,6 +17,7 @@ from slurm_ones.config import Settings
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.wake import BURST, Waking, wake
 from tests.act.plain_job import Passing, Slurm
+from tests.waiting import until
 
 INTERVAL_S = 60.0
 
@@ -33,6 +34,15 @@ def waking(settings: Settings, slurm: Slurm) -> Waking:
     found.use(settings)
     found.look()
     return found
+
+
+def test_who_asks_right_after_the_first_tick_is_seen(site: Settings) -> None:
+    """Protects an order that comes before the next of the looks, by whose first one changes are known."""
+    assert site.wake_folder is not None
+    found = Waking(look_s=600.0).start()
+    found.use(site)
+    until(site.wake_folder.exists, lambda: "nobody looked", 30.0, 0.01)
+    found.close()
 
 
 class Touched(Passing):

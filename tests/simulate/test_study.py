@@ -152,5 +152,5 @@ def test_page_escapes_and_holds_all_pictures(tmp_path: Path) -> None:
     write_study(tmp_path / "page.html", [lane, empty], {evil: evil}, text)
     html = (tmp_path / "page.html").read_text()
     assert "<script" not in html
-    assert html.count("<svg") == html.count("</svg>") == 3
+    assert html.count("<svg") == html.count("</svg>") == 4
     assert 'src="http' not in html and "<link" not in html

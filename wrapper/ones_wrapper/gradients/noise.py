@@ -76,7 +76,7 @@ class NoiseScale:
         self._batch = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)
         self._measured_steps = 0
-        """Of all windows there were."""
+        """Of all windows there were since the ranks changed, so that all ranks drop the same ones."""
 
     def ranks_changed(self, known: float, known_low: float) -> None:
         """Begin again, since the ranks changed. `known` and its lower bound are what all of them go on with."""
@@ -86,6 +86,7 @@ class NoiseScale:
         self._seen.clear()
         self._window, self._steps = [0.0, 0.0], 0
         self._windows.clear()
+        self._measured_steps = 0
 
     def begin(self, number: int) -> None:
         """The step begins before which the job made `number` steps."""
