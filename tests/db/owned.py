@@ -31,7 +31,7 @@ def fill(url: str) -> None:
                 number,
                 1,
                 spec=replace(SPEC, limits=Limits("ring", (SizeLimits(4, 1),))),
-                throughput=[throughput(8, time=3020.0, gpu_use=0.5)],
+                throughput=[throughput(8, time=3020.0, samples=256, batch=256, gpu_use=0.5)],
                 checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
                 batches=[line(6, Batch(23, 128, 2.0), 3012.0)],
                 members=[line(7, Membership(1, (0,), (0,), 1, 4, 4, 23, 128, 0.25), 3013.0)],
