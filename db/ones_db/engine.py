@@ -250,8 +250,8 @@ class Transactions:
             raise
 
     def remember(self) -> None:
-        """From now on, ask once for what only writes of this store change: for one thread of who writes alone, as the
-        companion that leads. After a write that failed all is asked for again."""
+        """Keep answers from now on, until a write of this store changes them. Only one thread may use the store then,
+        and nobody else may write what is kept: the leading companion does so. A write that fails drops all answers."""
         self._memory = {}
 
     def _recall(
@@ -269,7 +269,7 @@ class Transactions:
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Forget the answers to these questions, or to all; if `of` is given, of those jobs alone of which it is true.
+        """Forget the answers to these questions, or to all; with `of`, only answers on jobs for which it is true.
         What is asked about is a job's id, or a tuple that begins with it."""
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)

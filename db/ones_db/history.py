@@ -464,8 +464,9 @@ class HistoryStore(Transactions):
 
         def ask(connection: Connection, asked: Collection[int] | None) -> dict[int, JobHistory]:
             if asked is None:
-                live = select(JOBS).where(newest(self._cluster), JOBS.c.elastic, JOBS.c.end_time.is_(None))
-            rows = connection.execute(*((live,) if asked is None else (with_ids(self._cluster), {"keys": asked}))).all()
+                rows = connection.execute(_elastic(self._cluster)).all()
+            else:
+                rows = connection.execute(with_ids(self._cluster), {"keys": asked}).all()
             with self._cached() as cache:
                 return {history.job.job_id: history for history in _of(connection, cache, rows)}
 

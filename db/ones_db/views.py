@@ -244,15 +244,20 @@ SPANS = f"""
     {JOBS} CROSS JOIN blocks b WHERE j.cluster_id = c.id AND b.job_id = j.id"""
 """From when to when each run, or block of a job that has any, held how many GPUs."""
 
+OF_A_DAY = (
+    CLUSTER,
+    Column("user_name", "text", "owner of the jobs"),
+    Column("account", "text", "account they are charged to"),
+    Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
+    time_of("day_time", "when the day began"),
+)
+"""Of whose use of GPUs a row is, and on which day."""
+
 GPU_HOURS = View(
     "gpu_hours",
     "Who used the GPUs: GPU-hours by user, account and day (UTC)",
     (
-        CLUSTER,
-        Column("user_name", "text", "owner of the jobs"),
-        Column("account", "text", "account they are charged to"),
-        Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
-        time_of("day_time", "when the day began"),
+        *OF_A_DAY,
         Column("jobs", "int", "jobs that ran on that day"),
         Column("runs", "int", "runs of theirs on that day; of jobs of blocks, starts of blocks"),
         Column("gpu_hours", "float", "GPU-hours that they held; of runs that go on, as far as is known"),
@@ -280,11 +285,7 @@ IDLE_GPUS = View(
     "idle_gpus",
     "How much of their GPUs jobs used, as far as that was measured: by user, account and day (UTC)",
     (
-        CLUSTER,
-        Column("user_name", "text", "owner of the jobs"),
-        Column("account", "text", "account they are charged to"),
-        Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
-        time_of("day_time", "when the day began"),
+        *OF_A_DAY,
         Column("jobs", "int", "jobs whose use was measured on that day"),
         Column("gpu_hours", "float", "GPU-hours of training for which it was measured"),
         Column("gpu_use", "float", "mean share of these in which the GPUs were in use"),

@@ -33,7 +33,7 @@ def wake(settings: Settings) -> bool:
 
 
 class Waking:
-    """Reads whether somebody asked for a tick, in a thread of its own, since a file system may hang."""
+    """Looks if somebody asked for a tick, in a thread of its own, since a file system may hang."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S) -> None:
         self._folder: Path | None = None
@@ -68,7 +68,7 @@ class Waking:
         self._ticked = self._clock()
 
     def due(self, interval_s: float) -> bool:
-        """Tell whether a tick is to come now because somebody asked; each that does is counted."""
+        """True if a tick is to come now because somebody asked; each one that comes so is counted."""
         now = self._clock()
         self._left = min(BURST, self._left + max(now - self._counted, 0.0) / interval_s)
         self._counted = now
