@@ -1,6 +1,6 @@
 """The GPU use of running jobs from `sstat`, which asks each of their nodes: it is begun, and read at the next call.
 
-It answers root, SlurmUser and the jobs' owner alone (read in Slurm's source); of others' jobs nothing is known then.
+It is said to answer root, SlurmUser and the jobs' owner only (not tried here); of others' jobs nothing is known then.
 """
 
 from __future__ import annotations
