@@ -26,7 +26,7 @@ SAMPLES, GAMMA = 203, 0.99
 OPTIONS = ("--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30")
 
 
-@pytest.fixture(params=sites("gres owner"))
+@pytest.fixture(params=sites())
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site.of(request, request.param, gpus=1)
     yield site
@@ -125,7 +125,7 @@ def test_a_sharded_model_grows_and_shrinks(site: Site) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("where", sites("gres owner whole", whole=True))
+@pytest.mark.parametrize("where", sites(whole=True))
 def test_a_sharded_model_over_a_block_of_two_nodes(request: pytest.FixtureRequest, where: str) -> None:
     """Protects terms whose ranks several launchers start, each on a node of its own: a model sharded by FSDP2 on one
     node is joined by a block of two, goes on with those alone, and is replaced by one node again."""

@@ -11,7 +11,7 @@ import pytest
 from ones_wrapper.protocol import Bye
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
-from tests.endtoend.block_site import Site
+from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import LOOK_S, WAIT_S, BlockTask, Harness
 from tests.endtoend.light_blocks import UNREADY
 from tests.marks import nightly
@@ -25,9 +25,7 @@ ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
 TWO = pytest.mark.parametrize("site", ["gres owner", nightly("old operator")], indirect=True)
 
 
-@pytest.fixture(
-    params=["gres owner", *map(nightly, ("gres operator", "gres owner whole", "old owner", "old operator"))]
-)
+@pytest.fixture(params=sites())
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site.of(request, request.param, gpus=4)
     yield site
@@ -88,10 +86,7 @@ def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "victim",
-    [nightly("newcomer"), nightly("member"), "leader"],
-)
+@pytest.mark.parametrize("victim", ["newcomer", "member", "leader"])
 def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: str) -> None:
     """Training goes on with those that are left, which another of them leads where it was the leader's."""
     site = Site(Harness(gres), owner=True)

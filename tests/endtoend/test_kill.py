@@ -85,7 +85,7 @@ def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("words", sites("gres operator"))
+@pytest.mark.parametrize("words", sites())
 def test_killed_anywhere_while_blocks_join_and_leave(words: str, request: pytest.FixtureRequest) -> None:
     """The job trains on with one block or with two, and no other one runs or waits unheld."""
     site = Site.of(request, words, gpus=1)

@@ -17,13 +17,11 @@ from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
 from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Round, cluster, job, rounds
-from tests.marks import nightly
 from tests.rivals.test_contract import short
 from tests.rules.make import rules_of
 from tests.rules.test_views import running, seen
 
 WHY = reason("least_total_time")
-BY_DAY = frozenset({"ones", "pollux", "fifo"})
 
 
 def keeps(schedule: Schedule, jobs: Sequence[JobView], caps: Sequence[Cap]) -> None:
@@ -53,8 +51,7 @@ def capped_rounds(draw: st.DrawFn) -> tuple[Round, list[Cap]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [one if one in BY_DAY else nightly(one) for one in sorted(POLICIES)])
-@given(capped_rounds(), st.integers(0, 3))
+@given(st.sampled_from(sorted(POLICIES)), capped_rounds(), st.integers(0, 3))
 def test_caps_hold_whatever_the_policy_wants(name: str, drawn: tuple[Round, list[Cap]], seed: int) -> None:
     """And the schedule is still one that can be had."""
     (view, jobs), caps = drawn
