@@ -1,7 +1,7 @@
 """Candidates of the search: the greedy ones that seed it, the steps of a generation, and what finds room on the nodes.
 
-A candidate says for each job which size it gets, as a column of the tables; a population is (K, J). Slots of one node
-are alike and Slurm chooses the nodes, so the gene is the job's size and not a slot's job, as in ONES (§3.2). No step
+A candidate says for each job which size it gets, as a column of the tables. A population is (K, J). Slots of one node
+are alike and Slurm chooses the nodes. So the gene is the job's size, not a slot's job as in ONES (§3.2). No step
 exceeds the GPUs or gives a job a size that it may not have.
 """
 
@@ -38,8 +38,8 @@ def dual_bound(choices: Choices, price: float) -> float:
 
 
 def clearing_price(choices: Choices) -> float:
-    """Price of a GPU, in worth, at which the GPUs just suffice for what every job would choose by itself; 0 where they
-    suffice for nothing paid."""
+    """Price of a GPU, in worth, at which the GPUs just suffice for what every job would choose by itself. It is 0 if
+    they suffice even when GPUs cost nothing."""
     low, high = 0.0, 1.0
     if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
         return low
@@ -124,8 +124,8 @@ def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Genera
 def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Generator) -> Ints:
     """Candidates (K, J) that need no more GPUs than there are.
 
-    Where one needs more, jobs in random order go back to what the feasible solution `least` (J,) gives them, if that is
-    less, until it fits.
+    If a candidate needs more GPUs, jobs in random order go back to what the feasible solution `least` (J,) gives them,
+    until it fits. A job goes back only if that is less.
     """
     excess = choices.sizes[candidates] - choices.sizes[least]
     over = choices.sizes[candidates].sum(axis=1) - choices.gpus
@@ -141,8 +141,8 @@ def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Gener
 
 
 def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
-    """Candidates (K, J) after local search: in each round one job grows by a size where GPUs are left for it, or else
-    where another gives up a size, if that gains."""
+    """Candidates (K, J) after local search. In each round one job grows by a size, on free GPUs or on those that
+    another gives up if both together gain."""
     candidates = candidates.copy()
     if not candidates.size:
         return candidates
@@ -174,10 +174,10 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
 
 
 class NodeRoom:
-    """Whether candidates find room on the nodes, a whole population at once.
+    """Check whether candidates find room on the nodes, a whole population at once.
 
-    Jobs that keep their size stay where they are, and those that can change there do so (`placement.stays_on`). The
-    others are placed by best fit, the largest first; what joins takes GPUs that are left, on any nodes.
+    Jobs that keep their size keep their nodes, and those that can change there do so (`placement.stays_on`). The others
+    are placed by best fit, the largest first; what joins takes GPUs that are left, on any nodes.
     """
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], fixed: Sequence[JobView], sizes: Ints) -> None:
@@ -217,8 +217,8 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Candidates (K, J) that find room, or are nearer to it: of the jobs for which there is none the one that loses
-        least per GPU goes a step towards what it has, again and again; then others take what is left."""
+        """Candidates (K, J) that find room, or are nearer to it. Of the jobs without room, the one that loses least per
+        GPU goes a step towards what it has, repeatedly. Then others take what is left."""
         candidates = candidates.copy()
         rows = np.arange(candidates.shape[1])
         lowered = np.zeros(len(candidates), dtype=np.bool_)
@@ -265,8 +265,8 @@ class NodeRoom:
 
 
 def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
-    """Of jobs at sizes (J, U) whether they are placed again there, and how many GPUs join on any nodes; and (E, 5) job,
-    node and GPUs of what they keep, with the first and the last column at which they do."""
+    """Return for jobs at sizes (J, U) whether they are placed again there, and how many GPUs join on any nodes. Also
+    return (E, 5): job, node and GPUs of what they keep, with the first and last column at which they do."""
     anew = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
     joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)
     index = {node.name: n for n, node in enumerate(cluster.nodes)}

@@ -1,14 +1,14 @@
 """Deadlines: which are promised, and what the promised ones need now.
 
-A promise is given only where it can be kept: with the job's speed less its doubt, and the work that is not exceeded
-with the probability `sure`, the job and all that were promised before it end in time beside each other, beside what
-running jobs without a promise cannot be without, and beside what is reserved. All that is by their minimum satisfactory
-shares (`policy.timeline`, after ElasticFlow, ASPLOS 2023).
+A promise is given only if it can be kept: with the job's speed less its doubt, and the work that is not exceeded with
+the probability `sure`. The job and all that were promised before must end in time together. Running jobs without a
+promise keep what they cannot be without, and reservations hold. All this is by their minimum satisfactory shares
+(`policy.timeline`, after ElasticFlow, ASPLOS 2023).
 
 What a promised job cannot be without now follows from what can be put off. A size at which it is slower counts as
-`UNMET` times what all jobs' waiting counts, so that a promise comes before all else that the search weighs; GPUs beyond
-it are given as to any other job. PAC-ML (arXiv 2301.13799; not read, but what is said of it) learns for one job at a
-time the smallest size that meets its deadline.
+`UNMET` times what all jobs' waiting counts, so that a promise comes first in the search. GPUs beyond it are given as to
+any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns for one job at a time the smallest size
+that meets its deadline.
 
 A job that was refused is asked about again while its deadline is ahead, since others leave. While a promised job that
 must keep its GPUs for now needs more of them later, nothing is promised.
@@ -85,7 +85,7 @@ class Promises(Term):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """What promised deadlines ask of one decision."""
+    """Claims of promised deadlines on one decision."""
 
     needs: Ints
     """(J,) GPUs that each job needs now; 0 for none."""
@@ -93,7 +93,7 @@ class Deadlines:
     """Given and refused in this decision, by job id."""
 
     def worth(self, rate: Floats, sizes: Ints, weight: Floats) -> Floats:
-        """(J, U) what each size counts less for being slower than what is needed; `rate` (J, U) is progress/s there,
+        """(J, U) worth that each size loses by being slower than what is needed. `rate` (J, U) is progress/s there,
         `weight` (J,) what a second of each job's waiting counts."""
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -113,9 +113,9 @@ def decide_deadlines(
 ) -> Deadlines:
     """Promises and needs of the jobs of `tables`, which share `gpus`.
 
-    `rate` (J, U) is progress/s at each size that counts on, 0 where the job cannot be; `known` (J,) whether a job's
-    speed is more than a guess, without which nothing is promised. Jobs whose views were not asked about, since they may
-    not change now, hold their GPUs outside of these.
+    `rate` (J, U) is progress/s at each size that counts on, 0 if the job cannot have it. `known` (J,) tells whether a
+    job's speed is more than a guess; without that nothing is promised. Jobs whose views were not asked about, since
+    they may not change now, hold their GPUs outside of these.
     """
     jobs = tables.jobs
     nothing = Deadlines(np.zeros(len(jobs), dtype=np.int64))
@@ -142,7 +142,7 @@ def decide_deadlines(
 
 def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
     """GPUs that each promised job cannot be without now: the fewest with which it still ends in time, at whatever level
-    later, beside the `shares` of the others, or what these have put off.
+    later. The others keep their `shares`, or what these have put off.
 
     The share itself would have long jobs train evenly up to their deadlines, while short ones wait for them.
     """

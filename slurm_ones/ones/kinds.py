@@ -1,11 +1,11 @@
 """GPUs of several kinds: the kind of each job first, then the search within each kind as on a cluster of its own.
 
-The worth of a unit of progress (worth.py) needs one price. So GPUs count as equivalents: one of a kind as much as what
-it costs where all jobs want GPUs (`assign`) says, relative to the first kind; at first as much as it is faster in the
-middle of the jobs. That is exact as long as the prices of the kinds keep their ratio.
+The worth of a unit of progress (worth.py) needs one price. So GPUs count as equivalents, relative to the first kind.
+One counts as its price when all jobs want GPUs (`assign`), and at first as its speed for the median job. That is exact
+as long as the prices of the kinds keep their ratio.
 
-A job changes its kind only where that repays what any change costs it. What it gets there is decided with the others on
-that kind; if that is nothing, or not worth it, it stays where it is.
+A job changes its kind only if that repays what any change costs it. What it gets there is decided with the others on
+that kind; if that is nothing, or not worth it, it keeps its kind.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
-"""Of the prices: times that each is set while the others stand, and halvings of the interval in which it lies."""
+"""Sweeps over the prices, each set while the others stand, and halvings of the interval in which a price lies."""
 STEPS = 100
 """Most steps and trades."""
 OFFERS = 6
 """Columns that each job offers to go to, so that another can have what it gives up."""
 ASKED, CELLS = 16, 20_000
-"""Most such offers that are looked at, those that cost least, and of many jobs as many as make so many cells: where
-many jobs are, prices alone come close to the best."""
+"""Most such offers that are tried, cheapest first, and most cells of `worth` for all of them. With many jobs, prices by
+themselves come close to the best."""
 LEAST = 1e-9
 """Less gain than this, as a share of all worth, is none."""
 
@@ -57,7 +57,8 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Prices (K,) at which about as many GPUs of each kind are wanted as there are; 0 where fewer are at any price."""
+    """Prices (K,) at which about as many GPUs of each kind are wanted as there are; 0 if fewer are wanted at any
+    price."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -86,8 +87,8 @@ def _wanted(worth: Floats, used: Ints, prices: Floats) -> Ints:
 
 
 def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints) -> Ints | None:
-    """What each job wants most at the prices of what is left when its turn comes: first those that run, of all others
-    those that lose most without. None where one that runs would be left without."""
+    """Column that each job wants most at the prices of what is left when its turn comes. Running jobs come first, then
+    those that lose most without. None if a running job would be left without GPUs."""
     left = gpus.copy()
     net = worth - used @ prices
     order = np.lexsort((-(net.max(axis=1) - np.maximum(net[:, 0], -1e300)), current == 0))
@@ -103,8 +104,8 @@ def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints
 
 
 def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Floats) -> Ints:
-    """The columns (J,) after steps of one job, and trades in which another gives up some of its GPUs, or its kind,
-    while any of these gains."""
+    """The columns (J,) after steps of single jobs and trades, while any of these gains. In a trade another job gives up
+    some of its GPUs, or its kind."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     net = worth - used @ prices
@@ -162,12 +163,12 @@ def _trade(
 ROUNDS = 3
 """Times that the kinds are decided within, before all who would change theirs stay."""
 DEAREST = 30.0
-"""A GPU counts as no more than so many of the first kind, and no less than one in so many."""
+"""Largest factor between the price of a GPU and that of one of the first kind, either way."""
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """What is to be decided on; `jobs` in order of submission."""
+    """Input of one decision; `jobs` in order of submission."""
 
     cluster: ClusterView
     jobs: Sequence[JobView]
@@ -192,7 +193,7 @@ class _Try:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the jobs that may change get as far as their kinds are concerned."""
+    """Sizes and kinds that the jobs which may change want most."""
 
     jobs: Sequence[JobView]
     tables: Tables
@@ -243,7 +244,7 @@ class ByKind:
             # Nodes and deadlines are seen to within the kind.
             views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None, deadline=None) for view in views]
             found.append(self._search.situation(cluster.of_kind(kind), views, [], of.now))
-        # Of giving up GPUs alone the search within a kind knows what it costs.
+        # The search within a kind knows what giving up GPUs costs.
         tables = side_by_side(
             [replace(job, shrink_s=None, deadline=None) for job in jobs], [at.tables for at, _ in found]
         )
@@ -263,9 +264,9 @@ class ByKind:
         return _Wanted(jobs, tables, choices, columns, prices)
 
     def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
-        """(J, U) columns that deadlines leave open: of a promised job those of the kind on which it was promised, or
-        that it has; of one that waits and is not promised those of kinds on which it could end in time, if there are
-        any; and what each job has."""
+        """(J, U) columns that deadlines leave open, and what each job has. A promised job keeps to the kind on which it
+        was promised, or that it has. One that waits without a promise gets the kinds on which it could end in time, if
+        there are any."""
         found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
             if job.deadline is None or not job.deadline > of.now or (job.shape is not None and not job.promised):
@@ -295,7 +296,7 @@ class ByKind:
             self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
-        """Who is decided about on which kind: one that waits where it would gain most."""
+        """Assign each job to the kind on which it is decided; a waiting one to that where it would gain most."""
         kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
@@ -308,7 +309,7 @@ class ByKind:
         return _Try(columns.copy(), on, spread | {job_id for job_id in keep if len(of.held[job_id]) != 1})
 
     def _within_kind(self, of: _Decision, kind: str, wanted: _Wanted, tried: _Try) -> Schedule:
-        """What the jobs of one kind get there. Those that come from another are shown as waiting."""
+        """Schedule of the jobs of one kind. Those that come from another are shown as waiting."""
         row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
         mine = []
         for job in of.jobs:
@@ -372,7 +373,7 @@ class ByKind:
     def _changes(
         self, of: _Decision, wanted: _Wanted, tried: _Try, allocations: Mapping[int, Allocation]
     ) -> dict[int, Reason]:
-        """Why those who change their kind do."""
+        """Reasons of the jobs that change their kind."""
         tables, found = wanted.tables, {}
         for j, job in enumerate(wanted.jobs):
             kind, got = tried.kinds[job.job_id], allocations.get(job.job_id)
@@ -396,8 +397,8 @@ def _slowest(job: JobView, kinds: Sequence[str]) -> str:
 
 
 def _relative_speeds(tables: Tables, count: int) -> Floats:
-    """(K,) how much more a GPU of each kind brings than one of the first, in the middle of the jobs; 1 where no job
-    tells."""
+    """(K,) how much more a GPU of each kind brings the median job than one of the first kind. It is 1 if no job shows
+    it."""
     each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
     best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
     found = np.ones(count)

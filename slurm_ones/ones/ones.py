@@ -1,8 +1,8 @@
 """The policy: the search within each kind of GPU, and how long a decision stands.
 
 It stands for `STANDS_S` at most, as long as the cluster and the jobs are the same, each with the same GPUs, batch and
-limits, and as long as what is expected of them is nearly the same: the speed of each at one size, and what it still has
-to do. Its time passes meanwhile, which the next decision takes into account.
+limits. Each job's expected speed at one size and remaining work must stay nearly the same too. Its time passes
+meanwhile, which the next decision takes into account.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Ones:
 STANDS_S = 60.0
 """Longest that a decision stands."""
 SPEED, TO_COME = 0.02, 0.05
-"""Relative changes of a job's speed, and of what it still has to do, that are too small to decide anew."""
+"""Relative changes of a job's speed and of its remaining work that are too small for a new decision."""
 PASSING = frozenset({"seconds", "steps"})
 """Arguments of reasons that change by themselves as time passes."""
 
@@ -66,7 +66,7 @@ class Decided:
 
     cluster: ClusterView
     jobs: tuple[JobView, ...]
-    """In order of submission."""
+    """Jobs in order of submission."""
     now: float
     figures: Floats
     """(2, J) each job's speed at one size, and what it has to do."""

@@ -61,7 +61,7 @@ class OnesOptions:
     completion_prices: bool = True
     """Worth of progress from the price of a GPU when the job will end; False takes today's price for all jobs."""
     expect: bool = True
-    """Remaining work is the mean over the progress model; False draws it anew in each decision, as published."""
+    """Remaining work is the mean over the progress model; False draws it in each decision, as published."""
     placement: bool = True
     """Predict speed on the nodes that a size takes; False as if all were one node."""
     own_batch: bool = True
@@ -77,11 +77,11 @@ class OnesOptions:
     leap: float = 16.0
     """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
     first_size: bool = True
-    """One that has not run may start with as much more than it asked for where giving up GPUs again costs next to
-    nothing, as far as its speed is more than a guess."""
+    """One that has not run may start with more than it asked for if giving up GPUs again costs next to nothing. How
+    much more depends on how well its speed is known."""
     horizon_s: float = 200.0
-    """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
-    it gains in them must exceed what its interruption costs."""
+    """Seconds that a change is expected to last, or the time since a job last came or went, if longer. The gain in them
+    must exceed the cost of the pause."""
     horizon_share: float = 0.5
     """It must repay within this share of the job's predicted remaining time as well."""
     tenure: float = 1.0
@@ -90,7 +90,8 @@ class OnesOptions:
     borrowed: bool = True
     """Weigh that Slurm takes guests back; False as if they were the job's own."""
     fair_bound: float = 1.5
-    """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    """A job whose predicted JCT exceeds this multiple of the one by itself on its share weighs more; 0 switches it
+    off."""
     places: bool = True
     """Weigh what sizes across leaf switches cost their job and each other, if the network is known and tapered."""
     deadlines: bool = True
@@ -98,11 +99,11 @@ class OnesOptions:
     sure: float = 0.9
     """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
     stand: bool = True
-    """A decision stands for up to a minute while nothing has changed; False decides anew at each tick."""
+    """A decision stands for up to a minute while nothing has changed; False decides at each tick."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
     kinds: bool = True
-    """Choose the kind of GPUs where there are several; False as if all were alike."""
+    """Choose the kind of GPUs if there are several; False as if all were alike."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
@@ -115,11 +116,11 @@ LARGEST = 1e15
 STEADY = 0.97
 """A batch in force that reaches this share of the best goodput stays."""
 UNKNOWN_S = 600.0
-"""Seconds that a job of which nothing is known is taken to need."""
+"""Seconds that an unknown job is taken to need."""
 ENOUGH = 0.9995
 """Share of what no candidate can exceed from which on the search is at its end."""
 ROUNDS = 6
-"""Of local search for each candidate."""
+"""Rounds of local search for each candidate."""
 
 
 def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
@@ -153,7 +154,7 @@ class Search:
         self.most: Mapping[int, int] = {}
         """The most GPUs that each job has had, by job id."""
         self.since = 0.0
-        """When a job last came or went."""
+        """Time at which a job last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """The schedule of these jobs, which are in order of submission."""
@@ -193,7 +194,7 @@ class Search:
     def situation(
         self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
     ) -> tuple[Situation, Bools]:
-        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
+        """Return what is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
         views = [self._reach.reachable(job, self.most) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
@@ -216,13 +217,13 @@ class Search:
         return replace(at, tables=_steady(cluster, tables)), may
 
     def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
-        """What a unit of each job's progress is worth in this decision."""
+        """Price a unit of each job's progress in this decision."""
         options, tables, jobs = self.options, at.tables, at.tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
         for term in self.terms:
             speed = term.speed(at, speed)
         remaining = np.array([self._remaining(job, rng) for job in jobs])
-        # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
+        # An unknown job is taken for a short one, as most are: a guess at its speed may be far off.
         strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
         remaining = np.where(strange, UNKNOWN_S * speed.max(axis=1, initial=0.0), remaining)
         done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
@@ -236,14 +237,14 @@ class Search:
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
     def choices(self, at: Priced, may: Bools) -> Choices:
-        """What each size is worth in this decision."""
+        """Worth of each size in this decision."""
         worth = at.unit[:, None] * at.speed
         for term in self.terms:
             worth = term.worth(at, worth)
         return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
 
     def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
-        """Why jobs get their `columns` (J,), by job id, where a term decided it: the first that did."""
+        """Reasons for the jobs' `columns` (J,), by job id, if a term decided it: of the first that did."""
         found: dict[int, Reason] = {}
         for term in self.terms:
             found = {**term.reasons(at, columns), **found}
@@ -265,7 +266,7 @@ class Search:
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
         population = repair(choices, population, kept, rng)
         population = np.concatenate([population, at.nodes.fitted(choices, population)])
-        # Worths are below 0 where a promised deadline goes short.
+        # Worths are below 0 if a promised deadline is missed.
         dear = 2.0 * float(np.abs(choices.value(least[None])).sum()) / max(choices.gpus, 1)
         penalties = [lost for term in self.terms if (lost := term.penalty(at, choices, dear)) is not None]
 
@@ -322,8 +323,8 @@ class _OneNode:
 
 
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """The tables with the batch in force at a running job's size, where that is nearly as good as the best: a batch
-    that follows every new figure would never settle."""
+    """The tables with the batch in force at a running job's size, if that is nearly as good as the best: a batch that
+    follows every new figure would never settle."""
     kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
     fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
     rows = np.arange(len(kept))
@@ -342,8 +343,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or
-    shrink where nodes are too fragmented stays as it is; with every running job as it is there is always room."""
+    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or shrink but finds
+    its nodes too fragmented stays as it is. With every running job as it is there is always room."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)
@@ -376,8 +377,8 @@ def _reasons(
     free: int,
     said: Mapping[int, Reason],
 ) -> dict[int, Reason]:
-    """For each job of the round, `fixed` ones included. `wanted` are the GPUs of the best candidate,
-    `free` those that there are for all who may change, `said` what rules of the objective say by job id."""
+    """Reason for each job of the round, `fixed` ones included. `wanted` are the GPUs of the best candidate and `free`
+    those of all jobs that may change. `said` are the reasons of the objective's rules, by job id."""
     row = {job.job_id: j for j, job in enumerate(tables.jobs)}
     column = {int(size): u for u, size in enumerate(tables.sizes)}
     found = dict(fixed)
@@ -431,7 +432,7 @@ def _reason(
     free: int,
     said: Reason | None,
 ) -> Reason:
-    """`goodput` (U,) is 0 where the job may not be; `column` says where each size is."""
+    """`goodput` (U,) is 0 at sizes that the job may not have; `column` says where each size is."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
         return said or fits_nowhere(job)

@@ -1,27 +1,27 @@
 """Rules of the objective about a job's size: how large it becomes at once, what a change costs, what switches cost.
 
-**How large at once.** A first size beyond what was asked for may turn out too large, with a chance of about the
-relative deviation σ of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds, once the guard
-against figures that waver lets it (`rules.job_rules`: four pauses later). So trying costs σ · 5p of the time H for
-which a size is expected to last, and the size is worth 1 − σ · 5p / H of what it would be. Known curves are used in
-full, cheap pauses leave most sizes open, and doubtful ones at a dear pause must promise much more. A speed that is no
-more than a guess is no promise.
+**How large at once.** A first size beyond what was asked for may turn out too large. The chance is about the relative
+deviation σ of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds. The guard against
+unsteady figures allows it four pauses later (`rules.job_rules`). So trying costs σ · 5p of the time H for which a size
+is expected to last. The size is worth 1 − σ · 5p / H of what it would be. Known curves are used in full, and cheap
+pauses leave most sizes open. Doubtful sizes at a dear pause must promise much more. A speed that is no more than a
+guess is no promise.
 
 **What a change costs.** In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight
-of its waiting and λ the price of a GPU, and at the size n that is best for it w + λn is the worth v g(n) of training
-there. So a pause costs the worth of the new size, and a change from n to m that lasts L seconds, p of them a pause,
-brings v g(m) (L − p) − v g(n) L.
+of its waiting and λ the price of a GPU. At its best size n, w + λn is the worth v g(n) of training there. So a pause
+costs the worth of the new size. A change from n to m that lasts L seconds, p of them a pause, brings v g(m) (L − p) − v
+g(n) L.
 
-**Guests.** What a job has beyond its own GPUs is borrowed, in guests that Slurm preempts for others. So a change lasts
-at most as long as a guest is expected to, and a size with k of them, each lost at a rate r at a cost of c seconds, is
-worth 1 − k r c of what it would be: next to nothing less where the others train on from memory, and nothing at all
-where a loss costs as much training as a guest lives.
+**Guests.** The GPUs of a job beyond its own are borrowed, in guests that Slurm preempts for others. So a change lasts
+at most as long as a guest is expected to. With k guests, each lost at a rate r at a cost of c seconds, a size is worth
+1 − k r c of what it would be. That is nearly 1 if the others train on from memory, and 0 if a loss costs as much
+training as a guest lives.
 
-**Leaf switches.** What of a step is gradient exchange follows from a job's model: its step on several nodes, less that
-of one GPU with the same local batch. If a size needs more than one leaf switch, that takes `taper` times longer, and a
-larger batch may be the best, in which it is a smaller share. How many jobs meet on a link is not known before they are
-placed; a candidate whose jobs across leaf switches use E ends of links, of L leaf switches, has about E / L of them on
-each. Slurm chooses the nodes.
+**Leaf switches.** The part of a step that is gradient exchange follows from a job's model: its step on several nodes,
+less that of one GPU with the same local batch. If a size needs more than one leaf switch, that takes `taper` times
+longer. A larger batch may then be the best, in which it is a smaller share. How many jobs meet on a link is not known
+before they are placed. A candidate whose jobs across leaf switches use E ends of links, of L leaf switches, has about E
+/ L of them on each. Slurm chooses the nodes.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ LARGEST_S = 1e15
 UNKNOWN = 0.95
 """Relative deviation from which on a speed is no more than a guess."""
 PAUSES = 5.0
-"""What a first size that was too large costs, in pauses: one, and the wait of four before it."""
+"""Cost of a first size that was too large, in pauses: one, and the wait of four before it."""
 
 
 @dataclass(frozen=True)
 class Reach(Term):
-    """A job gets at most `leap` times the most GPUs it has had. One that has not run gets what it asked for, or with
-    `first_size` as much more as its speed is known and giving up GPUs again is cheap."""
+    """A job gets at most `leap` times the most GPUs it has had. One that has not run gets what it asked for. With
+    `first_size` it gets more, if its speed is known and giving up GPUs again is cheap."""
 
     leap: float
     first_size: bool
@@ -110,14 +110,14 @@ CHEAP = 0.01
 
 @dataclass(frozen=True)
 class ChangeCosts:
-    """What a change of each job's size to each column costs it, in seconds (J, U)."""
+    """Seconds (J, U) that a change of each job to each column costs."""
 
     ready_s: Floats
-    """That GPUs which it gains are held before, while it trains on as it was."""
+    """GPUs that the change gains are held this long before it, while the job trains on as it was."""
     pause_s: Floats
-    """That training then stands still."""
+    """Pause of training in the change."""
     lasts_s: Floats
-    """That the change is expected to last, both of these in it."""
+    """Expected life of the change, both of these included."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> ChangeCosts:
-        """What changes cost, and how long they last: no job's longer than to its own end at the size in question."""
+        """Costs of changes, and how long they last: no job's longer than to its own end at the size in question."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
         shrink = np.array([shrink_s(job) for job in jobs])
@@ -155,8 +155,8 @@ class Changes(Term):
 
 
 def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
-    """(J, U) seconds until GPUs which a change gains are ready, and that training then stands still, for `sizes`
-    columns and what each job has (J,); from seconds (J,) of what each job gains and gives up."""
+    """(J, U) seconds until the GPUs that a change gains are ready, and seconds of its pause. There are `sizes` columns;
+    `current` (J,) is what each job has. The others (J,) are seconds of what a job gains and gives up."""
     grows = np.arange(sizes) > current[:, None]
     return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
 
@@ -164,11 +164,11 @@ def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare:
 def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     """(J, U) what each size is worth on average while it lasts, from the worth (J, U) of training there.
 
-    A job that grows trains at its old size until the new GPUs are ready, stands still for the pause, and trains at the
-    new size for the rest of the time that the change lasts. So the pause costs training, and the preparation costs what
-    others would have made of the new GPUs, since these count as the job's from now on; the rest is not delayed by it.
-    A change counts at least until it begins: one that would be undone before is worth less than to stay.
-    Waiting jobs pay nothing: whatever their size, they start.
+    A job that grows trains at its old size until the new GPUs are ready. After the pause it trains at the new size, as
+    long as the change lasts. So the pause costs training. The preparation costs what others would have made of the new
+    GPUs, which count as the job's from now on. The rest is not delayed by it. A change counts at least until it begins:
+    one that would be undone before is worth less than to stay. Waiting jobs pay nothing: whatever their size, they
+    start.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s
@@ -185,7 +185,7 @@ def _tenure(job: JobView) -> float:
 
 
 class Guests(NamedTuple):
-    """What jobs borrow at each size (J, U), if any of them does."""
+    """GPUs that jobs borrow at each size (J, U), if any of them does."""
 
     life_s: Floats
     """Expected seconds until a guest of it is preempted; infinite at sizes without any."""
@@ -245,8 +245,8 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Of jobs that the next larger size would bring across leaf switches, where that size would be worth its GPUs
-        if it did not: more than nothing where they are free, else more than anybody's last GPUs bring at least."""
+        """Reasons of jobs that the next larger size would bring across leaf switches, if it were worth its GPUs without
+        that. Free GPUs are worth nothing, others at least what anybody's last GPU brings."""
         if not _known(at.cluster):
             return {}
         sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
@@ -305,7 +305,7 @@ class Tapered:
 
 
 def _known(cluster: ClusterView) -> bool:
-    """Whether the network is tapered and nodes differ by their places alone: kinds of GPUs are decided one by one."""
+    """True if the network is tapered and nodes differ only by their places: kinds of GPUs are decided one by one."""
     return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
 
 
@@ -338,7 +338,7 @@ def below_each(cluster: ClusterView) -> Counter[str]:
 
 
 def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
-    """(U,) fewest leaf switches that so many GPUs are below."""
+    """(U,) fewest leaf switches below which there are that many GPUs, for each size."""
     most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
     found: Ints = np.searchsorted(most, sizes) + 1
     return np.minimum(found, len(most))

@@ -1,4 +1,4 @@
-"""What may enter the objective of `ones`: the protocol of its rules, and the small rules.
+"""The protocol of rules that enter the objective of `ones`, and the small rules.
 
 The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of five
 places, and leaves the others as they are:
@@ -28,18 +28,18 @@ from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.policy.tables import Tables
 
 Penalty = Callable[[Ints], Floats]
-"""What candidates (K, J) of columns lose, (K,) in seconds of waiting per second, 0 or more."""
+"""Loss of candidates (K, J) of columns, (K,) in seconds of waiting per second, 0 or more."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What is to be decided on."""
+    """Input of the rules: the jobs and their cluster."""
 
     cluster: ClusterView
     running: Sequence[JobView]
     """Jobs that run and may not change."""
     tables: Tables
-    """Of the jobs that may change or start."""
+    """Tables of the jobs that may change or start."""
     nodes: NodeRoom
     """Room for their candidates."""
     most: Mapping[int, int]
@@ -54,7 +54,7 @@ class Outlook(Situation):
     """And what is expected of each job."""
 
     speed: Floats
-    """(J, U) progress/s in samples of the base batch, as it counts here; 0 where the job may not be."""
+    """(J, U) progress/s in samples of the base batch, as it counts here; 0 at sizes that the job may not have."""
     remaining: Floats
     """(J,) progress to come."""
     done: Floats
@@ -95,7 +95,7 @@ class Term:
         return worth
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
-        """What whole candidates lose; None for nothing. No gain outweighs `dear` for each GPU."""
+        """Loss of whole candidates; None for nothing. No gain outweighs `dear` for each GPU."""
         return None
 
     def promises(self) -> Mapping[int, Promise]:
@@ -103,7 +103,7 @@ class Term:
         return {}
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """By job id, why the jobs get their `columns` (J,), where this rule decided it."""
+        """Reasons for the jobs' `columns` (J,) that this rule decided, by job id."""
         return {}
 
 
@@ -119,7 +119,7 @@ class Caution(Term):
 
 @dataclass(frozen=True)
 class Fairness(Term):
-    """A job whose predicted JCT exceeds `bound` times that alone on its share weighs more."""
+    """A job whose predicted JCT exceeds `bound` times the one by itself on its share weighs more."""
 
     bound: float
 

@@ -1,9 +1,9 @@
-"""What a unit of each job's progress is worth to everybody: the co-states of minimising the sum of JCTs.
+"""The worth of a unit of each job's progress to everybody: the co-states of minimising the sum of JCTs.
 
-Each second costs Σ w, one for every job that has not ended, and saves Σ v g(n), with v the worth of a unit of a job's
-progress and g(n) its speed on n GPUs. By Pontryagin's principle v stays the same all the job's life, the GPUs go where
-Σ v g(n) is highest, and there the two are equal at every moment. With λ as the price of a GPU, and N GPUs, this reads
-Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
+Each second costs Σ w, one for every job that has not ended. It saves Σ v g(n), with v the worth of a unit of a job's
+progress and g(n) its speed on n GPUs. By Pontryagin's principle v stays the same all the job's life, and the GPUs go
+where Σ v g(n) is highest. There the two are equal at every moment. With λ as the price of a GPU, and N GPUs, this
+reads: Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
 
 After the k-th but last job ends, only the jobs that end after it are left. So the equation gives one v after another,
 from the last end backwards. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation
@@ -38,10 +38,10 @@ def worth_of_progress(
 ) -> tuple[Floats, Floats]:
     """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
 
-    `goodput` (J, U) is progress/s at each of the `sizes` (U,), the first of which is 0; it is 0 where the job cannot
-    be, and in the first column. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting
-    counts. Without `recursive` today's price holds for all. Jobs without any size are worth 0.
-    Costs jobs × prices × sizes.
+    `goodput` (J, U) is progress/s at each of the `sizes` (U,), the first 0. It is 0 in the first column and at sizes
+    that the job cannot have. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting
+    counts. Without `recursive` today's price holds for all. Jobs without any size are worth 0. Costs jobs × prices ×
+    sizes.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -63,7 +63,7 @@ def worth_of_progress(
         return worth[:, today], ends
     found = np.zeros(jobs)
     owed = -PRICES * gpus
-    """What is left of Σ w, at each price, for the next job to save."""
+    """Part of Σ w, at each price, that the next job has to save."""
     for j in np.argsort(-ends, kind="stable"):
         if not possible[j]:
             continue
@@ -90,9 +90,10 @@ def fair_weights(
     """(J,) what a second of each job's waiting counts: 1, and more from `bound` times its fair JCT on (finish-time
     fairness, Themis, NSDI 2020 §3).
 
-    The fair JCT is that of all its work alone on 1/J of the GPUs; the predicted one its age plus what is left at that
-    share. So a job that was passed over for long rises until it is served, whatever its length. What it holds now does
-    not enter: its weight would fall as soon as it is served, and rise again when that is taken away.
+    The fair JCT is that of all its work by itself on 1/J of the GPUs. The predicted one is its age plus the time of
+    what is left at that share. So a job that was passed over for long rises until it is served, whatever its length.
+    Its present GPUs do not enter. Else its weight would fall as soon as it is served, and rise again when they are
+    taken away.
     """
     if bound <= 0 or not len(goodput):
         return np.ones(len(goodput))
@@ -103,7 +104,7 @@ def fair_weights(
 
 
 def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpus: int) -> tuple[Floats, Floats]:
-    """Seconds (J,) that each job still needs alone on 1/J of the GPUs, and those that all its work takes there."""
+    """Seconds (J,) that each job still needs by itself on 1/J of the GPUs, and those that all its work takes there."""
     share = max(gpus // len(goodput), 1)
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
@@ -126,13 +127,13 @@ class Choices:
     """GPUs for all of them."""
     up: Ints = field(init=False)
     down: Ints = field(init=False)
-    """(J, U) the next larger and smaller column that the job may have; itself where there is none."""
+    """(J, U) the next larger and smaller column that the job may have; itself if there is none."""
     more: Ints = field(init=False)
     less: Ints = field(init=False)
     """(J, U) GPUs that a step up takes, and that a step down frees."""
     gain: Floats = field(init=False)
     loss: Floats = field(init=False)
-    """(J, U) worth that a step up brings (-inf where there is none), and that a step down costs (inf)."""
+    """(J, U) worth that a step up brings (-inf if there is none), and that a step down costs (inf)."""
 
     def __post_init__(self) -> None:
         may = np.isfinite(self.worth)
