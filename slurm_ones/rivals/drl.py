@@ -1,9 +1,10 @@
 """A small scheduler trained by policy gradient: what ONES was compared with (ONES §4 names it DRL).
 
-Neither its weights nor its code were published, so this one is built after the two that began the line: DeepRM (Mao et
-al., HotNets 2016, §3: from nothing, one action after another until the void action ends the round; REINFORCE with the
-mean of several rollouts of one workload as baseline; reward minus the jobs in the system) and DL2 (Peng et al., arXiv
-1909.06040, §4: jobs that grow by steps at the size of their users' batch, all decided anew in each interval).
+Neither its weights nor its code were published, so this one is built after the two that began the line. They are DeepRM
+(Mao et al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM begins with nothing and takes one
+action after another until the void action ends the round. Its REINFORCE has the mean of several rollouts of one
+workload as baseline, and the reward is minus the jobs in the system. DL2's jobs grow by steps at the size of their
+users' batch, all decided in each interval.
 
 `Drl` takes one step after another; `build_steps` says what a job's next step looks like, as figures, and `Perceptron`
 weighs them. drl.npz was trained by `python -m benchmarks.train_drl`; `load` tells the exact command, and how it went.
@@ -11,10 +12,10 @@ docs/decisions/0010-policy-gradient-rival.md has the figures.
 
 Where it differs from both:
 
-1. One network scores every job's step alone, with figures of the whole queue among its inputs, where theirs have a
-   fixed number of places for jobs. So it is linear in the jobs and takes queues of any length.
+1. One network scores every job's step by itself, with figures of the whole queue among its inputs. Theirs have a fixed
+   number of places for jobs. So it is linear in the jobs and takes queues of any length.
 2. A step doubles the GPUs, or goes to the size that the user asked for: the sizes that Slurm can be asked for.
-3. The void action ends the growing alone: a job that has nothing still gets its first step where there is room.
+3. The void action ends only the growing: a job that has nothing still gets its first step if there is room.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from slurm_ones.policy.tables import Tables, build_tables
 
 FEATURES = 21
 ASKED_LEFT = 11
-"""Of them the one that says how long the job would still take at the size asked for."""
+"""Feature that says how long the job would still take at the size asked for."""
 CONTEXT = 4
 """Figures that the void action is weighed by."""
 LOG_SECONDS = 12.0
@@ -46,11 +47,11 @@ LOG_SIZE = 6.0
 
 @dataclass(frozen=True)
 class GrowthSteps:
-    """What can be given."""
+    """Next growth steps of the jobs."""
 
     tables: Tables
     sizes: Ints
-    """(J, S) GPUs after each step; 0 where the job has no further one."""
+    """(J, S) GPUs after each step; 0 if the job has no further one."""
     extra: Ints
     """(J, S) of them those that the step adds."""
     features: Floats
@@ -77,7 +78,7 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """The job with those sizes alone that steps lead to: the largest up to each power of two, the one it asked for and
+    """The job with only those sizes that steps lead to: the largest up to each power of two, the one it asked for and
     the one it has."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
@@ -172,7 +173,7 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Of the parameters, one after another: weights and bias of each layer, the last without bias; then the void's."""
+"""Shapes of the parameters: weights and bias of each layer, the last without bias; then the void's."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
@@ -211,7 +212,7 @@ class Trained:
 
     network: Perceptron
     command: str
-    """What trained it."""
+    """Command that trained it."""
     seed: int
     curve: Floats
     """(E, 3) of the training: processor seconds, updates, mean JCT over that of equal shares on the workloads of the

@@ -86,7 +86,7 @@ def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
     """(J,) the column of each job's size such that the sum of factors is largest, and that sum.
 
     `sizes` (U,), `factors` (J, U), -inf for what a job cannot have. Jobs come in the order in which they are admitted:
-    one whose least size no longer fits beside the least sizes of those before gets column 0. O(J·U·`free`), vectorised
+    one whose least size no longer fits next to the least sizes of those before gets column 0. O(J·U·`free`), vectorised
     over GPUs.
     """
     columns = np.zeros(len(factors), dtype=np.int64)

@@ -6,13 +6,13 @@ abstract, others' accounts of §4 and its authors' released scheduler were read,
 - Admission: in order of deadlines each job is filled in with its minimum satisfactory share (`policy.timeline`). A
   new job is admitted if it and all jobs admitted before it end in time.
 - Allocation: every admitted job gets its share. GPUs that are left go, one size at a time, to the job whose GPU-seconds
-  grow least for each of them, jobs without any GPU first, while there is any whom they make faster.
+  grow least for each of them. Jobs without any GPU come first; it ends when no job becomes faster.
 - Sizes are powers of two of the GPUs of a node, and whole nodes by powers of two; the global batch is its user's.
 - Running jobs may be stopped.
 
 Derived, because this is Slurm: a job that is not admitted is dropped there. Here it runs with what is left, as jobs
 without a deadline do, which the released code treats alike. What a job still has to do and how fast it is are what the
-caller knows, without doubts. Its buddy allocation migrates jobs so that there is always room; here jobs that keep their
+caller knows, without doubts. Its buddy allocation migrates jobs so that there is always room. Here jobs that keep their
 size keep their nodes, so that fragments may be in the way. Jobs that are admitted stay so (`JobView.promised`).
 """
 
@@ -132,7 +132,7 @@ def _next(curve: SpeedCurve, gpus: int) -> int:
 
 
 def _marginal(idle: FreeTimeline, curve: SpeedCurve, gpus: int, share: Filled | None) -> float:
-    """GPU-seconds more for each GPU more that the job gets now; 0 where it can have none."""
+    """GPU-seconds more for each GPU more that the job gets now; 0 if it can have none."""
     size = _next(curve, gpus)
     if not size:
         return 0.0

@@ -7,8 +7,8 @@ were the abstract, the talk's outline and summaries of its public code, not the 
   Σ_k X_jk T_jk; no job has more than all its time, no kind more GPUs than there are.
 - `max_min` makes the least effective throughput largest, each relative to what the job has on an equal share of every
   kind. `max_sum` makes the sum of these largest.
-- Rounds: what a job is owed on a kind, X_jk over the share of rounds that it has had there, is its priority; jobs get
-  their GPUs in that order.
+- Rounds: a job's priority on a kind is X_jk over the share of rounds that it has had there. Jobs get their GPUs in that
+  order.
 
 Where we differ: jobs start at what their users ask for, at their own batch, and T_jk is their goodput there. What equal
 allocations leave over, the sum decides. There is no sharing of one GPU by two jobs.
@@ -32,7 +32,7 @@ from slurm_ones.policy.tables import asked, build_tables, predict
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
-"""What the sum counts beside the least, so that nothing is left unused."""
+"""Weight of the sum in the objective, small next to the least, so that nothing is left unused."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class GavelOptions:
     """Settings."""
 
     objective: Objective = "max_min"
-    """What is made largest: the least of the jobs' relative throughputs, or their sum."""
+    """Objective to maximise: the least of the jobs' relative throughputs, or their sum."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -83,7 +83,7 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Who gets which kind in this round, by what each is owed there."""
+        """Kind and GPUs of the jobs that run in this round, by what each is owed there."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):
@@ -91,7 +91,7 @@ class Gavel:
                     had = self._had[job.job_id].get(kind, 0.0) / max(self._rounds[job.job_id], 1)
                     owed[j, k] = shares[j, k] / max(had, 1e-3)
         left, found = there.copy(), dict[int, tuple[str, int]]()
-        # Of equals those go first that stay where they are, and then the faster kind.
+        # Of equals those go first that keep their kind, and then the faster kind.
         for j, k in sorted(owed, key=lambda at: (-owed[at], -speeds[at])):
             if jobs[j].job_id not in found and gpus[j, k] <= left[k]:
                 found[jobs[j].job_id] = cluster.kinds[k], int(gpus[j, k])
@@ -115,8 +115,8 @@ def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats
 
 
 def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> Floats:
-    """X (J, K): the share of its time that each job has its `gpus` (J, K), at `speeds` (J, K), of each kind, of which
-    there are `there` (K,)."""
+    """X (J, K): the share of its time that each job has its `gpus` (J, K), at `speeds` (J, K), of each kind. `there`
+    (K,) are the GPUs of the cluster."""
     jobs, kinds = gpus.shape
     if not jobs or not kinds:
         return np.zeros((jobs, kinds))

@@ -1,16 +1,16 @@
 """ONES as published: an online evolutionary search over the GPUs and the batch of every job (SC21, arXiv 2108.03645).
 
-The baseline, which must not be improved. ones_sc21.py is the policy, its limits and its reasons; space.py is what one
-decision searches over, what a candidate is and what it costs; generation.py has the steps of a generation. What differs
-from the paper is what a real Slurm forces, and no more:
+The baseline, which must not be improved. ones_sc21.py is the policy, its limits and its reasons. space.py has the
+search space of one decision, its candidates and their costs; generation.py the steps of a generation. Only what a real
+Slurm forces differs from the paper:
 
-1. A size is one that Slurm can be asked for, part of a node or whole nodes (`policy.shapes`), and a candidate counts
-   only if it can be placed: unchanged jobs stay on their nodes, as Slurm does not move them. Where shapes
-   need not be uniform any count will do, as in the paper.
+1. A size is one that Slurm can be asked for, part of a node or whole nodes (`policy.shapes`). A candidate counts only
+   if it can be placed. Unchanged jobs stay on their nodes, as Slurm does not move them. If shapes need not be uniform,
+   any count will do, as in the paper.
 2. A new job's first limit is the paper's 1 GPU, or its smallest size where it takes no single one.
 3. Jobs that must keep their shape take no part: their GPUs are not in the space (`space`).
-4. While the best candidate may not be deployed, nobody who runs is changed, but idle GPUs go to waiting jobs by the
-   paper's order of filling: Slurm would start them there anyhow.
+4. While the best candidate may not be deployed, no running job is changed. Idle GPUs go to waiting jobs by the paper's
+   order of filling: Slurm would start them there anyhow.
 5. The samples that a job has used are known as its progress, samples of its base batch (`JobView.samples`).
 
 Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed candidate leaves out are parked.
@@ -55,7 +55,7 @@ class Space:
     tables: Tables
     """Their sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds."""
     fixed: Mapping[int, Reason]
-    """Why each other job keeps its place or its wait, by job id."""
+    """Reason for each other job to keep its place or its wait, by job id."""
     waiting_fixed: int
 
     free: Ints
@@ -63,15 +63,15 @@ class Space:
     held: Ints
     """(E, 3) job, node and GPUs of what the jobs hold now."""
     slots: Ints
-    """(GPUs,) job that holds each GPU now, in node order; J where it is idle."""
+    """(GPUs,) job that holds each GPU now, in node order; J if idle."""
     ordinal: Ints
     """(GPUs,) how many GPUs that job holds before this one."""
     current: Ints
     """(J,) GPUs held now; 0 for a waiting job."""
     smallest: Ints
-    """(J,) smallest size, the current one counted; 0 where no size of the job exists on this cluster."""
+    """(J,) smallest size, the current one counted; 0 if no size of the job exists on this cluster."""
     below: Ints
-    """(J, U) the job's largest size up to each size; 0 where it has none."""
+    """(J, U) the job's largest size up to each size; 0 if it has none."""
     column: Ints
     """(GPUs + 1,) column of the largest size up to each count."""
 
@@ -91,7 +91,7 @@ class Space:
         return self.current > 0
 
     def largest(self, bound: Ints) -> Ints:
-        """Each job's largest size up to `bound` (…, J); 0 where there is none."""
+        """Each job's largest size up to `bound` (…, J); 0 if there is none."""
         found: Ints = self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
         return found
 
@@ -101,7 +101,7 @@ class Space:
         return found
 
     def allocation(self, j: int, gpus: int) -> Allocation:
-        """What job j gets at a size: the current size keeps the current shape."""
+        """Allocation of job j at a size: the current size keeps the current shape."""
         job = self.jobs[j]
         kept = job.shape if gpus == self.current[j] else None
         shape = kept or shape_of(self.cluster, gpus)
@@ -129,7 +129,7 @@ def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Rea
         slots=slots,
         ordinal=_ordinal(slots, len(mobile)),
         current=on_node.sum(axis=1),
-        smallest=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0, size 0, where there is none
+        smallest=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0, size 0, if there is none
         below=tables.sizes[best],
         column=np.searchsorted(tables.sizes, np.arange(int(tables.sizes[-1]) + 1), side="right") - 1,
         samples=np.array([within(job.samples, 0.0, LARGEST) for job in mobile]),
@@ -145,7 +145,7 @@ def _slots(on_node: Ints, free: Ints) -> Ints:
 
 
 def _ordinal(slots: Ints, jobs: int) -> Ints:
-    """How often each GPU's job comes before it."""
+    """Number of GPUs with the same job that come before each GPU."""
     order = np.argsort(slots, kind="stable")
     first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
     ordinal = np.empty(len(slots), dtype=np.int64)
@@ -196,8 +196,8 @@ def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
 def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
     """Counts (K, J) that can be placed and the free nodes (K, P + 1) then, from wanted ones.
 
-    Unchanged jobs are in place; the others are placed largest first on the fullest nodes they fit on, and shrink where
-    there is no room, possibly to 0. A running job that was to grow and cannot stays as it is.
+    Unchanged jobs are in place. The others are placed largest first on the fullest nodes they fit on; without room they
+    shrink, possibly to 0. A running job that was to grow and cannot stays as it is.
     """
     counts, free, cannot_grow = _place(space, wanted)
     wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
@@ -212,7 +212,7 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """As `place_counts`, where jobs that were to grow may shrink; they are the third (K, J)."""
+    """Place counts as `place_counts` does, but jobs that were to grow may shrink; they are the third (K, J)."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -258,8 +258,8 @@ def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node:
 
 
 def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints) -> Ints:
-    """Counts (K, J) with what is left on the free nodes offered to those who have nothing, in `order` (J,), each up to
-    its `limit` (J,). A running job's old size is not among the offers: its GPUs went to others."""
+    """Counts (K, J) after jobs that have nothing were offered the GPUs left on the free nodes. They come in `order`
+    (J,), each up to its `limit` (J,). A running job's old size is not among the offers: its GPUs went to others."""
     counts, free, per_node = counts.copy(), free.copy(), space.cluster.gpus_per_node
     blocks = np.arange(per_node + 1)
     while True:
@@ -326,7 +326,7 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 
 
 def fill_order(space: Space, rho: Floats) -> Ints:
-    """Who is offered idle GPUs first: new jobs first come first served, then started jobs by remaining time.
+    """Order in which jobs are offered idle GPUs: new jobs first come first served, then started jobs by remaining time.
 
     Remaining time at the current size, or at the smallest for a stopped job, with the progress `rho` (J,) of this
     generation.
@@ -341,8 +341,8 @@ class SizeBounds:
     """R, the most GPUs that a job may have now (ONES §3.3), remembered between decisions by job id: jobs earn larger
     sizes by running at the ones they have.
 
-    Where sizes are those that Slurm can be asked for, a new job's first limit is its smallest one if that is not the
-    paper's 1 GPU, and doubling goes at least to the next one.
+    With sizes that Slurm can be asked for, a new job's first limit is its smallest one if that is not the paper's 1
+    GPU. Doubling goes at least to the next one.
     """
 
     def __init__(self, epochs_before_doubling: int, cap_over_request: float) -> None:
@@ -413,7 +413,7 @@ class OnesSc21Options:
     cap_over_request: float = 4.0
     """A job never gets more than this multiple of the GPUs it asked for."""
     min_epochs_since_change: int = 1
-    """A schedule is deployed when every job it changes has done so many epochs since its last change."""
+    """Epochs that every job which a schedule changes must have done since its last change, before it is deployed."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)

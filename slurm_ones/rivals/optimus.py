@@ -1,9 +1,9 @@
 """Optimus: GPUs one by one to the job whose remaining time they shorten most (Peng et al., EuroSys 2018, §3-4.1).
 
-Every job gets one worker in order of arrival; then each further GPU goes where the predicted completion time falls
+Every job gets one worker in order of arrival. Then each further GPU goes where the predicted completion time falls
 most, until none falls any more or no GPUs are left. The remaining epochs come from the loss curve (§3.1, `losscurve`)
-once enough losses were reported, before that from the progress model; the speed at each size from the caller's
-throughput model in place of the paper's parameter-server one (§3.2). Each job keeps the batch it asked for.
+once enough losses were reported, before that from the progress model. The speed at each size comes from the caller's
+throughput model, not the paper's parameter-server one (§3.2). Each job keeps the batch it asked for.
 
 Jobs are re-allocated every `interval_s`, ten minutes as its authors did (§6), since each change is a restart. In
 between running jobs stay and waiting ones start on their smallest size where GPUs are free. Pollux's study (OSDI
@@ -59,7 +59,7 @@ class LossCurve:
 
 
 def fit(losses: Losses) -> LossCurve | None:
-    """The curve through them; None where too few of them make sense.
+    """The curve through them; None if too few of them make sense.
 
     Nonnegative least squares for each of several floors, the best of them kept. Each loss is first replaced by the
     median of itself and its neighbours, against outliers.
@@ -91,7 +91,7 @@ def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
     inside = det > 1e-12 * w * wxx
     a = np.where(inside, (w * wxy - wx * wy) / safe, 0.0)
     b = np.where(inside, (wxx * wy - wx * wxy) / safe, wy / w)
-    # Of two unknowns, one that would be negative is zero and the other alone fits.
+    # If one of two unknowns would be negative, it is zero and the other is fitted by itself.
     b = np.where(a < 0, wy / w, b)
     a = np.where(b < 0, wxy / np.maximum(wxx, 1e-300), np.maximum(a, 0.0))
     return a[:, None], np.maximum(b, 0.0)[:, None]
@@ -99,7 +99,7 @@ def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class OptimusOptions:
-    """What can be set."""
+    """Options of Optimus."""
 
     interval_s: float = 600.0
     """Seconds between two re-allocations."""

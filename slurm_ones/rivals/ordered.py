@@ -20,7 +20,7 @@ from slurm_ones.policy.tables import asked, predict
 
 @dataclass(frozen=True)
 class FifoOptions:
-    """What can be set."""
+    """Options of FIFO."""
 
     backfill: bool = True
     """Later jobs may start while an earlier one does not fit."""
@@ -129,7 +129,7 @@ class Edf(Srtf):
 
 @dataclass(frozen=True)
 class TiresiasOptions:
-    """What can be set."""
+    """Options of Tiresias."""
 
     thresholds: tuple[float, ...] = (16 * 3600.0,)
     """GPU-seconds of service at which a job goes down a queue, ascending; one queue more than thresholds."""
@@ -149,7 +149,7 @@ class Tiresias:
 
     Tuned as in Pollux's study (OSDI 2021, §5 and its public simulator): two queues, the threshold 16 GPU-hours, and no
     promotion of starved jobs (PROMOTEKNOB off). A queue's order is that of submission there too, but jobs that went
-    down follow in the order in which they did; here no such memory is kept. Not taken: placement by a profile of the
+    down follow in the order in which they did. Here no such memory is kept. Not taken: placement by a profile of the
     model, since Slurm places jobs. A shape that was changed under another policy counts at what the job asked for.
     """
 

@@ -3,22 +3,22 @@
 Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021. Taken from there:
 
 - Goodput = throughput × statistical efficiency, at the batch that makes it highest (§3).
-- Fitness: the power mean (p = -1) over jobs of the speed-up against the job's fair share (§4.2.1), times
-  (T - R·δ) / (T + δ) for a job that would be re-allocated: T its age, R its re-allocations, δ what one costs (§4.2.2).
+- Fitness: the power mean (p = -1) over jobs of the speed-up against the job's fair share (§4.2.1), times (T - R·δ) / (T
+  + δ) for a job that would be re-allocated. T is its age, R its re-allocations, δ what one costs (§4.2.2).
 - At most one job of several nodes to a node, against interference (§4.2.2).
 - At most twice the most GPUs that the job has had (§4.1), one GPU at first.
-- The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations that begins with the
-  last decision's population; tournament, one-point crossover over jobs, three mutations, repair. Rates, the order of
-  jobs (least attained service first) and the second aim that keeps candidates various (NSGA-II) are those of its
-  authors' public simulator, which their figures come from.
+- The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations. It begins with the
+  last decision's population and has tournament, one-point crossover over jobs, three mutations, repair. Rates, order of
+  jobs (least attained service first) and the second aim (NSGA-II, for various candidates) are those of its authors'
+  public simulator. Their figures come from it.
 
 Where we differ, because this is Slurm:
 
 - A job that keeps its size stays on its nodes and pays nothing; there every change of nodes is a re-allocation. A
   schedule says sizes, and Slurm chooses the nodes.
 - Where shapes must be uniform, a candidate's job has a valid size of one node or whole nodes.
-- A first start is weighed like a re-allocation, as there, but where this makes two candidates equal the one that uses
-  more of the cluster is taken, so that a job of age 0 may start.
+- A first start is weighed like a re-allocation, as there. If this makes two candidates equal, the one that uses more of
+  the cluster is taken, so that a job of age 0 may start.
 - The matrices are kept sparse (`Rows`), so that a decision costs a fraction of the authors' 1.5 to 3 s.
 - Throughput and efficiency come from whatever models the caller has, not from Pollux's own fit.
 """
@@ -153,7 +153,7 @@ class Problem:
 
     cluster: ClusterView
     tables: Tables
-    """Of the jobs, their limits cut to the sizes they may have now."""
+    """Tables of the jobs, their limits cut to the sizes they may have now."""
     capacity: Ints
     """(N,) GPUs that fixed jobs leave."""
     crossed: Bools
@@ -182,8 +182,8 @@ class Problem:
         """Fitness and use of the cluster (K,) of candidates (K · J rows), both better the larger.
 
         Fitness: the power mean over jobs of speed-ups, each times its factor where the job changes (§4.2.1 and 4.2.2).
-        Use: speed-ups over the GPUs of the nodes in use (§4.2.3 uses it to size a cloud; here it keeps candidates
-        various, as in the authors' search).
+        Use: speed-ups over the GPUs of the nodes in use. §4.2.3 sizes a cloud by it; here it keeps candidates various,
+        as in the authors' search.
         """
         jobs = len(self.jobs)
         column = self.column[rows.totals].reshape(-1, jobs)
@@ -335,8 +335,7 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """Candidates made possible: sizes that the jobs may have, no node overfull, one job of several nodes to a node.
 
-    Jobs with less attained service go first. A job that keeps its size stays where it is: Slurm is not asked to
-    move it.
+    Jobs with less attained service go first. A job that keeps its size keeps its nodes: Slurm is not asked to move it.
     """
     jobs = len(problem.jobs)
     job = np.arange(len(rows.starts) - 1) % jobs

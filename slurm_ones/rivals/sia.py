@@ -4,10 +4,11 @@ Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-clust
 there:
 
 - Configurations are powers of two of the GPUs of one node, and whole nodes (§3.3).
-- A job's goodputs are divided by its least one; those of configurations other than its current one are multiplied by
-  (T - R·S) / (T + S), T its age, R its restarts, S what one costs; not before it is as old as a restart takes (§3.4).
-- The program: at most one configuration a job, no more GPUs than there are, Σ goodput^p over the chosen plus λ for each
-  job without one, minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
+- A job's goodputs are divided by its least one. Those of configurations other than its current one are multiplied by (T
+  - R·S) / (T + S), with T its age, R its restarts, S what one costs. That begins when it is as old as a restart takes
+  (§3.4).
+- The program: at most one configuration a job, no more GPUs than there are. Σ goodput^p over the chosen plus λ for each
+  job without one is minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
 - A job starts on one GPU and grows to at most twice the most it has had (§3.4).
 - Where GPUs are of several kinds a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
 
@@ -97,7 +98,7 @@ class Sia:
 
 
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
-    """With the configurations that it may have now."""
+    """The job with the configurations that it may have now."""
     per_node = cluster.gpus_per_node
     sizes = tuple(
         n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % max(per_node, 1) == 0)
@@ -127,17 +128,17 @@ def _costs(tables: Tables, now: float, power: float) -> Floats:
 
 @dataclass(frozen=True)
 class Solved:
-    """What the solver found."""
+    """Solution of the program."""
 
     column: Ints
     """(J,) column of each job's configuration; 0 for none."""
     cost: float
     reason: Reason = BEST
-    """Why these; whether the program was solved to its gap."""
+    """Reason for these configurations: whether the program was solved to its gap."""
 
 
 class RoomOfKind(NamedTuple):
-    """What is free of one kind of GPU."""
+    """Free GPUs of one kind."""
 
     gpus: int
     whole: int

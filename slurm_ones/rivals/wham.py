@@ -1,20 +1,20 @@
-"""WHAM: GPUs one by one to the job with the highest Whittle index (Li, Harchol-Balter, Berg, "Mean field optimal Core
+"""WHAM: each GPU goes to the job with the highest Whittle index. (Li, Harchol-Balter, Berg, "Mean field optimal Core
 Allocation across Malleable jobs", arXiv 2602.01411, 2026).
 
-Read of it were abstract and summaries, not the text. Taken from there: jobs keep coming, each has a concave speed s(k)
-on k cores and a weight w; "Whittle Allocation for Malleable jobs" is optimal in the mean field, and there the sizes of
-jobs do not matter; it changes what jobs have at no cost. The index itself is **derived** here, as Whittle's definition
-has it. A job alone pays w a second and λ a core and second, so a unit of its progress costs (w + λ k) / s(k), however
-much is left of it. The index of the step from a to b cores is the price λ at which both cost the same:
+Only its abstract and summaries were read. Taken from there: jobs keep coming, each with a concave speed s(k) on k cores
+and a weight w. "Whittle Allocation for Malleable jobs" is optimal in the mean field, in which the sizes of jobs do not
+matter. It changes allocations at no cost. The index itself is **derived** here, as Whittle's definition has it. By
+itself a job pays w a second and λ a core and second. So a unit of its progress costs (w + λ k) / s(k), however much is
+left of it. The index of the step from a to b cores is the price λ at which both cost the same:
 
     λ = w (s(b) - s(a)) / (b s(a) - a s(b)),    for small steps  w s'(k) / (s(k) - k s'(k)).
 
 It falls along the concave hull of s. Giving cores in its order solves the program of BOA (arXiv 2602.01404, read
 likewise) for one job of each kind: least Σ w / s(k) within a budget of Σ k / s(k), the cores that are used on average.
 
-Derived as well: steps of infinite index, which are the first of every job and all of linear ones, go to jobs in the
-order of w over the least GPU-seconds still needed (the order in which the discounted index grows); weights are all 1;
-sizes that do not fit any more are passed over. On Slurm a job's speed is its goodput at its best batch.
+Derived as well: steps of infinite index are the first of every job and all of linear ones. They go to jobs in the order
+of w over the least GPU-seconds still needed, in which the discounted index grows. Weights are all 1, and sizes that do
+not fit any more are passed over. On Slurm a job's speed is its goodput at its best batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slurm_ones.policy.tables import Tables, build_tables
 
 @dataclass(frozen=True)
 class Step:
-    """From one size of a job to its next on the concave hull of its speed."""
+    """A step from one size of a job to its next on the concave hull of its speed."""
 
     index: float
     """Seconds of waiting that a GPU-second saves there; infinite for the first one."""
@@ -41,7 +41,7 @@ class Step:
     """Its row."""
     column: int
     gpus: int
-    """How many more it takes."""
+    """GPUs that the step adds."""
 
 
 class Wham:
