@@ -1,8 +1,8 @@
-"""How long guests live: the preemptions per second that a guest runs, by partition and hour of the day.
+"""Lives of guests: the preemptions per second that a guest runs, by partition and hour of the day.
 
 Preemptions are taken for a Poisson process whose rate has a gamma prior, so its mean is (prior + preemptions) over
-(prior + seconds run). A partition begins at `LIFE_S`, and each of its hours at what the partition has shown, since
-people ask for GPUs by day more than by night. All of it follows from the guests of the last `KNOWN_S` that the database
+(prior + seconds run). A partition begins at `LIFE_S`. Each of its hours begins at what the partition has shown, since
+people ask for more GPUs by day than by night. All of it follows from the guests of the last `KNOWN_S` that the database
 has.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from ones_db import GuestRun
 
 LIFE_S = 4 * 3600.0
-"""Expected life of a guest of which nothing is known."""
+"""Expected life of a guest before any was seen."""
 PRIOR_EVENTS = 0.25
 """Preemptions that this counts as: a partition's own few outweigh it."""
 HOUR_EVENTS = 2.0
@@ -26,7 +26,7 @@ HOUR_S, HOURS = 3600.0, 24
 
 
 class GuestLives:
-    """What the guests of each partition have shown."""
+    """Evidence from the guests of each partition."""
 
     def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
         self._taken: Counter[tuple[str, int]] = Counter()

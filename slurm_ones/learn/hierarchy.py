@@ -1,29 +1,30 @@
 """Priors of a job that has not run: figures of jobs like it (hierarchical, each group shrunk towards the wider one).
 
-A tree of groups: the site, in it the families (jobs of the same batches), in them the specs, in those their owners, and
-in those the jobs. Each figure of the step time (`step_time`) has a value at every node that is normal
-around that of the node above it, with a deviation of the level, so
+A tree of groups, from the site down: families (jobs of the same batches), specs, their owners, and jobs. Each figure of
+the step time (`step_time`) has a value at every node. It is normal around that of the node above, with a deviation of
+the level, so
 
     job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
-and a job's measurements are a normal message about its own figures, that of its linearised fit. What is known of a node
-is the product of its children's messages and what is expected of it: one pass up the tree and one down. The four
-deviations are those under which what was measured is most likely (empirical Bayes, by expectation-maximisation), each
-held near a typical one while few jobs indicate otherwise (partial pooling, as in Gelman and others, Bayesian Data
-Analysis, 2013, ch. 5; written from what is generally known of it).
+and a job's measurements are a normal message about its own figures, that of its linearised fit. The belief about a node
+is the product of its children's messages and its prior: one pass up the tree and one down. The four deviations are
+those under which the measurements are most likely (empirical Bayes, by expectation-maximisation). Each is held near a
+typical one while few jobs indicate otherwise (partial pooling, as in Gelman and others, Bayesian Data Analysis, 2013,
+ch. 5). It is written from common knowledge of that book.
 
 Who runs many jobs that lie must not decide what is expected of other people's:
 
 - in a spec each owner counts once, and elsewhere no user counts for more than half of all others together;
 - a child that is further than `FAR` deviations from the node above it pulls no harder than one that is there (Huber);
 - what others of its family, and of its spec, have measured moves a job's figures by at most `MOVES` deviations of the
-  group above, its own by any. The site's own figures are not held: where one user's jobs alone are known they decide.
+  group above. Its own measurements move them by any. The site's own figures are not held: if only one user's jobs are
+  known, they decide.
 
 **Widths** make intervals hold as often as they promise. Each size that a finished job measured is predicted from its
-other sizes, and from what the other half of the jobs teaches about one like it. How far off these predictions are, in
-their own deviations, gives one factor for sizes inside a node and one across nodes, such that intervals of `HOLDS` hold
-that often (split conformal prediction; Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005). With
-few predictions the factor stays near 1. No user's predictions count for more than those of all others together.
+other sizes, and from the other half of the jobs. The errors of these predictions, in their own deviations, give one
+factor for sizes inside a node and one across nodes. With them intervals of `HOLDS` hold that often (split conformal
+prediction; Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005). With few predictions the factor
+stays near 1. No user's predictions count for more than those of all others together.
 
 **Kinds of GPU.** A job's curve is fitted on the kind on which it has measured most. On another kind it computes a
 factor faster, while its exchange of gradients takes as long as before. The factor's logarithm has three levels, each
@@ -34,10 +35,10 @@ with the doubt that its few measurements leave:
 - of jobs of one spec (one script): Normal(site, `SCRIPT`²);
 - of the job itself: Normal(script, `OWN`²), and what it measured there.
 
-Jobs that ran on both kinds show the factor, and so do those of one owner and one spec of which some ran on one kind and
-some on the other. The median of an owner's jobs of a script counts, once; for the site so does the median of all jobs
-of an owner. So two jobs of a script that ran on both kinds teach much about a third one that ran on one, and little
-about other scripts; and nobody teaches more about other people's jobs by running many.
+Jobs that ran on both kinds show the factor. So do jobs of one owner and one spec, if some ran on one kind and some on
+the other. The median of an owner's jobs of a script counts, once; for the site so does the median of all jobs of an
+owner. So two jobs of a script that ran on both kinds teach much about a third job of it, and little about other
+scripts. Nobody teaches more about other people's jobs by running many.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ SPREADS: Floats = np.array(
 )
 """(LEVELS, 7) typical deviations of families, specs, owners and jobs around the node above them."""
 CERTAIN = 4.0
-"""How many children those typical deviations count for."""
+"""Number of children that those typical deviations count for."""
 WIDEST = 2.0
 """Typical deviations that a deviation may be at most: who lies would widen it, and pull harder."""
 ROUNDS = 5
-"""Of expectation-maximisation."""
+"""Rounds of expectation-maximisation."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class JobEvidence:
 
     @classmethod
     def of(cls, fit: Fit) -> JobEvidence:
-        """From a fit, its prior taken out again."""
+        """Return the evidence of a fit, with its prior taken out."""
         precision = fit.slopes.T @ fit.weights @ fit.slopes
         return cls(precision @ fit.figures + fit.slopes.T @ fit.misfit, precision)
 
@@ -137,7 +138,7 @@ class _Level:
 
 
 class Tree:
-    """What measured jobs teach; `around` is believed before any was."""
+    """Beliefs that measured jobs teach; `around` is believed before any was."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
@@ -335,7 +336,7 @@ def _factor(off: np.ndarray, users: Sequence[str]) -> float:
     others = {user: len(users) - count for user, count in counts.items()}
     weight = np.array([min(1.0, others[user] / counts[user]) if others[user] else 1.0 for user in users])
     order = np.argsort(off)
-    # One prediction more, of which nothing is known, is to be held as well.
+    # One more prediction, still unknown, is to be held as well.
     reached = np.cumsum(weight[order]) >= HOLDS * (weight.sum() + 1.0)
     quantile = off[order[np.argmax(reached)]] if reached.any() else off.max()
     sure = weight.sum() / (weight.sum() + UNSURE)
@@ -387,7 +388,7 @@ class Factor:
 
 
 SAME = Factor(0.0, 0.0)
-"""Of one kind to itself."""
+"""Factor of a kind to itself."""
 
 
 @dataclass(frozen=True)
@@ -421,7 +422,7 @@ class KindFactors:
         """The kind that figures of all jobs are expressed for: that of most jobs."""
 
     def learn(self, jobs: Sequence[KindEvidence]) -> None:
-        """From these jobs alone."""
+        """Learn the factors from these jobs only."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
         scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -435,7 +436,7 @@ class KindFactors:
         self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
 
     def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
-        """From kind `here` to kind `there`, of a job of that spec with these ratios of its own."""
+        """Factor from kind `here` to kind `there`, of a job of that spec with these ratios of its own."""
         if here == there or not (here and there):
             return SAME
         known = self._scripts.get((spec, here, there)) if spec is not None else None

@@ -1,7 +1,7 @@
 """Evidence in one job's history: which jobs it is like, what it measured, its progress, what its changes cost.
 
-**Statistical efficiency** is how much a sample is worth at a batch. From the gradient noise scale B = tr(Σ)/|G|²
-(McCandlish et al., "An Empirical Model of Large-Batch Training", 2018): a step at batch M brings as much as M/(B + M)
+**Statistical efficiency** is the worth of a sample at a batch. It follows from the gradient noise scale B = tr(Σ)/|G|²
+(McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at batch M brings as much as M/(B + M)
 of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B + M) of one at the base batch M0 (Pollux,
 OSDI 2021, §3.1, multiplies throughput by it).
 """
@@ -28,7 +28,7 @@ from slurm_ones.policy.contract import Floats, Ints
 SILENT_S = 600.0
 """Silence of a running job, during an evaluation, say, that does not add to what it still has to do."""
 FLAT = 0.05
-"""If a step's time follows the speed of computing by less than this, it shows nothing of it."""
+"""Least effect of computing speed on a step's time that shows anything of it."""
 LEAST, MOST = 1e-2, 1e4
 """Bounds of the noise scale, in base batches."""
 CAUTIOUS = 4.0
@@ -57,8 +57,8 @@ class NoiseEfficiency:
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
-    """The gradient noise scale in base batches, from the newest reports: their median, within bounds; None where there
-    are none that make sense. The scale drifts over epochs and jumps from report to report."""
+    """The gradient noise scale in base batches, from the newest reports: their median, within bounds; None if none of
+    them makes sense. The scale drifts over epochs and jumps from report to report."""
     known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
     return min(max(median(known), LEAST), MOST) if known else None
 
@@ -109,17 +109,17 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Pause of a job's changes in which blocks joined, or of any where each begins a term; None where none was."""
+    """Pause of a job's changes in which blocks joined, or of any if each begins a term; None if there was none."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Pause of a job's changes in which blocks only left; None where that is unknown, or mixed with others."""
+    """Pause of a job's changes in which blocks only left; None if that is unknown, or mixed with others."""
     return history.switch_s if history.join_s is None else None
 
 
 def ready_of(history: JobHistory) -> float | None:
-    """Seconds until blocks were ready that joined last; None where none did."""
+    """Seconds until blocks were ready that joined last; None if none did."""
     ready = history.membership.report.ready_s if history.membership is not None else 0.0
     return ready if ready > 0 else None
 

@@ -1,4 +1,4 @@
-"""From histories to the models that policies weigh."""
+"""Models that policies weigh, from histories."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ SCRIPTS = 10_000
 
 @dataclass(frozen=True)
 class JobModel:
-    """What is known of one job."""
+    """Models and limits learned for one job."""
 
     spec: Spec | None
-    """What it can do, as it reported, or as jobs of the same script did before it; None if neither has."""
+    """Limits that it reported, or that jobs of the same script reported before it; None if neither has."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
@@ -125,12 +125,13 @@ class _Learned:
 class Learner:
     """Turns histories into models.
 
-    What finished jobs teach is fitted again when one finishes; a running job's models, when it has reported something
-    new. Jobs that report the same spec (base batch, local batch, dataset, epochs) are taken to run the same script, and
-    those that report the same batches to be of one family: a job's prior is what its own user's jobs of that spec
-    measured, shrunk towards others' of that spec, those towards the family, and that towards the site (`hierarchy`,
-    which also bounds what one user teaches about other people's jobs, and widens intervals by how far off such priors
-    were). A job that has not run yet gets the last spec of jobs of the same user and name, but for a number at its end.
+    What finished jobs teach is fitted again when one finishes. A running job's models are fitted again when it reports
+    something new. Jobs with the same reported spec (base batch, local batch, dataset, epochs) are taken to run the same
+    script. Those that report the same batches are of one family. A job's prior is what its own user's jobs of that spec
+    measured. It is shrunk towards others' of that spec, those towards the family, and that towards the site.
+    `hierarchy` also bounds what one user teaches about other people's jobs, and widens intervals by how far off such
+    priors were. A job that has not run yet gets the last spec of the same user's jobs of that name. A number at the end
+    of the name does not count.
     """
 
     def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
@@ -205,7 +206,7 @@ class Learner:
             known.on.clear()
 
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
-        """From the kind that all figures are expressed for to that which the job's are fitted on, or back."""
+        """Factor from the kind that all figures are expressed for to that which the job's are fitted on, or back."""
         ends = self._factors.reference, base_kind(history.throughput) or self._factors.reference
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
@@ -260,8 +261,8 @@ class Learner:
         return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """What other users' jobs of its spec make plausible of a job, on the kind of GPU that it is fitted on; None if
-        they are too few."""
+        """Prior that other users' jobs of its spec make plausible, on the kind of GPU that the job is fitted on. None
+        if they are too few."""
         path = group_of(history)
         if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
@@ -281,8 +282,7 @@ class Learner:
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """What is known of a job, one of `blocks` or not, and on `kinds` of GPU; of one without a history, what is
-        typical.
+        """Model of a job, one of `blocks` or not, and on `kinds` of GPU; a typical one without a history.
 
         `now` is Slurm's clock: a job that has been silent for long is thought to need as long again (Lindy's law),
         however little was left by its last report.

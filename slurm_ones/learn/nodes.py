@@ -8,7 +8,7 @@ first; runs on it are then no evidence about other nodes.
 Measurements are their users' word, so one user condemns no node:
 
 - each owner has one vote, the median of their scripts, however many jobs they run;
-- a node is slow if two owners or more vote so, and as slow as their median; of an even number the milder half counts.
+- a node is slow if two owners or more vote so, and as slow as their median. Of an even number the milder half counts.
   If all measurements are of one owner, their jobs vote instead: nobody else can be harmed;
 - no node is taken for slower than `SLOWEST`, and no more than `MOST` of all nodes for slow.
 """
@@ -29,7 +29,7 @@ from slurm_ones.learn.histories import plain_spec
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
-"""Of the speed of other nodes."""
+"""Least speed of a node that is believed, as a share of other nodes'."""
 SLOW = 0.9
 """A node faster than this is not called slow: other hours, and neighbours on the node, make as much."""
 SPREAD = 0.15
@@ -42,7 +42,7 @@ MOST = 1 / 3
 ENOUGH = 3
 """Fewest comparable runs from which their noise is estimated."""
 MANY = 30
-"""Most runs of which every two are compared for that."""
+"""Most runs that are compared in pairs for that."""
 NORMAL = 2.2219
 """Standard deviation of a normal distribution over the lower quartile of the differences of any two draws."""
 RECENT_S = 7 * 86400.0
@@ -61,7 +61,7 @@ class SlowNode:
     runs: int
     """Runs on it that show this."""
     owners: int
-    """Of these runs."""
+    """Owners of these runs."""
 
 
 class _Run(NamedTuple):
@@ -74,7 +74,7 @@ class _Run(NamedTuple):
     owner: str
     names: frozenset[str]
     log: float
-    """Of its samples/s."""
+    """Logarithm of its samples/s."""
 
 
 class _Comparison(NamedTuple):

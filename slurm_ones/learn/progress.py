@@ -1,7 +1,7 @@
-"""How much of its training a job has done: the Beta model of ONES (§3.2).
+"""The share of its training that a job has done: the Beta model of ONES (§3.2).
 
-ρ, the fraction complete, is Beta(α, β) with α the epochs done and β = f(features), f a small network fitted by maximum
-likelihood to finished jobs' logs. With α the epochs done, β reads as the epochs still to come. Where we differ:
+ρ, the fraction complete, is Beta(α, β) with α the epochs done and β = f(features). f is a small network fitted by
+maximum likelihood to finished jobs' logs. With α the epochs done, β reads as the remaining epochs. We differ in this:
 
 - the features are standardised, and the very same transform serves (ONES serves raw features to a network
   trained on their logarithms);
@@ -13,8 +13,8 @@ likelihood to finished jobs' logs. With α the epochs done, β reads as the epoc
 - a job that declared its epochs never has more to come than it declared, until it has trained them all: from then on
   it has as much to come as it is over (`OVERRUN`), since a declaration that was too small means nothing more. So one
   that declares little to be served first is soon found out;
-- α + β is ONES's certainty, which follows from the epochs done alone. Here a factor on both is fitted as well, on jobs
-  that the network did not see, so that an interval of 80 % holds the truth in 80 % of the cases;
+- α + β is ONES's certainty, which follows only from the epochs done. Here a factor on both is fitted as well, on jobs
+  that the network did not see. So an interval of 80 % holds the truth in 80 % of the cases;
 - before `ENOUGH` jobs have finished there is nothing to learn from: β is then what the job declared, and for a job that
   declared nothing a convention: it is half done, and trains ten epochs at least.
 """
@@ -147,11 +147,11 @@ ENOUGH = 5
 NEW_ALPHA = 0.5
 """α of a job that has finished no epoch: α must be positive."""
 UNKNOWN_EPOCHS = 10.0
-"""Epochs assumed of a job of which nothing is known."""
+"""Epochs assumed for an unknown job."""
 POINTS = 8
 """Moments of one finished job that enter the fit, spread evenly over it."""
 LEFT = 0.01
-"""Of what it declared, a job that still runs has this much to come at least."""
+"""Least share of its declared work that a running job still has to do."""
 OVERRUN = 1.0
 """Epochs to come of a job for each that it trained beyond what it declared, or beyond what any finished job trained:
 Lindy's law, by which what has lasted t lasts t more with a chance of a half."""
@@ -167,7 +167,7 @@ AT_THE_END = 0.98
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a job's reports say of its training at one moment."""
+    """State of a job's training at one moment, by its reports."""
 
     dataset: int
     """Samples in an epoch."""
@@ -184,7 +184,7 @@ class FinishedJob:
     """The log of a job that ended by itself."""
 
     history: Sequence[TrainingState]
-    """At the end of each epoch, in order."""
+    """States at the end of each epoch, in order."""
     epochs: float
     """Epochs it trained in all."""
     declared: float = 0.0
@@ -196,7 +196,7 @@ class Moments:
     """Moments of finished jobs, one a row, whose end is known."""
 
     job: Floats
-    """Which of the jobs."""
+    """Job of each row."""
     features: Floats
     done: Floats
     total: Floats
@@ -205,7 +205,7 @@ class Moments:
     """Epochs that could still come: what was declared; infinite without a declaration."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
-        """Those rows alone; `rows` is a mask or indices."""
+        """Moments of only those rows; `rows` is a mask or indices."""
         return Moments(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
@@ -275,7 +275,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """With no fewer epochs to come than these; not-a-number changes nothing."""
+    """Progress with at least these remaining epochs; not-a-number changes nothing."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))

@@ -1,27 +1,27 @@
 """The time of one optimizer step, in seven figures of a job (Pollux, OSDI 2021, §3.2).
 
-A step computes for a fixed overhead and a time per sample, and exchanges gradients for a time that depends on where
-its GPUs are: nothing on one GPU, c1 + d1 · (n - 2) inside a node, c2 + d2 · (n - 2) across nodes. The two overlap in
-part: T = (compute^γ + sync^γ)^(1/γ), from one after the other (γ = 1) to side by side (γ large). All figures are kept
-as logarithms of ratios, c1 to the job's own step, c2 to c1 and d to c, so that jobs of any size can be compared, and
-learned from each other: a job that exchanges much inside a node does so across nodes, and d / c is small wherever
-gradients go around in a ring, as each GPU then sends 2 · (n - 1) / n of them.
+A step computes for a fixed overhead and a time per sample, and exchanges gradients for a time that depends on where its
+GPUs are. It is 0 on one GPU, c1 + d1 · (n - 2) inside a node, c2 + d2 · (n - 2) across nodes. The two overlap in part:
+T = (compute^γ + sync^γ)^(1/γ), from one after the other (γ = 1) to side by side (γ large). All figures are kept as
+logarithms of ratios: c1 to the job's own step, c2 to c1 and d to c. So jobs of any size can be compared, and learned
+from each other: a job that exchanges much inside a node does so across nodes. d / c is small if gradients go around in
+a ring, as each GPU then sends 2 · (n - 1) / n of them.
 
 If a job's training strategy reports what each rank sends in a step (`layout`), c1 is the time of a gigabyte inside a
-node instead of a ratio, c2 / c1 how much longer one takes between nodes, and the exchange takes bytes times that: its
-length at a size that was never tried follows from the bytes there, and what one job teaches of the links holds for all
+node, not a ratio. c2 / c1 is how much longer one takes between nodes, and the exchange takes bytes times that. So its
+length at a size that was never tried follows from the bytes there. What one job teaches of the links holds for all
 whose bytes are known.
 
 The figures of many jobs are fitted at once (`fit_all`), with how sure they are. What a job measured is its step time at
 a few sizes, with noise, and no formula is exact: log T = model + misfit + noise. The misfit is alike at sizes that are
-alike (a Gaussian process), so a job that is slower than the formula says at one batch is taken to be slower at the next
-one too. The figures have a prior, which other jobs teach (`hierarchy`). The most likely figures are found by damped
+alike (a Gaussian process). So a job that is slower than the formula at one batch is taken to be slower at the next one
+too. The figures have a prior, which other jobs teach (`hierarchy`). The most likely figures are found by damped
 Gauss-Newton, all jobs in the same few numpy calls; their covariance is that of the linearised model.
 
-**Layout.** How samples are split and what a rank sends, by number of GPUs, as a job reports it. Bytes are the
-strategy's own formula (`ones_wrapper.protocol.limits.SizeLimits`), or follow from the gradients of a job that is
-plainly data parallel. Only the links' speed is left to be learned: of one job at one size, and then for all jobs whose
-bytes are known. The exchange of a job that reports none is learned from its measurements alone.
+**Layout.** A job reports how samples are split and what a rank sends, by number of GPUs. Bytes are the strategy's own
+formula (`ones_wrapper.protocol.limits.SizeLimits`), or follow from the gradients of a job that is plainly data
+parallel. Only the links' speed is left to be learned: of one job at one size, and then for all jobs whose bytes are
+known. The exchange of a job that reports none is learned only from its measurements.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTHING = 1e-12
 NONE = float(np.log(NOTHING))
 """Its logarithm."""
 LATENCY_GB = 0.005
-"""As long as these take, an exchange takes at least, however few its bytes are: half a millisecond at 10 GB/s."""
+"""Least length of an exchange, in GB that take as long, however few its bytes are: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
 """Samples of a pass of a job that has not reported its limit."""
 
@@ -62,7 +62,7 @@ class StepLayout:
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
     """Sent by a rank between replicas in a step."""
     gradient_gb: float = 0.0
-    """Of the gradients of a job without rows; 0 if unknown."""
+    """Gradients of a job without rows, in GB; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:
@@ -95,7 +95,7 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """The row of each number of GPUs, the next one where there is none, and whether it is that of the number."""
+        """The row of each number of GPUs, the next one if there is none, and whether it is that of the number."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -126,9 +126,8 @@ def layout_of(spec: Spec | None) -> StepLayout:
 
 
 SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
-"""Places of the figures: log samples/s of one GPU at the reference local batch; logit of the overhead's share of a step
-there; logs of c1 relative to that step, of d1 relative to c1, of c2 relative to c1, and of d2 relative to c2; log of
-γ - 1."""
+"""Places of the figures: log samples/s of one GPU at the reference local batch, and logit of the overhead's share of a
+step there. Then logs: c1 relative to that step, d1 and c2 relative to c1, d2 relative to c2, and γ - 1."""
 FIGURES = 7
 LOWEST = np.array([-60.0, -8.0, -16.0, -12.0, -6.0, -12.0, -3.0])
 HIGHEST = np.array([60.0, 4.0, 12.0, 3.0, 6.0, 3.0, np.log(9.0)])
@@ -143,10 +142,10 @@ class Sizes:
     local: Floats
     """Log of the samples per GPU and step over the reference local batch."""
     passes: Floats
-    """Forward passes a step takes: above 1 where the samples of a GPU do not fit at once."""
+    """Forward passes a step takes: above 1 if the samples of a GPU do not fit at once."""
     gpus: Floats
     across: Floats
-    """1 where the GPUs are in several nodes, else 0."""
+    """1 if the GPUs are in several nodes, else 0."""
     wired: Floats
     """1 if it is known what a rank sends, else 0."""
     inside: Floats
@@ -173,8 +172,8 @@ def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
 
 
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
-    """The sizes of `gpus` GPUs in all of `nodes` nodes at each global batch, for a job whose reference is `reference`
-    samples per GPU and which is laid out so; or for several jobs, a row each, whose reference is (J, 1)."""
+    """The sizes of `gpus` GPUs in all of `nodes` nodes at each global batch. `reference` is the job's samples per GPU
+    at the reference, `layout` its layout. For several jobs there is a row each, and `reference` is (J, 1)."""
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
     replicas, most = layout.split(gpus)
@@ -219,8 +218,8 @@ def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[
 
 
 def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Logs of compute and sync, relative to the reference step; γ; the overhead's share of a step; and what the GPUs
-    beyond the second add to sync, relative to its first part."""
+    """Logs of compute and sync, relative to the reference step; γ; the overhead's share of a step. The last is what the
+    GPUs beyond the second add to sync, relative to its first part."""
     share = 1.0 / (1.0 + np.exp(-figures[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
     first = figures[..., INSIDE, None] + at.across * figures[..., ACROSS, None]
@@ -244,7 +243,7 @@ def _outside(figures: Floats, at: Sizes) -> Floats:
 MISFIT = 0.15
 """Standard deviation of what no figures can explain, as a fraction of the step."""
 NOISE = 0.07
-"""That of one measurement."""
+"""Standard deviation of one measurement's logarithm."""
 ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
 """Sizes whose GPUs (or samples per GPU) differ by a factor of e^this have misfits correlated by 1/e."""
@@ -253,7 +252,7 @@ ITERATIONS = 12
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of a job's figures before it measures: normal, (7,) each."""
+    """Belief about a job's figures before it measures: normal, (7,) each."""
 
     mean: Floats
     deviation: Floats
@@ -299,7 +298,7 @@ WIRED = _wired()
 
 @dataclass(frozen=True)
 class Points:
-    """What one job measured: one point a size and batch, (P,) each."""
+    """Measurements of one job: one point a size and batch, (P,) each."""
 
     at: Sizes
     log_step: Floats
@@ -310,7 +309,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is known of one job's step time."""
+    """Belief about one job's step time after its measurements."""
 
     points: Points
     reference: float
@@ -380,7 +379,7 @@ def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measu
         return result
 
     figures: Floats = mean.copy()
-    # The speed alone first: the others say little until it is about right.
+    # Only the speed first: the others say little until it is about right.
     gap = measured - log_step(figures, at, reference)
     share = np.abs(weights).sum(axis=2)
     figures[:, SPEED] -= (share * gap).sum(axis=1) / np.maximum(share.sum(axis=1), 1e-9)

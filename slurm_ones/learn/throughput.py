@@ -1,15 +1,14 @@
 """Throughput of one job at each size, placement and batch, from what it and others measured.
 
-ONES (§3.2) keeps the mean of the last five measurements of each size and draws lines between them. Here they are
-points of a model of the step time (`step_time`, after Pollux), fitted to all of a job's sizes and batches together:
-so that a size not yet tried is predicted from those that were, with the doubt that this deserves, and a size that was
-measured is predicted as measured.
+ONES (§3.2) keeps the mean of the last five measurements of each size and draws lines between them. Here they are points
+of a model of the step time (`step_time`, after Pollux), fitted to all of a job's sizes and batches together. So a size
+not yet tried is predicted from those that were, with due doubt. A measured size is predicted as measured.
 
 A job's measurements are its user's word, and three things bound them for the decision:
 
-- a measurement at a size where the job has run for t seconds by Slurm's clock has, beside its noise, a standard
-  deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in its logarithm: a new claim moves the model from what it
-  expected as its variance allows, NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S), and counts fully once the run has lasted;
+- a measurement at a size at which the job has run for t seconds by Slurm's clock has more than its noise. To it comes a
+  standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in its logarithm. So a new claim moves the model as its
+  variance allows, NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S), and counts fully once the run has lasted;
 - no size is faster per GPU than the smallest that was measured, at the same samples per GPU: with c the model's time to
   compute, the step at n ≥ n₀ GPUs takes T(n₀) · c(n) / c(n₀) at least, less `LINEAR`. Nothing scales better than
   linearly but by noise;
@@ -141,14 +140,14 @@ class MeasuredThroughput:
         self.widths = widths
         """Factors on the deviation inside a node and across nodes that make intervals hold as often as they say."""
         self.peers: MeasuredThroughput | None = None
-        """What jobs of its kind may be believed to reach."""
+        """Speed that jobs of its kind may be believed to reach."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Share of the speed that it claims at the smallest size it measured that its peers make plausible: all of its
-        sizes count so much. With a bound at each size alone a claim would seem to scale better than jobs of its kind
-        do, since its peers are in doubt, and so make more plausible, at many GPUs."""
+        """Factor on the speed at all of its sizes: the share of its claim at the smallest measured size that its peers
+        make plausible. With a bound at each size a claim would seem to scale better than jobs of its kind do. Its peers
+        are in doubt at many GPUs, and so make more plausible there."""
         self.apart: Floats = np.zeros(FIGURES)
         """(7,) a direction in which its figures are in doubt wherever it is asked: by one deviation."""
 
@@ -163,8 +162,8 @@ class MeasuredThroughput:
         return min(most * math.exp(log_step) / batch, 1.0)
 
     def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
-        """The model of figures that are further by `by` (7,), give or take `doubt` (7,): that of other hardware, of
-        which nothing was measured that would take this doubt away."""
+        """The model with figures that are further by `by` (7,), give or take `doubt` (7,). It is that of other
+        hardware, on which no measurement takes this doubt away."""
         found = copy(self)
         found.__dict__.pop("_alone", None)
         found.fit, found.apart = moved(self.fit, by), doubt
@@ -173,7 +172,7 @@ class MeasuredThroughput:
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
-        """The model of a job of which nothing else is known."""
+        """The model of a job that is known by these measurements only."""
         measured = list(measured)
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
@@ -251,8 +250,8 @@ class MeasuredThroughputs:
         return result
 
     def _linear(self, at: Sizes) -> Floats:
-        """Log seconds that a step takes at least, from the smallest size that was measured; -inf below it. Of jobs that
-        measured something alone."""
+        """Least log seconds of a step, from the smallest size that was measured; -inf below it. For jobs with
+        measurements of their own."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, figures = at.each(lambda values: values[rows]), self._figures[rows]

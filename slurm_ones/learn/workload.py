@@ -48,20 +48,20 @@ class PastWorkload:
 
     jobs: int
     gpu_jobs: int
-    """Those that were given GPUs; all that follows save `states` is of them, or of all jobs where there are none."""
+    """Jobs that were given GPUs; all that follows but `states` is of them, or of all jobs if there are none."""
     first: float
     last: float
     """First and last submission, Unix seconds."""
     per_hour: float
     """Jobs submitted an hour, on average."""
     busiest_hour: int
-    """Of the day, local time."""
+    """Hour of the day, local time."""
     busiest_per_hour: float
     """Jobs submitted in that hour of a day, on average."""
     run_s: Spread | None
-    """In all runs of a job that started."""
+    """Time in all runs of a job that started."""
     wait_s: Spread | None
-    """From the submission to the first start."""
+    """Time from the submission to the first start."""
     gpus: Spread | None
     gpu_hours: float
     restarted: int
@@ -77,7 +77,7 @@ def script(user: str, name: str) -> tuple[str, str]:
 
 
 def workload(past: Sequence[PastJob], names: int = 5) -> PastWorkload | None:
-    """What these jobs, by their submission, have in common; None of no jobs."""
+    """Summary of these jobs, by their submission; None of no jobs."""
     if not past:
         return None
     with_gpus = [job for job in past if job.gpus]
