@@ -1,7 +1,7 @@
-"""From what a policy wants to a schedule: who keeps its place, shapes on the nodes for the others, reasons.
+"""Steps from a policy's wishes to a schedule: who keeps its place, shapes on the nodes for the others, reasons.
 
-A policy that weighs sizes says how many GPUs each job is to have (`build_schedule`); one that has an order of
-precedence alone gives each job the shape that it asked for (`allocate_in_order`).
+A policy that weighs sizes says how many GPUs each job is to have (`build_schedule`). One that has only an order of
+precedence gives each job the shape that it asked for (`allocate_in_order`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from slurm_ones.policy.tables import Tables, asked
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
-    """Why each such job keeps its place or its wait, by job id: those that are `fixed`, and running jobs whose GPUs do
-    not add up on the cluster's nodes (drained nodes, a snapshot taken in mid-change)."""
+    """Reasons of jobs that keep their place or their wait, by job id. They are the `fixed` jobs, and running jobs whose
+    GPUs do not add up on the cluster's nodes (drained nodes, a snapshot in mid-change)."""
     held: dict[str, int] = {}
     for job in jobs:
         for name, gpus in job.nodes.items():
@@ -50,9 +50,9 @@ def place(
 ) -> dict[int, Shape]:
     """Shapes for the GPUs that a policy wants for each job; `jobs` in order of precedence.
 
-    Jobs that want what they have stay where they are, fixed ones too, and those that can change where they are do so.
-    Of the others, in order, each gets what it wants or else, with `shrink`, the largest of its counts below that finds
-    room. A job that finds none is left out.
+    Jobs that want what they have keep their nodes, fixed ones too, and so do those that can change in place. Of the
+    others, in order, each gets what it wants or else, with `shrink`, the largest of its counts below that finds room. A
+    job that finds none is left out.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}
@@ -103,8 +103,8 @@ def place(
 
 
 def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
-    """The GPUs of each node that a running job keeps where it goes to so many `gpus`: others join on any nodes. None
-    where it is placed again."""
+    """GPUs of each node that a running job keeps when it goes to `gpus` GPUs: others join on any nodes. None if it is
+    placed again."""
     if job.shape is None or not gpus:
         return None
     if gpus > job.shape.gpus:
@@ -123,9 +123,9 @@ def build_schedule(
 ) -> Schedule:
     """The schedule for the GPUs that are `wanted`, in order of precedence.
 
-    `jobs` are all of the round, those named in `fixed` (see `fixed_jobs`) included; `tables` cover the others at least,
-    and the limits of their views say which counts they may fall back on where fragments have no room. A job that was to
-    grow and finds none stays as it is. `why` says what the counts serve.
+    `jobs` are all of the round, those named in `fixed` (see `fixed_jobs`) included. `tables` cover the others at least;
+    the limits of their views say which counts they may fall back on when fragments have no room. A job that was to grow
+    and finds none stays as it is. `why` says what the counts serve.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -171,7 +171,7 @@ def _cannot_grow(job: JobView, counts: Mapping[int, int], shapes: Mapping[int, S
 
 
 def fits_nowhere(job: JobView) -> Reason:
-    """Why a job waits that could not run on the empty cluster."""
+    """Reason of a waiting job that could not run on the empty cluster."""
     return reason("fits_nowhere", counts=", ".join(map(str, job.limits.gpus)) or "none")
 
 
@@ -184,10 +184,11 @@ def build_by_kind(
     why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
-    """As `build_schedule`, within each kind of GPU by itself: `parts` are the tables of each, in the cluster's order.
+    """Build a schedule as `build_schedule` does, within each kind of GPU: `parts` are the tables of each, in the
+    cluster's order.
 
     `wanted` are kinds and GPUs, in order of precedence; jobs left out wait. Jobs whose GPUs are of several kinds, or of
-    none here, keep them where they are `fixed`.
+    none here, keep them if they are `fixed`.
     """
     held = {job.job_id: cluster.kinds_held(job) for job in jobs}
     stays = [job for job in jobs if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1]
@@ -213,9 +214,9 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
     """The schedule that gives GPUs in `order` (of all `jobs`, fixed ones are skipped) until none are left.
 
     A job that does not fit is passed over and later ones may start. A running job keeps its shape, batch and nodes
-    while its turn comes in time, else it is parked. Where only whole shapes can be placed, a job whose turn comes
-    earlier may take the node of one whose turn comes later; no running job is moved for any other reason. `first` says
-    which jobs go first. Allocations are in the order given.
+    while its turn comes in time, else it is parked. If only whole shapes can be placed, a job whose turn comes earlier
+    may take the node of one whose turn comes later. No running job is moved for any other reason. `first` says which
+    jobs go first. Allocations are in the order given.
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}

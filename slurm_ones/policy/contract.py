@@ -1,8 +1,8 @@
-"""What a policy is: plain data in, a schedule out.
+"""The contract of a policy: plain data in, a schedule out.
 
-A policy is pure: no clock, no I/O, no database, all randomness from the generator it is given. So any policy
-runs in the daemon, in the simulator, and in somebody else's. It may remember its own search (the population
-of ONES) from one call to the next, since that is an answer improved upon and not a fact about the world.
+A policy is pure: no clock, no I/O, no database, all randomness from the generator it is given. So any policy runs in
+the daemon, in the simulator, and in somebody else's. It may remember its own search (the population of ONES) from one
+call to the next. That is an answer to improve, not a fact about the world.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class NodeView:
     gpus: int
     """GPUs that elastic jobs hold or may take: those of rigid jobs are already subtracted."""
     kind: str = ""
-    """Kind of its GPUs; empty where it is unknown, or all are alike."""
+    """Kind of its GPUs; empty if unknown, or all are alike."""
     leaf: str = ""
-    """Its leaf switch, or its block of a network of blocks; "" where nothing is known of the network."""
+    """Its leaf switch, or its block of a network of blocks; "" if the network is unknown."""
     speed: float = 1.0
-    """How fast jobs compute on it, relative to what they should."""
+    """Speed at which jobs compute on it, relative to what it should be."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reserved:
 
     start: float
     end: float
-    """On the caller's clock."""
+    """End on the caller's clock."""
     gpus: int
 
 
@@ -61,17 +61,16 @@ class ClusterView:
     whole_nodes: bool = False
     """Slurm hands out whole nodes: every shape takes all GPUs of its nodes."""
     node_gpus: int = 0
-    """GPUs of a whole node, also of one that others hold in part; 0 where it is as many as the largest view
-    has."""
+    """GPUs of a whole node, also of one that others hold in part; 0 if it is as many as the largest view has."""
     uniform: bool = True
-    """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
-    published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
+    """Each node of a job gives equally many GPUs, as Slurm must be asked for them. If this is False, as in published
+    simulators, a job may have any number of GPUs, spread in any way. It is written as the shape 1 × n."""
     reserved: Sequence[Reserved] = ()
-    """What of these GPUs is not the policy's in time to come; jobs that are there then have to go."""
+    """GPUs that are not the policy's in time to come; jobs that are there then have to go."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
-    """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
+    """GPUs of a whole node of each kind, if there are several; 0 or left out as in `node_gpus`."""
     taper: float = 1.0
-    """How many times longer gradients take between leaf switches than below one."""
+    """Factor by which gradients take longer between leaf switches than below one."""
 
     @cached_property
     def gpus(self) -> int:
@@ -97,7 +96,7 @@ class ClusterView:
         return replace(self, nodes=nodes, node_gpus=full, gpus_of_kind={})
 
     def without(self, holders: Sequence[JobView]) -> ClusterView:
-        """What the `holders` leave of it."""
+        """The cluster without what the `holders` have."""
         taken: Counter[str] = Counter()
         for job in holders:
             taken.update(job.nodes)
@@ -105,7 +104,7 @@ class ClusterView:
         return replace(self, nodes=nodes, node_gpus=self.gpus_per_node)
 
     def kinds_held(self, job: JobView) -> tuple[str, ...]:
-        """Kinds of the GPUs that the job has, in the order of `kinds`; none where it waits.
+        """Kinds of the GPUs that the job has, in the order of `kinds`; none if it waits.
 
         One that Slurm started on several, as it may where no kind was asked for, trains at the pace of the slowest.
         """
@@ -122,27 +121,27 @@ class ClusterView:
 
 
 class SizeRule(NamedTuple):
-    """What a job takes on one number of GPUs."""
+    """Rule of a job on one number of GPUs."""
 
     gpus: int
     replicas: int
-    """Over how many the samples of a step are split: its GPUs where it is plainly data parallel."""
+    """Replicas that the samples of a step are split over: its GPUs if it is plainly data parallel."""
     most: int
-    """Largest global batch, over all passes of a step; 0 where nobody knows what it takes there."""
+    """Largest global batch, over all passes of a step; 0 if unknown."""
     quantum: int = 1
     """Global batches are multiples of this there, fixed ones too."""
     together: int = 1
-    """So many consecutive ranks share a node."""
+    """Number of consecutive ranks that share a node."""
 
     def fits(self, shape: Shape) -> bool:
-        """Whether those ranks that must share a node do so at this shape: all of them on one node, or groups of them
+        """Tell whether the ranks that must share a node do so at this shape: all of them on one node, or groups of them
         that fill nodes."""
         return shape.nodes == 1 or shape.gpus_per_node % self.together == 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job can take: what its owner allows, as far as its script and its training strategy can."""
+    """Limits of a job: what its owner allows, as far as its script and its training strategy can."""
 
     gpus: tuple[int, ...]
     """Valid GPU counts, ascending."""
@@ -151,15 +150,15 @@ class Limits:
     max_local_batch: int
     """Most samples per GPU per step, over all its forward passes."""
     quantum: int = 1
-    """Global batches are multiples of this, where they are not fixed."""
+    """Global batches are multiples of this, if they are not fixed."""
     rules: tuple[SizeRule, ...] = ()
-    """Of a job with a training strategy: what it takes at each number of GPUs that its strategy knows. Empty: it is
-    data parallel, and takes `max_local_batch` on each GPU."""
+    """Rules of a job with a training strategy: what it takes at each number of GPUs that its strategy knows. Empty: it
+    is data parallel, and takes `max_local_batch` on each GPU."""
     strategy: str = ""
     """Its name, for reasons."""
 
     def at(self, gpus: int) -> SizeRule:
-        """What it takes on so many GPUs."""
+        """Rule of the job on this number of GPUs."""
         if not self.rules:
             return SizeRule(gpus, gpus, self.max_local_batch * gpus)
         return self._by_gpus.get(gpus) or SizeRule(gpus, gpus, 0)
@@ -175,9 +174,9 @@ class Limits:
 
 
 class ThroughputModel(Protocol):
-    """What is known of a job's speed.
+    """Model of a job's speed.
 
-    A class whose models can be asked at once has a classmethod `together(models)`, whose result answers the same two
+    A class whose models can be asked at once has a classmethod `together(models)`. Its result answers the same two
     questions for arrays with a row for each model: fifty jobs cost little more than one.
     """
 
@@ -185,11 +184,11 @@ class ThroughputModel(Protocol):
         """Samples/s on `gpus` GPUs in all of `nodes` nodes at each global batch; all arrays have one shape."""
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Relative standard deviation of `throughput`: 0 where it is certain; shapes as there."""
+        """Relative standard deviation of `throughput`: 0 if certain; shapes as there."""
 
 
 class EfficiencyModel(Protocol):
-    """What is known of a job's progress per sample."""
+    """Model of a job's progress per sample."""
 
     def efficiency(self, batches: Ints) -> Floats:
         """Progress per sample relative to the base batch, in (0, 1]; same shape as `batches`."""
@@ -222,7 +221,7 @@ class Progress:
 
 
 class Borrows(NamedTuple):
-    """What a job stands to lose of the GPUs beyond its own: guests hold them, which Slurm preempts."""
+    """Expected loss of the GPUs beyond a job's own: guests hold them, which Slurm preempts."""
 
     own: int
     """GPUs that nobody takes from it."""
@@ -250,21 +249,21 @@ class JobView:
     requested_batch: int
     """Global batch that its first run began with, or its base batch."""
     shape: Shape | None
-    """Its shape where it runs, None where it waits."""
+    """Its shape while it runs, None while it waits."""
     nodes: Mapping[str, int]
-    """GPUs it holds on each node; empty where it waits."""
+    """GPUs it holds on each node; empty if it waits."""
     batch: int
     """Global batch in force (of its last run, or its base batch)."""
     base_batch: int
     limits: Limits
     fixed: Reason | None = None
-    """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
+    """Reason to keep its shape in this round; a waiting job then stays waiting. None if it may change."""
 
     # How fast it trains, and how much is to come.
     model: ThroughputModel
-    """Where GPUs are of several kinds that of the kind which it has, or is most likely to get."""
+    """Its model. With several kinds of GPUs, on the kind that it has, or is most likely to get."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Its model on each kind of GPU that it may use; empty where `model` is that of any kind."""
+    """Its model on each kind of GPU that it may use; empty if `model` is that of any kind."""
     efficiency: EfficiencyModel
     progress: Progress
     dataset: int
@@ -286,37 +285,36 @@ class JobView:
     resize_s: float = 30.0
     """Seconds that a resize is expected to interrupt its training: one that grows, where those that shrink differ."""
     shrink_s: float | None = None
-    """Seconds that giving up GPUs is expected to interrupt its training; None where it is `resize_s` as well."""
+    """Seconds that giving up GPUs is expected to pause its training; None if the same as `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds that it holds GPUs which it gains before they train: it trains on at its old size meanwhile. 0 where a
-    resize is a requeue, whose start is part of the interruption."""
+    """Seconds that it holds GPUs which it gains before they train: it trains on at its old size meanwhile. 0 if a
+    resize is a requeue, whose start is part of the pause."""
 
     borrows: Borrows | None = None
-    """What it may lose of what it grows by; None if nobody takes that."""
+    """Expected loss of what it grows by; None if nobody takes that."""
 
-    # How it changes where it is, of a running job of blocks.
+    # How a running job of blocks changes in place.
     smaller: Mapping[int, Mapping[str, int]] | None = None
-    """The sizes that it can go down to where it is, and the GPUs that it then keeps on each node; None for a job that
-    can have any."""
+    """Sizes that it can go down to in place, and the GPUs that it then keeps on each node; None if it can have any."""
     joins: bool = False
-    """It grows by GPUs of any nodes that join those which it holds; False for a job that must be placed anew."""
+    """It grows by GPUs of any nodes that join those which it holds; False for a job that must be placed again."""
     nodes_at: Mapping[int, int] | None = None
-    """How many nodes it is on at each size, where it may be on more than it needs; None for a job that is placed on as
-    few as it needs."""
+    """Nodes that it is on at each size, if they may be more than it needs. None for a job that is placed on as few as
+    it needs."""
 
     # Its deadline.
     deadline: float | None = None
-    """When its owner wants it to have ended, on the caller's clock; None where the owner does not say."""
+    """Time by which its owner wants it to have ended, on the caller's clock; None without one."""
     promised: bool | None = None
-    """Whether an earlier schedule promised that deadline (`Schedule.promises`); None before one has said so."""
+    """Promise of that deadline by an earlier schedule (`Schedule.promises`); None before one decided."""
 
-    # Known in simulations alone.
+    # Known only in simulations.
     true_remaining_s: float = math.nan
     """Seconds still needed at its requested GPUs and batch."""
 
     @property
     def held_nodes(self) -> int:
-        """On how many nodes it runs; 0 where it waits."""
+        """Number of nodes it runs on; 0 if it waits."""
         if self.shape is None:
             return 0
         return (self.nodes_at or {}).get(self.shape.gpus, self.shape.nodes)
@@ -335,13 +333,13 @@ class JobView:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a schedule gives one job."""
+    """Shape and batch that a schedule gives one job."""
 
     shape: Shape
     batch: int
     """Global batch in samples."""
     kind: str = ""
-    """Kind of its GPUs; empty where any will do."""
+    """Kind of its GPUs; empty if any will do."""
 
 
 class Weighed(NamedTuple):
@@ -350,11 +348,11 @@ class Weighed(NamedTuple):
     allocation: Allocation | None
     """None for waiting."""
     worth: float
-    """By itself, whatever others get, in the policy's own unit; more is better."""
+    """Worth by itself, whatever others get, in the policy's own unit; more is better."""
 
 
 class Promise(NamedTuple):
-    """Whether a job's deadline is promised, and why."""
+    """Promise of a job's deadline or its refusal, with the reason."""
 
     given: bool
     reason: Reason
@@ -370,29 +368,29 @@ class Schedule:
 
     allocations: Mapping[int, Allocation]
     reasons: Mapping[int, Reason] = field(default_factory=dict)
-    """For each job why it gets what it gets, or waits."""
+    """Reason for what each job gets, or for its wait."""
     score: float = float("nan")
     parked: frozenset[int] = frozenset()
     """Jobs that must not run now: a running one is checkpointed and requeued, a waiting one kept from starting, until a
     later schedule no longer names it here."""
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
-    """For jobs that might have been given something else, the few sizes of most worth, best first; of policies that can
+    """The few sizes of most worth, best first, for jobs that might have been given something else; of policies that can
     tell."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Of jobs that grow and borrow what they grow by, what each GPU of it is worth; of policies that can tell."""
+    """Worth of each GPU beyond the job's own, of jobs that grow and borrow; of policies that can tell."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """For each job that a limit of the site kept from something, which. Filled in by `rules`, not by policies."""
+    """Limit of the site that kept a job from something, by job id. Filled in by `rules`, not by policies."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
-    """Of jobs with deadlines: promises given or refused now; of policies that give any. The caller shows a job as
+    """Promises given or refused now, of jobs with deadlines; of policies that give any. The caller shows a job as
     `promised` from then on. One that was given is not taken back; one that was refused may be given later."""
 
 
 class Policy(Protocol):
     """Contract of all policies, held by one test suite.
 
-    A schedule never gives a GPU to two jobs, keeps every job's limits, leaves `fixed` jobs as they are, allocates or
-    parks every other running job, is placeable on the nodes with unchanged jobs where they are, and is equal for equal
-    inputs, memory and seeds.
+    A schedule never gives a GPU to two jobs, keeps every job's limits, and leaves `fixed` jobs as they are. It
+    allocates or parks every other running job. It is placeable on the nodes with unchanged jobs in place, and is equal
+    for equal inputs, memory and seeds.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""What several policies derive from a job's view, or remember of it: remaining work, gains, GPUs explored, restarts."""
+"""Figures that several policies derive from a job's view, or remember of it: remaining work, gains, GPUs explored,
+restarts."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ def to_come(job: JobView) -> float:
 
 
 def within(value: float, low: float, high: float) -> float:
-    """The value between the bounds; the lower one where it is no number."""
+    """The value between the bounds; the lower one if it is no number."""
     return min(max(value, low), high) if value == value else low
 
 
 def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:
-    """Useful samples/s at the shape and global batch (None: the one in force), on that kind of GPU (empty: the one that
-    it has), over those now, by what the policy was shown of the job; None where it waits, or that is no finite number.
+    """Useful samples/s at the shape and global batch (None: the one in force), over those now. They are on that kind of
+    GPU (empty: the one that it has), by what the policy was shown of the job. None if it waits, or that is no finite
+    number.
     """
     if job is None or job.shape is None or not new.gpus:
         return None
@@ -47,8 +49,8 @@ def _useful(job: JobView, shape: Shape, batch: int) -> float:
 
 
 class History:
-    """What policies that explore counts step by step keep from decision to decision: the most GPUs and the GPU-seconds
-    that each job has had, by job id."""
+    """Memory of policies that explore counts step by step: the most GPUs and the GPU-seconds that each job has had, by
+    job id."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
@@ -91,7 +93,7 @@ def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
 
 
 def restart_factor(job: JobView, now: float) -> float:
-    """(T - R·S) / (T + S): what a further re-allocation leaves of its speed, T its age, R its re-allocations so far, S
+    """(T - R·S) / (T + S): factor of a further re-allocation on its speed. T is its age, R its re-allocations so far, S
     the seconds that one costs (Pollux §4.2.2, Sia §3.4)."""
     age = max(now - job.submitted, 0.0) if math.isfinite(now - job.submitted) else 0.0
     cost = max(job.resize_s, 0.0) if math.isfinite(job.resize_s) else 0.0

@@ -1,7 +1,7 @@
 """The ledger of free resources: what jobs leave on the nodes, and what finds room there.
 
-`count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once, as one array (K, P + 1)
-of how many nodes of P GPUs have how many free: nodes are alike for what is not placed yet.
+`count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once. One array (K, P + 1)
+says how many nodes of P GPUs have how many free: nodes are alike for what is not placed yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_ones.slurm.model import Snapshot, partition_gpus
 
 
 def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
-    """(N,) GPUs of each node that the `holders` leave; 0 where they hold more than there are."""
+    """(N,) GPUs of each node that the `holders` leave; 0 if they hold more than there are."""
     free = {node.name: node.gpus for node in cluster.nodes}
     for job in holders:
         for name, gpus in job.nodes.items():
@@ -37,8 +37,8 @@ def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
 
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
-    """The nodes for a shape, by their `free` GPUs (N,): where least is left over, and first where none of the GPUs that
-    others have `claimed` (N,) are needed. Empty where too few nodes have room."""
+    """The nodes for a shape, by their `free` GPUs (N,): those with least left over. First come nodes on which it needs
+    none of the GPUs that others have `claimed` (N,). Empty if too few nodes have room."""
     open_, gpus = free - claimed, shape.gpus_per_node
     enough = np.flatnonzero(free >= gpus)
     if len(enough) < shape.nodes:
@@ -75,9 +75,9 @@ NOTHING = Resources(0)
 class Ledger(Mapping[str, int]):
     """Free resources of nodes; as a mapping, the GPUs that are free on each node.
 
-    A shape takes as much of each of its nodes, of the fullest that have room, as Slurm does, in the order in which they
-    were given if several are as full. If the cluster is not `uniform`, it takes any GPUs. Nodes that are as full are
-    listed together, so a shape costs as many steps as it has nodes, whatever the number of nodes.
+    A shape takes equally much of each of its nodes. They are the fullest that have room, as Slurm does, in the order in
+    which they were given if several are as full. If the cluster is not `uniform`, it takes any GPUs. Nodes that are as
+    full are listed together, so a shape costs as many steps as it has nodes, whatever the number of nodes.
     """
 
     def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
@@ -92,14 +92,14 @@ class Ledger(Mapping[str, int]):
 
     @classmethod
     def of_cluster(cls, cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ledger:
-        """What the `holders` leave of a cluster."""
+        """GPUs of a cluster that the `holders` leave."""
         names = [node.name for node in cluster.nodes]
         free = zip(names, free_by_node(cluster, holders).tolist(), strict=True)
         return cls(dict(sorted(free)), uniform=cluster.uniform)
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
-        """What Slurm could hand out now on each node of a partition, nothing on those that it would not use."""
+        """GPUs that Slurm could hand out now on each node of a partition, nothing on those that it would not use."""
         partition = snapshot.partitions.get(name)
         if partition is None:
             return cls({})
@@ -234,7 +234,7 @@ def _resources(amount: int | Resources) -> Resources:
 
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
-    """(E, 3) job, node and GPUs of whatever these jobs hold, jobs and nodes by their places; their nodes must all be
+    """(E, 3) job, node and GPUs of whatever these jobs hold, jobs and nodes by their places. Their nodes must all be
     there (see `fixed_jobs` for those whose are not)."""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
@@ -244,8 +244,8 @@ def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
     """(K, P + 1) nodes with each number of free GPUs, in each of K candidates.
 
-    `free` (N,) GPUs are for all jobs; of what they hold, so many `gpus` (E,) of each `node` (E,), that remains theirs
-    which `stays` (K, E).
+    `free` (N,) GPUs are for all jobs. They hold `gpus` (E,) of each `node` (E,); those that `stays` (K, E) marks remain
+    theirs.
     """
     count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()

@@ -15,7 +15,7 @@ from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, Ints, Limits, SizeRule
 
 ANY_QUANTUM = 2**62
-"""What no batch is a multiple of."""
+"""A quantum that no batch is a multiple of."""
 EVERY_COUNT = 16
 """Up to this many nodes every number of whole nodes is offered."""
 GROWTH = 1.25
@@ -23,7 +23,7 @@ GROWTH = 1.25
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
-    """The shape of `gpus` GPUs: part of one node, or whole nodes; None where the count is neither.
+    """The shape of `gpus` GPUs: part of one node, or whole nodes; None if the count is neither.
 
     Nodes of the cluster that have fewer GPUs to give than its largest ones take only single-node shapes. Where
     shapes need not be uniform, every count has one.
@@ -73,8 +73,8 @@ def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) ->
 def strategy_counts(
     cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
 ) -> list[int]:
-    """GPU counts in [low, high] that a job with a training strategy can be offered here, ascending: those that its
-    strategy knows, as far as they have a shape on which the ranks that must share a node do so; on any kind of GPU."""
+    """GPU counts in [low, high] that a job with a training strategy can be offered here, ascending, on any kind of GPU.
+    They are those that its strategy knows and that have a shape on which the ranks that must share a node do so."""
     if len(cluster.kinds) > 1:
         each = [strategy_counts(cluster.of_kind(kind), rules, low, high) for kind in cluster.kinds]
         return sorted(set().union(*each))
@@ -91,8 +91,8 @@ def strategy_counts(
 
 def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
     """Smallest and largest global batch that `gpus` GPUs take, multiples of the quantum; the smallest is above the
-    largest where there is none. A batch that is fixed need not be a multiple of the job's own quantum, which holds
-    where it can be chosen; what the strategy asks for at a size holds always."""
+    largest if there is none. A fixed batch need not be a multiple of the job's own quantum, which only binds a free
+    choice. The strategy's demand at a size always holds."""
     rule = limits.at(gpus)
     most = min(limits.max_batch, rule.most)
     least = max(limits.min_batch, rule.replicas)
@@ -103,7 +103,7 @@ def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
 
 
 def takes(limits: Limits, gpus: int) -> bool:
-    """Tell whether there is a batch that so many GPUs take."""
+    """Tell whether there is a batch that this number of GPUs takes."""
     least, most = least_and_most(limits, gpus)
     return least <= most
 
@@ -135,8 +135,8 @@ def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
 def scaled_batch(limits: Limits, base_batch: int, smallest: int, gpus: int) -> int | None:
     """Global batch on `gpus` GPUs, in proportion to their replicas (ONES §3.3): `base_batch` on the `smallest` size.
 
-    Rounded to the quantum and clamped to the limits. A batch that the limits fix stays. None where these GPUs
-    cannot take any allowed batch: its samples do not fit, or there are fewer samples than replicas.
+    The base batch rounded to the quantum and clamped to the limits. A batch that the limits fix stays. None if these
+    GPUs cannot take any allowed batch: its samples do not fit, or there are fewer samples than replicas.
     """
     least, most = least_and_most(limits, gpus)
     if least > most:

@@ -1,4 +1,4 @@
-"""What each job could have, as arrays: its sizes, the batch at each, and the speed and goodput there.
+"""Tables of what each job could have, as arrays: its sizes, the batch at each, and the speed and goodput there.
 
 Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting. Where GPUs are of several kinds a
 column is a size on one of them.
@@ -171,7 +171,7 @@ class _OneByOne:
 
 
 def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
-    """Models of one class, asked at once where they can be."""
+    """Models of one class, asked at once if their class can."""
     together = getattr(type(models[0]), "together", None)
     found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
     return found
@@ -226,9 +226,9 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
 
 
 def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
-    """What its user asked for, as far as it can be had here: the nearest valid size below, or else the smallest.
+    """The size its user asked for, as far as it can be had here: the nearest valid size below, or else the smallest.
 
-    None where the job can have no size on this cluster.
+    None if the job can have no size on this cluster.
     """
     below = sorted((n for n in job.limits.gpus if n <= job.requested), reverse=True)
     for gpus in [*below, *sorted(n for n in job.limits.gpus if n > job.requested)]:

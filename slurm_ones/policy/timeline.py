@@ -1,10 +1,10 @@
 """GPUs over time to come, and the fewest of them with which a job ends by its deadline: the minimum satisfactory share.
 
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023: jobs are
-taken in order of their deadlines, and each gets at every moment as many of the GPUs that are left as a level says, the
-lowest level at which its work is done in time ("progressive filling"). The paper's abstract and its authors' released
-code were read, and others' accounts of §4; not the paper itself. Our own here: stretches of time between
-the moments at which something changes, in place of equal slots, and pauses before a job trains at another size.
+taken in order of their deadlines. Each gets at every moment as many of the GPUs left as its level says: the lowest at
+which its work is done in time ("progressive filling"). The paper's abstract and its authors' released code were read,
+and others' accounts of §4, not the paper itself. Our own here: stretches of time between the moments at which something
+changes, in place of equal slots, and pauses before a job trains at another size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEAR_S = 0.5
 
 @dataclass(frozen=True)
 class SpeedCurve:
-    """How fast a job trains, and what it has to do."""
+    """Speed of a job by size, and its remaining work."""
 
     sizes: Ints
     """(A,) GPUs, ascending from above 0, each faster than the one before."""
@@ -43,7 +43,8 @@ class SpeedCurve:
     def of(
         cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
     ) -> SpeedCurve:
-        """Of sizes (U,) those at which it trains, faster than at any smaller one; `rate` is 0 where it cannot be."""
+        """Curve of the sizes (U,) at which it trains, faster than at any smaller one; `rate` is 0 at sizes that it
+        cannot have."""
         before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
         faster = rate > before
         pauses = np.broadcast_to(np.asarray(pause_s, dtype=np.float64), rate.shape)
@@ -52,12 +53,12 @@ class SpeedCurve:
 
 @dataclass(frozen=True)
 class Filled:
-    """What progressive filling gives a job."""
+    """Share of the GPUs that progressive filling gives a job."""
 
     gpus: Ints
     """(T,) GPUs in each stretch of the timeline, 0 once it has ended."""
     share: float
-    """Share of its work that is done by its deadline; 1 where it is met."""
+    """Share of its work that is done by its deadline; 1 if it is met."""
     gpu_s: float
     """GPU-seconds that it takes, up to its deadline."""
 
@@ -79,8 +80,8 @@ class FreeTimeline:
 
     @classmethod
     def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> FreeTimeline:
-        """So many GPUs now and later, but for what is reserved. Cut at the `moments`, in seconds from now, and where
-        something is reserved; it ends at the last finite moment."""
+        """Timeline of `gpus` GPUs now and later, but for what is reserved. Cut at the `moments`, in seconds from now,
+        and at both ends of what is reserved; it ends at the last finite moment."""
         last = max((m for m in moments if np.isfinite(m)), default=NEAR_S)
         edges = [m for m in moments if 0 < m < last]
         edges += [at - now for one in reserved for at in (one.start, one.end) if 0 < at - now < last]
@@ -94,17 +95,17 @@ class FreeTimeline:
         return cls(starts, ends, np.maximum(free, 0))
 
     def less(self, gpus: Ints) -> FreeTimeline:
-        """What is left when those (T,) are taken."""
+        """Timeline without those GPUs (T,)."""
         return FreeTimeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
 
     def held(self, gpus: int, until_s: float) -> Ints:
-        """(T,) so many GPUs up to then."""
+        """(T,) `gpus` GPUs up to then."""
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
         """The least level at which the job's work is done by its deadline, or else the one that does the most of it.
 
-        With `first`, it has so many GPUs in the first stretch whatever the level.
+        With `first`, it has this number of GPUs in the first stretch whatever the level.
         """
         levels = len(curve.sizes)
         nothing = np.zeros(len(self.free), dtype=np.int64)
@@ -131,7 +132,7 @@ class FreeTimeline:
         return Filled(gpus.astype(np.int64), share, gpu_s)
 
     def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
-        """What is left beside a job that has been filled in; the `least` of its GPUs were set aside before."""
+        """Timeline without the GPUs of a job that has been filled in; the `least` of them were set aside before."""
         return self.less(np.maximum(filled.gpus - least, 0))
 
 
@@ -150,7 +151,7 @@ def _thinned(moments: Sequence[float]) -> list[float]:
 def admitted(
     timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
 ) -> tuple[Filled, int | None]:
-    """What a `new` job gets beside those `promised`, and which of these would miss the deadline that it meets without
+    """Filling of a `new` job next to those `promised`, and which of these would miss the deadline that it meets without
     (None for none). Jobs with the earlier deadline are served first. `before` are the promised jobs filled without it,
     in the order of `promised`."""
     before = filled(timeline, promised) if before is None else before
