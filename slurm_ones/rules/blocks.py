@@ -1,8 +1,8 @@
 """The blocks of a running job: which of its tasks train, could join or have to go, and which do so for another size.
 
 A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
-leave; where no choice of its blocks makes the size, others take the place of some or of all, if there is room for both
-at once. All of it takes effect at one step boundary.
+leave. If no choice of its blocks makes the size, others replace some or all of them, once there is room for both. All
+of it takes effect at one step boundary.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
 
 
 def starting(elastic: Elastic) -> int:
-    """GPUs of the blocks that Slurm may start at any moment, such as those that it requeued, of a job that runs and the
-    throttle of whose array was lifted."""
+    """GPUs of the blocks that Slurm may start at any moment, such as those that it requeued. The job runs, and the
+    throttle of its array was lifted."""
     return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
     """Tasks that could join, the best first: those that wait, and those that left a short while ago.
 
-    Of those that are held, ours alone: the others are held by their owner, or by an operator. Not `members`, the tasks
+    Of those that are held, only ours: the others are held by their owner, or by an operator. Not `members`, the tasks
     that trained last: one of them that waits is started again by Slurm.
     """
     waiting = [
@@ -134,11 +134,11 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
 
 
 def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitSettings, now: float) -> Moves | None:
-    """New base blocks, whether or not there is room, since Slurm preempts guests for them; None if there is no need, or
+    """New base blocks, whether or not there is room, since Slurm preempts guests for them. None if there is no need, or
     too few tasks are spare.
 
-    They take the place of base blocks whose time is nearly over. A job without a base block, of which none is to start
-    either, gets the shape that its user `asked` for, in place of the smallest guests that make up for it.
+    They take the place of base blocks whose time is nearly over. A job that has no base block, and is to start none,
+    gets the shape that its user `asked` for. It does not get the smallest guests that make up for it.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]
@@ -160,8 +160,8 @@ def _drains(node: Node) -> bool:
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Of one job's resizes, in their order, the tasks that have been put into a hold of ours, and neither left it nor
-    were held by their owner since."""
+    """Tasks that were put into a hold of ours, and neither left it nor were held by their owner since. The resizes are
+    those of one job, in their order."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -182,7 +182,7 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def held_by_others(tasks: Collection[int]) -> Reason:
-    """Why a change was taken back of which others hold these tasks: none of them is ours from then on."""
+    """Reason for taking a change back after others held these tasks: none of them is ours from then on."""
     if len(tasks) == 1:
         return reason("block_held", task=min(tasks))
     return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))
@@ -195,7 +195,7 @@ def _given_up(outcome: Reason) -> set[int]:
 
 
 class GuestSizes(NamedTuple):
-    """What becomes guests of a job that grows, and in which pieces."""
+    """Guests of a job that grows, and their pieces."""
 
     asked: int
     """GPUs that its user asked for: base blocks make up for these first."""
@@ -205,7 +205,7 @@ class GuestSizes(NamedTuple):
     """GPUs of a guest, on one node."""
 
     def shapes(self, gpus: int, kept: Sequence[RunningBlock], full: int) -> list[Shape]:
-        """New blocks of so many GPUs for a job with the blocks `kept`, the largest first; `full` is a node. Slurm takes
+        """New blocks of `gpus` GPUs for a job with the blocks `kept`, the largest first; `full` is a node. Slurm takes
         whole guests, be it for one GPU."""
         lacks = min(max(self.asked - self._base(kept), 0), gpus)
         guests, rest = divmod(gpus - lacks, self.each)
@@ -227,7 +227,7 @@ class GuestSizes(NamedTuple):
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
-    """GPUs of each guest of a job that may grow by so many, as few as `tasks` allow; ranks that must share a node are
+    """GPUs of each guest of a job that may grow by `to_grow`, as few as `tasks` allow. Ranks that must share a node are
     `together` in one."""
     sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
     return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
@@ -235,7 +235,7 @@ def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> i
 
 @dataclass(frozen=True)
 class FreeGpus:
-    """What blocks can be placed on."""
+    """Free GPUs that blocks can be placed on."""
 
     free: Ledger
     """GPUs that each node could give now, without what the job's own blocks hold."""
@@ -246,7 +246,7 @@ class FreeGpus:
     split_nodes: bool = True
     """Two blocks of a job may be on one node, and see each other's GPUs."""
     guests: GuestSizes | None = None
-    """If the job grows by guests."""
+    """Guests by which the job grows, if it does."""
 
 
 def moves(
@@ -262,17 +262,16 @@ def moves(
     apart: bool = False,
     allows: Callable[[int], bool] = lambda gpus: True,
 ) -> Moves | None:
-    """Blocks that join and leave so that the job gets `target` GPUs; None where there is no way now.
+    """Blocks that join and leave so that the job gets `target` GPUs; None if there is no way now.
 
-    `blocks` are those that train, the leader first, of which those `staying` make each smaller size (see `staying_at`);
-    `spare` the tasks that could join, best first. Tasks `going` are to be replaced, the most urgent first, as far as
-    there is room: their nodes drain, or their time is nearly over. Of the ways there are it is one that ends on the
-    fewest nodes, and of those the one that replaces the fewest GPUs; a job that has its `target` already is left where
-    it is, unless it is to be packed (`pack`); `apart` asks for the fewest GPUs at a time, on whatever nodes. No guest
-    stays in place of a base block. A job that is to shrink and for which there is none of these drops blocks until it
-    has fewer GPUs than that, but `least`: blocks that join can follow once those GPUs are free. One that is to grow and
-    finds as many GPUs free, in pieces that its spare tasks cannot make up, takes as many of them as these can and its
-    owner `allows`.
+    `blocks` are those that train, the leader first; those `staying` make each smaller size (see `staying_at`). `spare`
+    are the tasks that could join, best first. Tasks `going` are to be replaced, the most urgent first, as far as there
+    is room: their nodes drain, or their time is nearly over. The way chosen ends on the fewest nodes, and of those
+    replaces the fewest GPUs. A job that has its `target` already is left alone, unless it is to be packed (`pack`).
+    `apart` asks for the fewest GPUs at a time, on whatever nodes. No guest stays in place of a base block. A job that
+    cannot shrink in any of these ways drops blocks until it has fewer GPUs than the target, but `least`. Blocks that
+    join can follow once those GPUs are free. A job that is to grow may find as many GPUs free, in pieces that its spare
+    tasks cannot make up. It takes as many of them as these can and its owner `allows`.
     """
     if target < 1 or not blocks:
         return None
@@ -310,15 +309,15 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Sizes between both, the largest first: each near the target, and further below every so many full nodes more."""
+    """Sizes between both, the largest first: each near the target, and further below those that add whole nodes."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
 def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
-    """On how many nodes the job is with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
-    they count as on the job's own where there is room."""
+    """Number of nodes of the job with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
+    they count as on the job's own if there is room."""
     own = {name for block in stay for name in block.nodes}
     room = site.free.only(own)
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
@@ -338,9 +337,9 @@ def staying_at(
     guests: Collection[int] = (),
     leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """The sizes that some of the blocks make together, 0 among them, and for each the tasks of those that stay: rather
-    those that need not go, rather base than `guests`, rather the `leader` (the first of them, if not named), rather
-    those on whole nodes, rather few."""
+    """The sizes that some of the blocks make together, 0 among them, and for each the tasks of those that stay. It
+    prefers blocks that need not go, then base to `guests`, then the `leader` (the first of them, if not named). Then it
+    prefers those on whole nodes, and few."""
     leader = blocks[0].task if leader is None and blocks else leader
     best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
     for block in blocks:
@@ -358,7 +357,7 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Spare tasks with shapes of so many GPUs in all that find room beside the blocks `kept`; None where none do."""
+    """Spare tasks with shapes of `gpus` GPUs in all that find room next to the blocks `kept`; None if none do."""
     if not gpus:
         return ()
     for shapes in _shapes(gpus, kept, site):
@@ -369,7 +368,7 @@ def _added(
 
 
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
-    """Ways to have so many GPUs in new blocks, best first, the largest block first in each.
+    """Ways to have `gpus` GPUs in new blocks, best first, the largest block first in each.
 
     Powers of two, where several blocks may be had: some of them then make any smaller size.
     """
@@ -407,7 +406,7 @@ def _powers(count: int) -> list[int]:
 
 def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
     """Few blocks on the nodes that are free as a whole, and one on each other node, as much as it gives, the freest
-    first; too few where there is no room."""
+    first. They are too few if there is no room."""
     whole = min(sum(room >= full for room in free.values()), gpus // full)
     yield from (Shape(count, full) for count in _powers(whole))
     gpus -= whole * full
@@ -418,8 +417,8 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
-    """Whether Slurm finds room for all of them; where blocks must not share nodes, whether it could not do otherwise
-    than keep them apart: it chooses the nodes."""
+    """Check whether Slurm finds room for all of them. If blocks must not share nodes, Slurm must have no way but to
+    keep them apart: it chooses the nodes."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

@@ -1,9 +1,9 @@
 """Caps on how far elastic jobs may grow together: those of a user, of an account, of a partition.
 
-A cap bounds what the companion gives. What a user asked Slurm for is Slurm's to grant, and what a job has it keeps: so
-every job may always have what it asked for or already has, whichever is more, and anything beyond only as long as all
-jobs under the cap stay within it. A strict cap, which is Slurm's own, leaves a running job only what it has: for the
-rest Slurm would have it wait. A cap never shrinks a job, also not if it was lowered.
+A cap bounds what the companion gives. What a user asked Slurm for is Slurm's to grant, and what a job has it keeps. So
+every job may always have what it asked for or already has, whichever is more. It gets more only as long as all jobs
+under the cap stay within it. A strict cap, which is Slurm's own, leaves a running job only what it has: for the rest
+Slurm would have it wait. A cap never shrinks a job, also not if it was lowered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cap:
     """Left for `jobs`: what others under the same cap have elsewhere is subtracted. May be below 0."""
     jobs: frozenset[int]
     reason: Reason
-    """What it is, for the jobs' owners."""
+    """The cap, in words for the jobs' owners."""
     strict: bool = False
     """It holds below what a job asked for, too."""
 
@@ -43,11 +43,11 @@ class CappedJob(NamedTuple):
     elastic: Elastic
     queues: tuple[Queue, ...]
     gpus: int
-    """That it has, or is about to have through a resize, whichever is more."""
+    """GPUs that it has, or is about to have through a resize, whichever is more."""
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
-        """A job of which what goes beyond the GPUs `asked` for waits in that queue of `guests`, if there is one."""
+        """A job whose GPUs beyond those `asked` for wait in that queue of `guests`, if there is one."""
         own = Queue.of(one.job.home)
         if guests is None or not (one.takes_guests and hot(one)):
             return cls(one, (own,), gpus)
@@ -58,7 +58,7 @@ class CappedJob(NamedTuple):
 def caps_of(
     here: Mapping[int, CappedJob], there: Sequence[CappedJob], limits: LimitSettings, partition: str, gpus: int
 ) -> tuple[Cap, ...]:
-    """The caps of a site as they bear on the jobs `here`, in a partition of so many GPUs: its share, and those of each
+    """The caps of a site as they bear on the jobs `here`, in a partition of `gpus` GPUs: its share, and those of each
     user and account. Jobs `there`, in other partitions, count with what they have."""
     caps = []
     if here and limits.share < 1:
@@ -100,19 +100,19 @@ class CapUse:
                 self._of[job_id].append(place)
 
     def count(self, job_id: int, gpus: int) -> None:
-        """The job has so many GPUs from now on."""
+        """Count the job with `gpus` GPUs from now on."""
         more = gpus - self._have.get(job_id, 0)
         self._have[job_id] = gpus
         for place in self._of.get(job_id, ()):
             self._left[place] -= more
 
     def count_at_least(self, job_id: int, gpus: int) -> None:
-        """The job has so many GPUs for a moment, or what it had where that is more."""
+        """Count the job with `gpus` GPUs for a moment, or with what it had if that is more."""
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """The first cap that keeps the job from having so many GPUs, while each of the others has what was counted;
-        only a strict one does up to those that it is `due`."""
+        """The first cap that keeps the job from having `gpus` GPUs, while each of the others has what was counted. Only
+        a strict one does so up to those that it is `due`."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -127,8 +127,8 @@ def entitled(job: JobView) -> int:
 
 
 def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
-    """The jobs without the sizes that their caps would not let them have even if all others under these were at their
-    smallest, so that a policy does not plan with them. A job's smallest size stays."""
+    """The jobs without the sizes that their caps forbid even if all others under these were at their smallest. So a
+    policy does not plan with such sizes. A job's smallest size stays."""
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
@@ -183,7 +183,7 @@ def _cut(
     caps: Sequence[Cap],
     refused: dict[int, Reason],
 ) -> bool:
-    """Cut what is `given` down to the caps; True where that changed anything."""
+    """Cut what is `given` down to the caps; True if that changed anything."""
     due = {id_: entitled(job) for id_, job in jobs.items()}
     held = {id_: job.shape.gpus if job.shape is not None else due[id_] for id_, job in jobs.items()}
     use = _use(caps, jobs, given, parked, due, strict=False)
@@ -230,7 +230,7 @@ def _use(
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
-    """The job's sizes here, each with its batch; on GPUs of one kind where that is named."""
+    """The job's sizes here, each with its batch; on GPUs of one kind if `kind` names it."""
     if kind:
         job = job.on_kind(kind, runs=cluster.kinds_held(job) == (kind,))
     tables = build_tables(_part(cluster, kind), [job])
@@ -255,7 +255,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
-    """A job that finds no room where the others stay or move as given; None where all do."""
+    """A job that finds no room when the others stay or move as given; None if all do."""
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]

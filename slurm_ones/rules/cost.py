@@ -1,7 +1,8 @@
-"""What growth may cost: GPU-hours of a job in all, against those of the same progress at the size that was asked for.
+"""Bounds on the cost of growth: GPU-hours of a job in all, against those of the same progress at the size that was
+asked for.
 
 Growth that is charged is admitted while the GPU-hours so far and those predicted stay within a factor (1.10, or the
-job's own word `cost=`) of that: progress is goodput times seconds, as in the view `what_if`. Where nobody counts
+job's own word `cost=`) of that. Progress is goodput times seconds, as in the view `what_if`. If nobody counts
 GPU-hours, or growth counts nothing (UsageFactor 0), any growth is free. Nothing that a job has is taken from it.
 """
 
@@ -27,7 +28,7 @@ LOWER = 0.8416
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
-    """What a GPU-hour of growth counts, against one that the user asked for; 0 if nobody counts."""
+    """Weight of a GPU-hour of growth, against one that the user asked for; 0 if nobody counts."""
     job, guests = elastic.job.home, settings.guests.get(elastic.partition)
     own = factors.get(job.qos, 1.0)
     if not job.account or not own:
@@ -42,7 +43,7 @@ def _of_guests(guests: GuestSettings, qos: str, factors: Mapping[str, float]) ->
 
 
 def factor_of(elastic: Elastic, settings: Settings) -> float:
-    """How many times the GPU-hours of its own size the job may use: the owner's word, else the site's."""
+    """Factor on the GPU-hours of its own size that the job may use: the owner's word, else the site's."""
     own = elastic.optin.cost if elastic.optin is not None else None
     return own if own is not None else settings.limits.growth_cost
 

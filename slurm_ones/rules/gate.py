@@ -1,4 +1,4 @@
-"""What one tick's rules say of each job: computed once, read by what a policy is shown and by what may begin.
+"""Rules of one tick for each job: computed once, read by what a policy is shown and by what may begin.
 
 A `Round` is built from what a tick has seen. Its `PartitionRules` have, of each elastic job, why it may not change now;
 of the partition its free GPUs and its caps. Both are plain data and know no clock.
@@ -71,18 +71,18 @@ def kind_of_target(resize: ResizeRecord) -> str:
 
 
 class UnderWay(NamedTuple):
-    """What a resize under way heads for."""
+    """Target of a resize under way."""
 
     target: Shape
     """The old shape once it is on its way back."""
     kind: str = ""
-    """Of GPU that the job asks for there; empty for any."""
+    """Kind of GPU that the job asks for there; empty for any."""
     moves: Moves | None = None
     """The blocks that join and leave, of a resize by blocks."""
 
 
 def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
-    """What these resizes head for, by job."""
+    """Targets of these resizes, by job."""
     found = {}
     for resize in resizes:
         # No block leaves any more once it is taken back.
@@ -93,26 +93,26 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
 
 
 class GivenBack(NamedTuple):
-    """What a job is to have once growth of it has gone back."""
+    """Size of a job once growth of it has gone back."""
 
     shape: Shape
     nodes: Mapping[str, int]
     """GPUs on each node."""
     tasks: tuple[int, ...]
-    """Of a job of blocks those that stay."""
+    """Tasks that stay, of a job of blocks."""
     reason: Reason
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What `rules.growth` says of a round."""
+    """Result of `rules.growth` for a round."""
 
     back: Mapping[int, GivenBack] = field(default_factory=dict)
-    """By job."""
+    """Sizes to go back to, by job."""
     contested: Mapping[str, int] = field(default_factory=dict)
     """Nodes on which nobody grows, and the job that waits for room there."""
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Of these the nodes on which no guests are added either."""
+    """Nodes of these on which no guests are added either."""
     limited: Mapping[int, int] = field(default_factory=dict)
     """Jobs that do not grow, and the job that waits for a limit that they share."""
 
@@ -125,12 +125,12 @@ class Growth:
 
 
 class WaitingStart(NamedTuple):
-    """What a waiting job is to start with."""
+    """Shape and batch that a waiting job is to start with."""
 
     job_id: int
     shape: Shape
     kind: str
-    """Of its GPUs; empty for any."""
+    """Kind of its GPUs; empty for any."""
 
 
 @dataclass(frozen=True)
@@ -142,27 +142,27 @@ class JobRules:
     under_way: UnderWay | None
     """Its resize under way, None if there is none."""
     untouchable: Reason | None
-    """Why nothing may be done to it, not even keep it from starting."""
+    """Reason for leaving it as it is; not even its start may be delayed."""
     resting: Reason | None
-    """Why it may not be resized although it is not untouchable."""
+    """Reason against a resize, although it is not untouchable."""
     blocks: tuple[RunningBlock, ...] = ()
-    """Of a job of blocks those that run, the one that leads first."""
+    """Running blocks of a job of blocks, the one that leads first."""
     prepared: bool = False
-    """Whether it is a job of blocks, and a change of ours has lifted the throttle of its array, or is about to."""
+    """True for a job of blocks if a change of ours has lifted the throttle of its array, or is about to."""
     spare: tuple[int, ...] = ()
-    """Of a job of blocks the tasks that could join, the best first."""
+    """Tasks of a job of blocks that could join, the best first."""
     to_hold: tuple[int, ...] = ()
-    """Of its tasks those that have to be held before the throttle of their array is lifted."""
+    """Tasks of it that have to be held before the throttle of their array is lifted."""
     going: tuple[int, ...] = ()
-    """Of its blocks those that are to be replaced, the most urgent first."""
+    """Blocks of it that are to be replaced, the most urgent first."""
     renewal: Moves | None = None
     """New base blocks that it needs, whether or not there is room."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Of its blocks those that stay at each size that it gets by blocks that leave alone."""
+    """Blocks of it that stay at each size to which only leaving blocks lead."""
     settled: bool = False
     """It may move to fewer nodes, although it keeps its number of GPUs."""
     given_back: GivenBack | None = None
-    """What it is to have now: growth of it goes back."""
+    """Size it is to have now, since growth of it goes back."""
     guests: frozenset[int] | None = None
     """Tasks of its blocks that run as guests; None if it grows by none."""
     ahead: ReservedNodes = NOTHING_AHEAD
@@ -170,7 +170,7 @@ class JobRules:
 
     @property
     def fixed(self) -> Reason | None:
-        """Why it may not be resized now, None where it may."""
+        """Reason against a resize now, None if it may be resized."""
         return self.untouchable or self.resting
 
     @property
@@ -188,7 +188,7 @@ class JobRules:
 
     @property
     def spec(self) -> Spec | None:
-        """What it can do, by its own word; None where it has not said."""
+        """Limits that the job itself reported; None before it has."""
         return self.history.spec if self.history is not None else None
 
     @property
@@ -199,7 +199,7 @@ class JobRules:
 
 @dataclass(frozen=True)
 class PartitionRules:
-    """What the rules say of one partition and its elastic jobs."""
+    """Rules of one partition and its elastic jobs."""
 
     name: str
     jobs: Mapping[int, JobRules]
@@ -216,7 +216,7 @@ class PartitionRules:
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
     kinds: Kinds = field(default_factory=Kinds)
-    """Of its GPUs."""
+    """Kinds of its GPUs."""
     later: tuple[WaitingStart, ...] = ()
     """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
@@ -227,8 +227,8 @@ class PartitionRules:
     """See `GuestSettings.most`; 0 if nobody grows by guests here."""
 
     def guest_sizes(self, job: JobRules) -> GuestSizes | None:
-        """What becomes guests of the job if it grows, and in which pieces. One of its tasks is left for a base block
-        that takes the place of another."""
+        """Guests of the job if it grows, and their pieces. One of its tasks is left for a base block that takes the
+        place of another."""
         if job.guests is None or job.history is None:
             return None
         asked, optin = job.history.job.requested_shape.gpus, job.elastic.optin
@@ -244,7 +244,7 @@ class PartitionRules:
 
 @dataclass(frozen=True)
 class Round:
-    """What one tick has seen."""
+    """Observations of one tick."""
 
     seen: Observation
     histories: Mapping[int, JobHistory]
@@ -257,17 +257,17 @@ class Round:
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
-    """What was said of the jobs' deadlines, by job."""
+    """Answers about the jobs' deadlines, by job."""
     types_given: bool = True
     """See `Kinds.given`."""
     switches: Mapping[int, float] = field(default_factory=dict)
-    """Of jobs of blocks the seconds for which a change is expected to interrupt them."""
+    """Seconds that a change is expected to pause jobs of blocks."""
     lives: GuestLives = field(default_factory=GuestLives)
-    """How long guests live, as far as that is known."""
+    """Lives of guests, as far as they are known."""
     growth: Growth = field(default_factory=Growth)
-    """What goes back to jobs that wait, and where nobody grows."""
+    """Growth that goes back to jobs that wait, and nodes on which nobody grows."""
     quotas: Quotas = field(default_factory=Quotas)
-    """What Slurm lets accounts, QOS and users hold, and what they hold now."""
+    """Limits of accounts, QOS and users in Slurm, and what they hold now."""
     loses_licenses: bool = False
     """Slurm forgets the licences of jobs that are requeued."""
 
@@ -339,7 +339,7 @@ class Round:
         return (*contested, *resting)
 
     def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
-        """That a job leaves its GPUs idle: it does not grow, or gives back what it grew by."""
+        """Reason of a job that leaves its GPUs idle: it does not grow, or gives back what it grew by."""
         percent, minutes = use * 100, self.settings.limits.idle_s / 60
         if before:
             return reason("idle_returns", percent=percent, minutes=minutes, before=before, gpus=gpus)
@@ -368,7 +368,7 @@ class Round:
     def kinds(self, name: str) -> Kinds:
         """The kinds of GPU of a partition."""
         kinds = self.seen.snapshot.kinds(name)
-        # Where the setting gives GPUs to nodes of which Slurm knows none, nobody says of which kind those are.
+        # If the setting gives GPUs to nodes for which Slurm lists none, nobody knows their kind.
         if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):
             kinds = {}
         return Kinds(kinds, self.types_given)
@@ -398,8 +398,8 @@ class Round:
         return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
 
     def against_shrinking(self, elastic: Elastic) -> Reason | None:
-        """Why growth of the job may not go back now: as for any resize, but no dwell time protects it, save after
-        failures. None if it may."""
+        """Reason against growth of the job going back now: as for any resize, but only failures bring a dwell time.
+        None if it may."""
         job_id = elastic.job.job_id
         untouchable = _untouchable(elastic, self.under_way.get(job_id))
         return untouchable or self._resting(elastic, self.histories.get(job_id), at_once=True)
@@ -463,14 +463,14 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Of blocks that are to join; guests end before a reservation."""
+        """Reservations of nodes that blocks will join on; guests end before a reservation."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
         return ahead_of(joining, self.seen.snapshot, self.now)
 
     def _restarts(self, elastic: Elastic) -> Reason | None:
-        """Why a job could not start again once it is requeued; None if it could."""
+        """Reason against a new start once the job is requeued; None if it could start."""
         if not elastic.job.running:
             return None
         if self.loses_licenses and elastic.job.home.licenses:
@@ -494,7 +494,7 @@ class Round:
         return rested_at(elastic.job, history, dwell_s)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
-        """Of a job that is not untouchable."""
+        """Reason against a resize of a job that is not untouchable."""
         job = elastic.job
         if self._served(elastic):
             return reason("guests_leave")
@@ -542,7 +542,7 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
     """GPUs that the job has, or is about to have through its resize under way, whichever is more. Blocks that are to
-    join count beside those that they replace."""
+    join count next to those that they replace."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

@@ -1,17 +1,17 @@
 """Growth goes back to jobs that wait: what a job holds beyond the GPUs that its user asked for is borrowed.
 
-While a job waits that Slurm could start but for what growth holds (GPUs, CPUs, memory, a node by name or all of it, a
-licence, the limit of its account or QOS), in any partition over these nodes, nobody grows where it could start; and
-growth goes back, the youngest first, until it has room: blocks leave, a plain job returns to what was asked for by one
-requeue. If free resources and all growth together are not enough for it, nothing goes back in vain. What Slurm makes of
-it shows at the next tick, when all of this is asked again.
+A job may wait that Slurm could start but for what growth holds: GPUs, CPUs, memory, a node by name or all of it, a
+licence, the limit of its account or QOS. Then nobody grows in any partition where it could start. Growth goes back, the
+youngest first, until it has room: blocks leave, a plain job returns to what was asked for by one requeue. If free
+resources and all growth together are not enough for it, nothing goes back. What Slurm makes of it shows at the next
+tick, when all of this is asked again.
 
-Guests, the blocks in a queue that Slurm preempts (`[guests]`), are Slurm's to take: they count as free and grow, unless
-a job has waited so long that Slurm evidently does not preempt for it, and what they hold would be enough for it. Next
-to one that waits for what others hold besides, they grow on: once those have gone, they go back to it.
+Guests, the blocks in a queue that Slurm preempts (`[guests]`), are Slurm's to take: they count as free and grow. That
+ends if a job has waited so long that Slurm evidently does not preempt for it, and they hold enough for it. If it also
+waits for what others hold, they grow on: once those have gone, they go back to it.
 
-Elastic jobs that wait do not count: what they get is their policy's decision. Of a limit nobody knows what it has left,
-so growth of its account or QOS goes back until it makes up for what the job wants, or all has gone.
+Elastic jobs that wait do not count: what they get is their policy's decision. Nobody knows what a limit has left. So
+growth of its account or QOS goes back until it makes up for what the job wants, or all has gone.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _LIMITS = {"AssocGrp": "account", "QOSGrp": "qos", "Licenses": "licenses"}
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """What a job waits for: room, or a limit that it shares."""
+    """A waiting job, and what it waits for: room, or a limit that it shares."""
 
     job: Job
     on: Sequence[Mapping[str, Resources]] = ()
-    """What it takes of each node on which it could start, for each of its partitions."""
+    """Resources that it takes of each node on which it could start, for each of its partitions."""
     shared: str = ""
     """Field of the jobs that share the limit."""
     unserved: bool = True
@@ -60,7 +60,7 @@ class WaitingJob:
 
     @property
     def what(self) -> str:
-        """What it waits for, in words."""
+        """The resource that it waits for, in words."""
         if self.shared:
             return "licences" if self.shared == "licenses" else f"the limit of its {self.shared}"
         gpus = self.job.gpus_each
@@ -73,7 +73,7 @@ class WaitingJob:
         return bool(self.shared) and getattr(self.job, self.shared) == getattr(job, self.shared)
 
     def amount(self, job: Job, gpus: int) -> Counter[str]:
-        """What the job has of the limit with so many GPUs."""
+        """Use of the limit by the job at this number of GPUs."""
         if self.shared == "licenses":
             return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
         by_gpus = self.job.gpus_each > 0
@@ -88,7 +88,7 @@ class Piece(NamedTuple):
     part: Job
     held: Mapping[str, Resources]
     keeps: Shape
-    """What remains of it."""
+    """Shape that remains of it."""
     guest: bool = False
     """Slurm preempts it."""
 
@@ -101,7 +101,7 @@ class Piece(NamedTuple):
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
-        """What goes back on each node. CPUs and memory go with the GPUs."""
+        """Resources that go back on each node. CPUs and memory go with the GPUs."""
         kept = self.kept(wanted)
         for name, held in self.held.items():
             left = self.keeps.gpus_per_node if name in kept else 0
@@ -115,7 +115,7 @@ class Grown(NamedTuple):
     history: JobHistory
     blocks: tuple[RunningBlock, ...]
     pieces: tuple[Piece, ...]
-    """Of its growth, the youngest first."""
+    """Pieces of its growth, the youngest first."""
 
     def stay(self, gone: Collection[Piece]) -> list[RunningBlock]:
         """Blocks that are left once these have gone."""
@@ -155,21 +155,21 @@ def with_growth(round_: Round) -> Round:
 
 
 class _Returns:
-    """What is free, and which growth has gone back, as waiting jobs are served one after the other."""
+    """Free resources and growth that has gone back, as waiting jobs are served one after the other."""
 
     def __init__(self, round_: Round) -> None:
         self._coming = _coming(round_)
         """Pieces that go back by themselves."""
         self._free = _free(round_, self._coming)
         self._limits = Counter(round_.seen.snapshot.licenses)
-        """What limits have left, as far as that is known."""
+        """Rest of each limit, as far as it is known."""
         self._site = cache(lambda name: _site(round_, name))
         self._grown = _grown(round_, self._site) if round_.settings.resize.shrink else {}
         pieces = (piece for one in self._grown.values() for piece in one.pieces)
         self._pieces = sorted(pieces, key=lambda piece: (not piece.guest, -piece.part.start_time, -piece.part.job_id))
         """Those that remain, guests first, and then the youngest."""
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
-        """Of each job those that have gone, with the nodes on which something remains."""
+        """Pieces of each job that have gone, with the nodes on which something remains."""
         self._first: dict[int, WaitingJob] = {}
         """The job that it goes back to, of those that do not give it back because they are idle."""
         self._unused = round_.unused
@@ -265,7 +265,7 @@ class _Returns:
                 self._free[name] = self._free[name].plus(given)
 
     def given_back(self) -> dict[int, GivenBack]:
-        """What becomes of each job that gives something back: more goes if it could not train on otherwise."""
+        """Size of each job that gives something back: more goes if it could not train on otherwise."""
         found = {}
         for job_id, grown in self._grown.items():
             gone = [piece for piece, _ in self._gone.get(job_id, ())]
@@ -329,7 +329,7 @@ def _counts(job: Job, round_: Round) -> bool:
 
 
 def _wants(job: Job, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
-    """What the job waits for; None for one that could never start."""
+    """Demand of the job; None for one that could never start."""
     shared = next((field for word, field in _LIMITS.items() if job.reason.startswith(word)), "")
     if shared:
         return WaitingJob(job, shared=shared)
@@ -351,7 +351,7 @@ def _wants(job: Job, round_: Round, places: Callable[[_Want], Mapping[str, Resou
 
 
 class _Want(NamedTuple):
-    """What jobs that are alike want."""
+    """Demand of jobs that are alike."""
 
     partition: str
     whole: bool
@@ -361,7 +361,7 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """What such a job takes of each node on which it could start if nothing ran there."""
+    """Resources that such a job takes of each node on which it could start if nothing ran there."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     reserved = {name for one in snapshot.reservations if one.name == reservation for name in one.node_names}
     found = {}
@@ -384,14 +384,14 @@ def _places(want: _Want, round_: Round) -> dict[str, Resources]:
 
 
 def _capacity(node: Node, round_: Round) -> Resources:
-    """What the node has; no CPUs or memory if Slurm does not say."""
+    """Capacity of the node; no CPUs or memory if Slurm does not say."""
     given = round_.settings.whole_node_gpus
     gpus = node.gpus or max((given[name] for name in node.partitions if name in given), default=0)
     return Resources(gpus, node.cpus, node.memory_mb)
 
 
 def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
-    """What is free on each node, or is about to be."""
+    """Resources that are free on each node, or are about to be."""
     free = {}
     for name, node in round_.seen.snapshot.nodes.items():
         has = _capacity(node, round_)
@@ -406,7 +406,7 @@ def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
 
 
 def _coming(round_: Round) -> list[Piece]:
-    """What blocks that end, and resizes under way, are about to give back."""
+    """Pieces that ending blocks and resizes under way are about to give back."""
     found = []
     for job_id, one in round_.seen.elastic.items():
         # One that takes longer to end may hang.

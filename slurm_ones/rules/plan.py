@@ -1,4 +1,4 @@
-"""From a schedule to the resizes that may begin now.
+"""Resizes of a schedule that may begin now.
 
 Nothing here changes anything: it says for each job that the schedule would change whether its resize begins, or why it
 does not (yet).
@@ -25,7 +25,7 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """A resize; where the new shape is `PARKED` a stop, and without one (`resizes`) a change of batch alone."""
+    """A resize. With the new shape `PARKED` it is a stop, and unless it `resizes` only a change of batch."""
 
     elastic: Elastic
     old: Shape
@@ -35,9 +35,9 @@ class PlannedChange:
     """None leaves the job's own."""
     moves: Moves | None = None
     blocks: tuple[int, ...] | None = None
-    """Of a running job of blocks the tasks that are to train together, ascending."""
+    """Tasks of a running job of blocks that are to train together, ascending."""
     to_hold: tuple[int, ...] = ()
-    """Of its tasks those that have to be held before others are released."""
+    """Tasks of it that have to be held before others are released."""
     old_kind: str = ""
     """Kind of GPU that it asks for; empty for any."""
     new_kind: str = ""
@@ -47,8 +47,8 @@ class PlannedChange:
 
     @property
     def resizes(self) -> bool:
-        """Whether Slurm's job changes, and not its batch alone. Of a job of blocks it is the GPUs that count, whichever
-        blocks make them."""
+        """True if Slurm's job changes, not only its batch. For a job of blocks the GPUs count, whichever blocks make
+        them."""
         if self.mechanism == BLOCKS:
             return bool(self.moves)
         return self.old != self.new or self.old_kind != self.new_kind
@@ -72,7 +72,7 @@ class PlannedChange:
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """What begins now, and for each job of the schedule what became of it."""
+    """Changes that begin now, and for each job of the schedule what became of it."""
 
     begin: tuple[PlannedChange, ...]
     outcomes: Mapping[int, Reason]
@@ -84,11 +84,11 @@ class ResizePlan:
 
 class GpuPool:
     """The free GPUs of a partition's nodes as a plan hands them out. GPUs that blocks give up are free once they have
-    left, after this round; until then they are set aside for jobs that wait for them."""
+    left, after this round. Until then they are set aside for jobs that wait for them."""
 
     def __init__(self, rules: PartitionRules) -> None:
         self.free = rules.free.trial()
-        """By node, without what is set aside."""
+        """GPUs by node, without what is set aside."""
         self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
         self._given: Counter[str] = Counter()
         self._known = True
@@ -104,7 +104,7 @@ class GpuPool:
                 self._given.update(dict.fromkeys({*block.nodes} - self._closed, block.shape.gpus_per_node))
 
     def take(self, shape: Shape, kind: str) -> bool:
-        """Take free GPUs of that kind, of any where it is empty; False, with nothing changed, where there are none."""
+        """Take free GPUs of that kind, of any if it is empty; False, with nothing changed, if too few are free."""
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
@@ -125,8 +125,8 @@ class GpuPool:
 def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     """The resizes to begin now.
 
-    The limits of the site are looked at once more, whatever the policy was shown and has said: caps at every moment
-    of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
+    The limits of the site are checked once more, whatever the policy was shown and decided. They include caps at every
+    moment of the resizes under way. In these a job counts with what it has or is about to have, whichever is more.
     """
     jobs = rules.jobs
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
@@ -214,7 +214,7 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """That there is no room for the change now; if there is, a job that is requeued takes it."""
+        """Reason if there is no room for the change now; if there is, a job that is requeued takes it."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -270,7 +270,7 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """The smallest shape on one node that a job of plain data parallelism may have; None where there is none."""
+    """The smallest shape on one node that a job of plain data parallelism may have; None if there is none."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None
@@ -280,8 +280,8 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 
 def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
-    """When a change has its turn: shrinks and stops first, since growing and starting wait for what they free. Of those
-    that borrow what is worth most begins first: of guests Slurm takes the youngest."""
+    """Sort key of a change: shrinks and stops first, since growing and starting wait for what they free. Among those
+    that borrow, the one worth most begins first: Slurm preempts the youngest guests."""
     gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
@@ -308,7 +308,7 @@ def _with_moves(
     pack: bool = False,
     apart: bool = False,
 ) -> PlannedChange:
-    """The change with the blocks that join and leave; without them where there is no way now."""
+    """The change with the blocks that join and leave; without them if there is no way now."""
     members = members_of(job.history)
     running = sorted(block.task for block in job.blocks)
     change = replace(change, blocks=tuple([task for task in running if task in members] or running))
@@ -356,7 +356,7 @@ def _at_once(change: PlannedChange) -> int:
 
 
 def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> PlannedChange:
-    """From what the job has to its allocation, or to nothing where it has none: it is parked."""
+    """Change from what the job has to its allocation; without one it is parked."""
     batch = job.history.batch if job.history is not None else None
     asks, shape = job.elastic.job.first.kind, job.elastic.shape
     if allocation is None:
@@ -367,7 +367,7 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
 
 
 def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use: CapUse) -> Reason | None:
-    """Why the job is not resized now, None where nothing stands against it."""
+    """Reason against resizing the job now, None if there is none."""
     if job.untouchable is not None:
         return job.untouchable
     if change.parks and change.mechanism == BLOCKS:
@@ -397,12 +397,12 @@ class PartitionSchedule:
     schedule: Schedule
     seconds: float
     views: Mapping[int, JobView] = field(default_factory=dict)
-    """What the policy was shown of each job."""
+    """Views of the jobs that the policy was shown."""
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """What of a schedule may begin now."""
+    """Part of a schedule that may begin now."""
 
     decided: PartitionSchedule
     jobs: Sequence[JobRules]
@@ -413,8 +413,8 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """What may begin in each partition: decided and planned one after the other, each by rules that are built once. If
-    it `begins`, it counts in the partitions that follow."""
+    """Plan what may begin in each partition: decided and planned one after the other, each by rules that are built
+    once. If it `begins`, it counts in the partitions that follow."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

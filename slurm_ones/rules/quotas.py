@@ -1,4 +1,4 @@
-"""What Slurm lets accounts, QOS, users and jobs hold (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
+"""Limits of accounts, QOS, users and jobs in Slurm (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
 
 Beyond such a quota Slurm has a job wait (Assoc…, QOS…), next to idle GPUs and after it gave up what it had. Quotas are
 read every few minutes, and what is used of them follows the jobs that started and ended since. CPUs and memory count as
@@ -99,7 +99,7 @@ def _words(quota: Quota) -> Reason:
 
 
 def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
-    """Quotas of which the job takes something with each GPU, and how much."""
+    """Quotas that the job takes something from with each GPU, and how much."""
     own = one.elastic.job.home
     for queue in one.queues:
         part = snapshot.partitions.get(queue.partition.partition(",")[0])
@@ -118,7 +118,7 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
 
 
 def _amount(job: Job, resource: str) -> int:
-    """What a job has or asks for; 0 for what growth does not take."""
+    """Amount that a job has or asks for; 0 for what growth does not take."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
         return job.gpus if kind in ("", job.kind) else 0
@@ -137,7 +137,7 @@ def _holder(quota: Quota) -> Holder:
 
 
 def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
-    """What the jobs that are seen hold of each quota; of jobs of blocks each block where it runs."""
+    """Use of each quota by the jobs that are seen; for jobs of blocks each block in its own queue."""
     found: Counter[Holder] = Counter()
     wanted = {_holder(one) for one in quotas.all if not one.per_job}
     resources = {name for name, *_ in wanted}

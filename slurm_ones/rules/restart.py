@@ -1,7 +1,7 @@
 """Nothing is requeued that could not start again as it was: reservations ahead, and licences that Slurm would lose.
 
-Slurm starts no job whose time limit reaches into a reservation of its nodes. So a job that has trained for a while and
-would begin its limit again may find no node for it, though it had its hour when it started.
+Slurm starts no job whose time limit reaches into a reservation of its nodes. A requeued job begins its time limit
+again. So it may find no node for it, though there was time enough when it first started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ones_db.shape import Shape
 from slurm_ones.slurm.model import Job, Snapshot, partition_gpus
 
 START_S = 60.0
-"""From a decision to the start of the next run, s: a checkpoint, the requeue and Slurm's look at its queue."""
+"""Seconds from a decision to the start of the next run: a checkpoint, the requeue and Slurm's look at its queue."""
 LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
 """Releases from the first on, and before the second, forget the licences of jobs that are requeued."""
 
@@ -50,8 +50,8 @@ def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: Job, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """The reservation for which a running job could not start again at this shape, on its own nodes and what is free;
-    None if it could, or if no reservation is to blame."""
+    """The reservation that keeps a running job from starting again at this shape, on its own nodes and what is free.
+    None if it could start, or if no reservation is to blame."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if not ahead.nodes or part is None:
         return None

@@ -1,4 +1,4 @@
-"""What a policy is shown, plain data about one partition and its elastic jobs; and its answer, kept within limits."""
+"""Input of a policy, plain data about one partition and its elastic jobs; and its answer, kept within limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SAME_S = 1.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a policy must decide within, besides the limits of the jobs themselves."""
+    """Bounds of a policy's decision, besides the limits of the jobs themselves."""
 
     caps: Sequence[Cap] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
@@ -90,9 +90,9 @@ def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[Job
 def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     """The nodes of a partition with the GPUs that its elastic jobs hold or may take.
 
-    A node that is drained or down keeps what elastic jobs hold on it and offers no more; neither does one on which
-    others wait for room, and what growth gives back there is theirs. What resizes under way are about to need is
-    offered to nobody.
+    A node that is drained or down keeps what elastic jobs hold on it and offers no more. Neither does one on which
+    others wait for room; what growth gives back there is theirs. What resizes under way are about to need is offered to
+    nobody.
     """
     snapshot, elastic = round_.seen.snapshot, round_.seen.elastic
     part = snapshot.partitions.get(rules.name)
@@ -124,7 +124,7 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 
 
 def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]) -> Bounds:
-    """What a policy must decide within in this partition: caps, those of what growth costs among them, and what owners
+    """Bounds of a policy's decision in this partition: caps, those on the cost of growth among them, and what owners
     ask for by hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     asked = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
@@ -132,7 +132,7 @@ def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views:
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
-    """What is known of each elastic job, on the kinds of GPU that it accepts."""
+    """Model of each elastic job, on the kinds of GPU that it accepts."""
     known: dict[int, JobModel] = {}
     histories = round_.histories
     for partition in round_.partitions:
@@ -149,7 +149,7 @@ def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
 def job_views(
     round_: Round, rules: PartitionRules, cluster: ClusterView, models: Mapping[int, JobModel]
 ) -> list[JobView]:
-    """The elastic jobs of a partition, of which `models` say what is known, as its policy sees them."""
+    """The elastic jobs of a partition, with their `models`, as its policy sees them."""
     room = sorted(rules.free.values(), reverse=True)
     views = []
     for job_id, job in rules.jobs.items():
@@ -180,7 +180,7 @@ def job_views(
 
 
 def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
-    """What the job may lose of what it grows by; None if it grows by no guests."""
+    """Expected loss of what the job grows by; None if it grows by no guests."""
     sizes = rules.guest_sizes(job)
     if sizes is None:
         return None
@@ -208,7 +208,7 @@ def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
 
 
 def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
-    """With the deadline that its owner wants, and what was said of that one."""
+    """The view with the deadline that its owner wants, and the answer given to it."""
     optin = job.elastic.optin
     if optin is None or optin.deadline is None:
         return view
@@ -219,7 +219,7 @@ def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
 
 
 def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]:
-    """What of a partition's nodes the site sets aside in time to come."""
+    """GPUs of a partition's nodes that the site sets aside in time to come."""
     nodes = round_.seen.snapshot.nodes
     return tuple(
         Reserved(one.start_time, one.end_time or math.inf, gpus)
@@ -238,9 +238,12 @@ def _changeable(view: JobView, free: int) -> JobView:
 
 
 def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
-    """On how many nodes a job of blocks is at each of its sizes: where it is; or as few as it needs, if these are free
-    now, so that other blocks can take the place of its own; or where others join. `room` are the free GPUs of each
-    node, the most first."""
+    """Number of nodes of a job of blocks at each of its sizes.
+
+    A smaller size is on the nodes of the blocks that stay. A larger one is on as few as it needs, if these are free now
+    for blocks that replace its own. Otherwise others join on further nodes. `room` are the free GPUs of each node, the
+    most first.
+    """
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     found = {now: len(view.nodes)} if now else {}
     for gpus in view.limits.gpus:
@@ -257,7 +260,7 @@ def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
 
 
 def _smaller(job: JobRules, limits: Limits) -> dict[int, dict[str, int]]:
-    """What the job keeps on each node at each size that blocks that leave make."""
+    """GPUs that the job keeps on each node at each size that leaving blocks make."""
     found: dict[int, dict[str, int]] = {}
     for gpus, staying in job.staying.items():
         left = [block for block in job.blocks if block.task in staying]
@@ -278,8 +281,8 @@ def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
 
 
 def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history: JobHistory | None = None) -> Limits:
-    """What the job can take: what its owner allows, as far as its script and its strategy can. A batch whose steps
-    follow a rule does not grow before the job has measured its gradient noise scale."""
+    """Limits of the job: what its owner allows, as far as its script and its strategy can. A batch whose steps follow a
+    rule does not grow before the job has measured its gradient noise scale."""
     batch = history.batch if history is not None else None
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
@@ -307,7 +310,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
 
 
 def _nowhere(limits: Limits) -> Reason | None:
-    """That none of the sizes which the job's strategy can use is possible here, so that it keeps what it has."""
+    """Reason to keep what it has: none of the sizes which the job's strategy can use is possible here."""
     if limits.gpus or not limits.rules:
         return None
     return reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
@@ -383,9 +386,9 @@ def with_sizes(
     """The jobs as a policy is shown them, `sizes` being the GPUs that owners ask for by hand: `size=8` in a comment.
 
     Such a job is taken out of the policy's hands. It gets its size as soon as GPUs that nobody has make room for it,
-    within the limits of the site, and keeps it; if GPUs are of several kinds, on its own. A running one is fixed: at
-    its size, on the nodes that it would get, or at what it has where there is no room or a cap. One that waits may
-    start at its size alone. Of several, the one submitted first comes first.
+    within the limits of the site, and keeps it. If GPUs are of several kinds, it stays on its own. A running one is
+    fixed: at its size, on the nodes that it would get, or at what it has if there is no room or a cap. One that waits
+    may start only at its size. Of several, the one submitted first comes first.
     """
     found = {job.job_id: job for job in jobs}
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
@@ -431,5 +434,5 @@ def _not_possible(job: JobView, gpus: int) -> Reason:
 
 
 def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
-    """The nodes that the shape would get beside the others, with its GPUs on each; empty where there is no room."""
+    """The nodes that the shape would get next to the others, with its GPUs on each; empty if there is no room."""
     return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)
