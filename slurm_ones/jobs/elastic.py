@@ -1,7 +1,7 @@
 """Elastic jobs of a snapshot: which jobs may be resized, within what, and why the others may not.
 
-A job is one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a job of Slurm's
-that is alone. Nothing here reads a file or asks Slurm.
+A job is one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a single job of
+Slurm's. Nothing here reads a file or asks Slurm.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from slurm_ones.slurm.fields import LICENCES
 from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
-"""Of each partition the queue of its guests: blocks beyond what a user asked for, which Slurm preempts."""
+"""Queue of the guests of each partition: blocks beyond what a user asked for, which Slurm preempts."""
 NO_GUESTS: Guests = {}
 
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A job as people, rules and policies know it: its blocks, each of which Slurm knows as a job."""
+    """A job as people, rules and policies know it: its blocks, each a job to Slurm."""
 
     job_id: int
     """Its own, or that of its array: its files, orders and records have it."""
@@ -43,12 +43,12 @@ class WholeJob:
     """The block whose owner, queue and comment are the job's: no guest; if all are, in the queue as it was stored."""
     submit_time: float
     key: JobKey
-    """What names it to Slurm: while it waits the block that starts first, or all of them as long as nothing was asked
-    of one by itself."""
+    """Its name to Slurm: while it waits the block that starts first, or all of them as long as nothing was asked of one
+    by itself."""
     by_blocks: bool = False
     """Blocks join and leave while it trains. A plain job has one, whose growth is a requeue."""
     refusal: Reason | None = None
-    """Why its blocks cannot be resized, by what they show of each other."""
+    """Reason against resizing its blocks, by what they show of each other."""
     guests: frozenset[int] = frozenset()
     """Tasks of those of its blocks that wait or run as guests."""
 
@@ -191,7 +191,7 @@ def whole_job(
             first = replace(first, held=False, admin_held=False)
     home = min(blocks, key=lambda job: (not says_blocks(job.comment), is_guest(job, guests), job != first, job.ended))
     if known is not None and is_guest(home, guests):
-        # All its tasks have been guests: Slurm does not know any more where it was submitted.
+        # All its tasks have been guests: Slurm does not know any more to which partition it was submitted.
         licenses = LICENCES.text(known.licenses.removeprefix(NO_LICENSES))
         partitions = tuple(known.partition.split(","))
         home = replace(home, partitions=partitions, account=known.account, qos=known.qos, licenses=licenses)
@@ -329,12 +329,12 @@ class Elastic:
     """GPUs of a full node of its partition."""
     whole_nodes: bool
     refusal: Reason | None = None
-    """Why it is not resized; None if it may be."""
+    """Reason against a resize; None if it may be resized."""
 
     @property
     def shape(self) -> Shape:
-        """Nodes × GPUs per node that it has or asks for; one node with all GPUs if its blocks hold unequal numbers of
-        GPUs on their nodes."""
+        """Nodes × GPUs per node that it has or asks for. It is one node with all GPUs if its blocks hold unequal
+        numbers of GPUs on their nodes."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)
@@ -388,7 +388,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a tick has observed: the whole queue, and of it the jobs that opted in and have not ended."""
+    """Observation of a tick: the whole queue, and of it the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
     elastic: dict[int, Elastic]
@@ -434,7 +434,7 @@ def _refusal(
 
 
 def _task_refusal(job: Job, optin: OptIn, snapshot: Snapshot) -> Reason | None:
-    """Why a task of a job array that is a job of its own, or a part of a heterogeneous job, is left as it is."""
+    """Reason for leaving a task of an array as it is that is a job of its own, or a part of a heterogeneous job."""
     if not job.array:
         return reason("blocks_no_array") if optin.blocks else None
     if not job.array_id:
@@ -452,7 +452,7 @@ def _task_refusal(job: Job, optin: OptIn, snapshot: Snapshot) -> Reason | None:
 def elastic_job(
     job: WholeJob, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None
 ) -> Elastic | None:
-    """What the job's owner allows; None for a job that did not opt in, which is never touched."""
+    """The job within what its owner allows; None for a job that did not opt in, which is never touched."""
     comment = job.home.comment
     try:
         optin, right = parse_comment(comment), near_miss(comment)

@@ -1,9 +1,9 @@
-"""How busy the GPUs of each job are: as Slurm measures it, else as the job's own reports say.
+"""Use of each job's GPUs: as Slurm measures it, else as the job's own reports say.
 
-A job is idle if its GPUs were used less than the site wants over `limits.idle_s`. Only intervals of steps count of
-reports, and each change of its ranks begins that time again, so a block that loads, joins or waits does not look idle.
-Of a job that Slurm measures no claim counts. Of others, who claims less gives up growth of its own, and who claims more
-is as if nothing was measured.
+A job is idle if its GPUs were used less than the site wants over `limits.idle_s`. In reports only intervals of steps
+count, and each change of its ranks begins that time again. So a block that loads, joins or waits does not look idle. If
+Slurm measures a job, its own claims do not count. Otherwise a job that claims too little gives up its own growth; one
+that claims too much is as if nothing was measured.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GpuUses:
         """Use of each GPU by job, as Slurm measured it last."""
         self._windows: dict[int, _Window] = {}
         self._found: dict[int, tuple[float, float]] = {}
-        """Of idle jobs the mean use of their GPUs, and when that was found."""
+        """Mean use of the GPUs of idle jobs, and when it was found."""
 
     @property
     def idle(self) -> dict[int, float]:

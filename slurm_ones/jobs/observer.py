@@ -132,8 +132,8 @@ class Observer:
         return {asked[id_]: job.throttle for id_, job in details.items() if id_ in asked and job.throttle}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """The same with what a snapshot does not show: the details of each job that may be resized are read once, in
-        one call for all new ones, since how a job was submitted does not change."""
+        """The observation with what a snapshot does not show. The details of each job that may be resized are read
+        once, in one call for all new ones: they do not change after its submission."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together: one stands for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -188,8 +188,9 @@ class Observer:
             self._nodes = nodes
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
-        """Update the jobs that are open in the database and not in the queue: Slurm forgets a job MinJobAge after its
-        end, and an owner may have taken the opt-in out of the comment, or of `no_more` the word for blocks alone."""
+        """Update the jobs that are open in the database and not in the queue. Slurm forgets a job MinJobAge after its
+        end, and an owner may have taken the opt-in out of the comment. Jobs in `no_more` have lost only the word for
+        blocks."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -241,7 +242,7 @@ class Observer:
     def _read(
         self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
-        """What a run has reported since it was read last, the nodes of memberships as Slurm has them; None for nothing
+        """New reports of a run since it was read last, the nodes of memberships as Slurm has them; None for nothing
         new."""
         try:
             found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
@@ -267,8 +268,8 @@ class Observer:
         return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[Job]:
-        """The tasks of an array as they are now, asked for once however many reports it has; in a tick none, since its
-        snapshot shows them."""
+        """The tasks of an array as they are now, asked for once however many reports it has. There are none in a tick,
+        since its snapshot shows them."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -324,7 +325,7 @@ def node_record(node: Node) -> NodeRecord:
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """The present run: of a job of blocks its term, of which Slurm knows no start but the first one's. `before` is its
+    """The present run. For a job of blocks it is its term; Slurm knows only the start of the first one. `before` is its
     last record. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
@@ -357,7 +358,8 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """When the checkpoint that answers the order was reported; None unless it stands and the job still waits."""
+        """Time at which the checkpoint that answers the order was reported; None unless it stands and the job still
+        waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:

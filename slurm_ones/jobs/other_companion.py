@@ -2,7 +2,7 @@
 
 The site's leaves a mark in its spool while it acts, and the owner's yields for every job that reads that spool. The
 owner's orders lie in the job's directory, and the site's yields for a job while the newest of them is recent. If both
-begin in the same second, the job obeys the order with the higher number, and the other companion gives its resize up
+begin in the same second, the job obeys the order with the higher number. The other companion then gives its resize up
 without a word to the job.
 """
 
@@ -36,7 +36,7 @@ class OtherCompanion:
         self._clock = clock
 
     def refusal(self, job: WholeJob) -> Reason | None:
-        """Why this companion yields for the job; None if no other one acts on it."""
+        """Reason to yield for the job; None if no other companion acts on it."""
         # An order's number is the time in milliseconds; one far ahead is not of a companion.
         recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
         if self._own_uid is None:
@@ -89,7 +89,7 @@ def _published() -> str:
 
 
 def login_of(uid: int) -> str:
-    """The user's name, or the number where nobody has it."""
+    """The user's name, or the number if nobody has it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

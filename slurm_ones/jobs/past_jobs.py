@@ -1,4 +1,4 @@
-"""From rows of accounting to jobs with their runs: requeued runs share one job id, and Slurm uses ids again.
+"""Jobs with their runs, from rows of accounting: requeued runs share one job id, and Slurm uses ids again.
 
 The tasks of an array of blocks are one job, of the array's id. Its runs are the times between two changes of the blocks
 that ran together: each has the nodes and GPUs of all of them.
@@ -82,7 +82,7 @@ def _says_blocks(comment: str) -> bool:
 
 
 def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
-    """The rows of one job id, by submission, cut where it was given to another job.
+    """The rows of one job id, by submission, cut at each reuse of the id by another job.
 
     A requeued job is submitted again at once, within the longest time for which Slurm remembers an ended job.
     """

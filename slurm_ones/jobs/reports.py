@@ -1,4 +1,4 @@
-"""Reading what jobs report: a bounded part at a time, each line checked, a bad one costing itself alone.
+"""Reading what jobs report: a bounded part at a time, each line checked, a bad one costing only itself.
 
 A job's reports are its user's word. The checks guard the database and the clocks: the form of each line, numbers that
 rise no faster than a job reports, and times that lie within the run by Slurm's clock. Samples count as far as the job's
@@ -60,12 +60,12 @@ ALL_LINES = 100_000
 """Lines read of all jobs at a time, unless `LEAST_LINES` of each are more."""
 BURST = 2_000
 PER_S = 2.0
-"""A run's reports are accepted up to number `BURST` + `PER_S` for each second since it began by Slurm's clock, which
+"""A run's reports are accepted up to number `BURST` + `PER_S` for each second since it began by Slurm's clock. That
 bounds what it can put into the database. A wrapper reports every 2 s by default."""
 FUTURE_S = 300.0
 """A report that is further ahead of the companion's clock is not accepted."""
 SKEW_S = 300.0
-"""How far a node's clock may be from Slurm's."""
+"""Largest accepted distance of a node's clock from Slurm's."""
 LENGTHS = 1.05
 """Measured lengths may be longer than the time they were measured in by this factor."""
 ROUNDING = 1.05
@@ -87,7 +87,8 @@ def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> 
 
 
 def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
-    """What the job says that it can do, None for nothing, and what is wrong with it, in words. Raises `NoAnswer`."""
+    """Limits of the job in its own words, None for nothing, and what is wrong with them, in words. Raises
+    `NoAnswer`."""
     try:
         return _spec(read_files(job_directory(job), job.uid, [_SPEC])[0])
     except FileNotFoundError:
@@ -187,8 +188,8 @@ def last_measured(reports: RunReports) -> Measured | None:
 
 
 def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
-    """The reports, in which no stretch has more samples than the job's steps at that batch, and its place in the data,
-    moved by since the stretch before; and what was not believed, in words.
+    """The reports that can be believed, and what was not believed, in words. No stretch has more samples than the job's
+    steps at that batch, or than its place in the data moved by since the stretch before.
 
     `before` is the report at which the first stretch began, None if that is unknown: then its samples are believed.
     """
@@ -208,8 +209,8 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
 
 
 def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
-    """Samples of a stretch by its steps, and by how far the job went through its data if the length of that is known
-    or was not passed."""
+    """Samples of a stretch by its steps, and by how far the job went through its data. The latter counts if the data's
+    length is known or was not passed."""
     most = (report.step - before.step) * report.batch
     epochs = report.epoch - before.epoch
     if epochs == 0 or dataset:
@@ -230,8 +231,8 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
 def _lines(
     data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
-    """The good lines of a piece, the bytes that were read of it, the number of the last report, and what is wrong with
-    the other lines, in words."""
+    """The good lines of a piece, the bytes read of it, the number of the last report, and the faults of other lines, in
+    words."""
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than what is read at a time would be waited for for ever: step over it.
@@ -288,7 +289,8 @@ class JobDirectories:
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
     def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
-        """Why the job is not resized, None if it may be; asked once a tick. `read` if its files were found before."""
+        """Reason against resizing the job, None if it may be; asked once a tick. `read` if its files were found
+        before."""
         return self._not_found(job, read) or self._not_reached(job)
 
     def _not_found(self, job: WholeJob, read: bool) -> Reason | None:
@@ -358,7 +360,7 @@ def checkpoint_stands(job: WholeJob, name: str) -> bool:
 
 
 STAYS_S = 3600.0
-"""How long a note is shown after its cause was last seen."""
+"""Time that a note is shown after its cause was last seen."""
 
 
 @dataclass(frozen=True)
@@ -366,11 +368,11 @@ class _Note:
     problem: str
     since: float
     seen: float
-    """When it was last so, by Slurm's clock."""
+    """Time at which it was last so, by Slurm's clock."""
 
 
 class Notes:
-    """What could not be believed of each job's reports, for its owner: while it is so, and for `STAYS_S` afterwards."""
+    """Doubts about each job's reports, for its owner: while they last, and for `STAYS_S` afterwards."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}

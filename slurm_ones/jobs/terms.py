@@ -54,7 +54,7 @@ class Terms:
         self._no_more: dict[int, bool] = {}
         """Arrays whose tasks opt in as jobs of their own, and whether they were blocks of one before."""
         self.problems: dict[int, str] = {}
-        """What is not believed of a job's term, for people."""
+        """Doubts about a job's term, in words."""
 
     def jobs(self, snapshot: Snapshot) -> dict[int, WholeJob]:
         """All jobs of a snapshot, those of blocks each in its present term."""
@@ -158,8 +158,8 @@ class Terms:
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
         """The membership with the nodes of its blocks as Slurm knows them, since blocks that share a node do not know
-        that; as it was reported if Slurm shows other blocks or GPUs. `ask` gives the tasks of an array, for blocks that
-        have started since the last tick."""
+        that. It stays as reported if Slurm shows other blocks or GPUs. `ask` gives the tasks of an array, for blocks
+        that have started since the last tick."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
