@@ -96,13 +96,13 @@ class SlurmClient(Protocol):
         """
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """What these users' associations, the accounts above them and all QOS let their jobs hold.
+        """Limits on the jobs of these users' associations, the accounts above them and all QOS.
 
         Consistency: a UsageFactor is shown if slurmdbd answers at once.
         """
 
     def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
-        """What of their GPUs running jobs use, of those that Slurm measures (AutoDetect=nvml, JobAcctGatherType).
+        """Use of running jobs' GPUs, of those that Slurm measures (AutoDetect=nvml, JobAcctGatherType).
 
         Consistency: nobody waits for nodes that do not answer, so this is what Slurm said of the jobs of the last call.
         """
@@ -150,13 +150,13 @@ class SlurmClient(Protocol):
     def few_switches(self, job_id: JobKey, most: int) -> None:
         """Prefer nodes below at most `most` leaf switches for a pending job; 0 removes the preference.
 
-        Consistency: Slurm gives it up once the job has waited `SWITCH_WAIT_S` for it alone; without a topology it has
-        no effect. The job's `switches` show it in `details`.
+        Consistency: Slurm gives it up once the job has waited `SWITCH_WAIT_S` only for it; without a topology it has no
+        effect. The job's `switches` show it in `details`.
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps, or to its batch script too; by an array's id to those of
-        each task that runs.
+        """Send a signal, such as USR1, to the job's steps, or to its batch script too. By an array's id it goes to
+        those of each task that runs.
 
         Raises: `Refused` if only tasks that wait are meant.
         """
@@ -206,18 +206,18 @@ class _LeaderOnly:
 def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     """The client, whose changes need the lead: if `check` raises `NotLeader`, nothing is sent to Slurm.
 
-    Slurm knows no terms, so a window is left: a process that is stopped (SIGSTOP, a frozen virtual machine) between the
-    answer of `check` and its command gives that command when it goes on, whoever leads by then. The window is the start
-    of one command, milliseconds; of a reshape and a release, up to four commands in a row. It is bounded to one call:
-    the next one asks again, and so does every write to the database.
+    Slurm knows no terms, so a window is left. A process may be stopped (SIGSTOP, a frozen virtual machine) between the
+    answer of `check` and its command. It gives that command when it goes on, whoever leads by then. The window is the
+    start of one command, milliseconds; of a reshape and a release, up to four commands in a row. It is bounded to one
+    call: the next one asks again, and so does every write to the database.
 
-    Effects of that one call: a job that is released or deferred a second time starts at another time than was meant; a
-    waiting job gets a shape that it may have (Slurm refuses to reshape one that runs); an order older than the job's
-    newest is not obeyed. Those are harmless, since a leader looks at the job before each action and believes what Slurm
-    holds. Two are not: a job that was started again meanwhile and is requeued once more loses the work since its last
-    checkpoint and stands in a user hold, and a hold on one that runs takes effect when it is requeued next. Its owner
-    or an operator can release either. Therefore the lead is checked again after each command, and if it was lost
-    meanwhile the log names the command.
+    Effects of that one call are mostly harmless, since a leader checks the job before each action and believes what
+    Slurm holds. A job that is released or deferred a second time starts at another time than was meant. A waiting job
+    gets a shape that it may have (Slurm refuses to reshape one that runs). An order older than the job's newest is not
+    obeyed. Two effects are not harmless. A job that was started again meanwhile and is requeued once more loses the
+    work since its last checkpoint and stands in a user hold. A hold on one that runs takes effect when it is requeued
+    next. Its owner or an operator can release either. Therefore the lead is checked again after each command, and if it
+    was lost meanwhile the log names the command.
     """
     return cast(SlurmClient, _LeaderOnly(client, check))
 
@@ -255,9 +255,9 @@ def reshape(
 ) -> None:
     """`SlurmClient.reshape` of a pending job, or of all tasks of an array that wait together, through `update`.
 
-    `scontrol update` is not atomic: one that failed may have changed some fields, and one that succeeded may have left
+    `scontrol update` is not atomic. One that failed may have changed some fields, and one that succeeded may have left
     a job that can never start. So the job is read back, and what is not whole is undone. `tasks` reads those of an
-    array; `update` gets the job as it is to be asked for, its kind included, and what is to change of its queue.
+    array; `update` gets the job as it is to be asked for, its kind included, and the changes of its queue.
     """
     before = read(job_id)
     if not before.pending:

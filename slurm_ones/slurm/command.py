@@ -1,7 +1,7 @@
 """The command-line client: squeue, scontrol, sbatch and scancel, of any Slurm since 21.08.
 
-The queue is read field by field (`queue`), single jobs as JSON, which tells more of each and takes long for many; in
-neither can a user's text pass for a field. Nodes, partitions and reservations, which only operators name, are read as
+The queue is read field by field (`queue`), single jobs as JSON, which has more of each and takes long for many. In
+neither can a user's text pass for a field. Only operators name nodes, partitions and reservations. They are read as
 `scontrol`'s one-line records, whose form has not changed in years.
 """
 
@@ -217,7 +217,7 @@ class CommandClient:
             return {}
         try:
             found = self._json(",".join(map(str, sorted(wanted))))
-        except UnknownJob:  # squeue complains where it was asked for one alone
+        except UnknownJob:  # squeue complains if it was asked only for that one
             return {}
         # 22.05 shows all jobs whichever it was asked for.
         return {job_id: job for job_id, job in found.items() if job_id in wanted}
@@ -285,7 +285,7 @@ class CommandClient:
         return replace(found, usage_factors=self._usage_factors()) if found.parents else found
 
     def _usage_factors(self) -> dict[str, float]:
-        """By QOS; none if slurmdbd does not answer: what it knows is not needed to go on."""
+        """Usage factors by QOS; none if slurmdbd does not answer: what it knows is not needed to go on."""
         try:
             answer = self.run(["sacctmgr", "-nP", "show", "qos", "format=name,usagefactor"])
         except SlurmError as error:
@@ -304,7 +304,7 @@ class CommandClient:
             raise Refused(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
 
     def test_only(self, argv: Sequence[str]) -> str:
-        """What `sbatch --test-only` says, on standard error; nothing is submitted."""
+        """Output of `sbatch --test-only` on standard error; nothing is submitted."""
         return self.run(argv, said=True)
 
     def requeue_hold(self, job_id: JobKey) -> None:
@@ -337,8 +337,8 @@ class CommandClient:
 
     @property
     def _now(self) -> str:
-        # Before 25.11, which may requeue without a delay, a run that starts in the second in which the last one was
-        # killed is refused by its node ("Job credential revoked") and the job fails.
+        # Before 25.11, which may requeue without a delay, a run may start in the second in which the last one was
+        # killed. Its node refuses it ("Job credential revoked") and the job fails.
         return "now+2" if self._release < (25, 11) else "now"
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
@@ -370,8 +370,9 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Of an array whose other tasks wait, Slurm sends the signal and answers that it cannot be altered now; scancel
-        then sends it again and again for minutes. With `--verbose` it prints that it begins to, which ends it here."""
+        """Send the signal once. To an array whose other tasks wait, Slurm sends the signal and answers that it cannot
+        be altered now. scancel then sends it again and again for minutes. With `--verbose` it prints that it begins to,
+        which ends it here."""
         self._keepalive()
         printed = []
         with subprocess.Popen(

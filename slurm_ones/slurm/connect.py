@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def why_not_pyslurm() -> str:
-    """Why PySlurm cannot be used here, "" if it can."""
+    """Reason against using PySlurm here, "" if it can be used."""
     try:
         import slurm_ones.slurm.pyslurm  # noqa: F401
     except ImportError as error:

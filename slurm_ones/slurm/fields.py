@@ -91,7 +91,7 @@ def tasks_of(text: Any) -> tuple[int, ...]:
 
 
 class Notation(NamedTuple):
-    """How each source writes one type of value; `json` reads None as "not shown"."""
+    """Forms in which each source writes one type of value; `json` reads None as "not shown"."""
 
     text: Callable[[str], Any]
     json: Callable[[Any], Any]
@@ -181,7 +181,7 @@ def _exact(submit_line: Any) -> bool:
 
 
 def _exclusive(submit_line: Any) -> bool:
-    """From the command line: JSON and PySlurm do not show what a script asks for."""
+    """Read the command line: JSON and PySlurm do not show what a script asks for."""
     return any(word.startswith("--exclusive") for word in str(submit_line or "").split())
 
 

@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 JobKey = int | Task
-"""What names a job to Slurm."""
+"""Name of a job to Slurm."""
 
 
 class JobState(str, Enum):
@@ -112,7 +112,7 @@ class Job:
     max_nodes: Annotated[int, Field(COUNT, "MaxNodes", "max_nodes", "max_nodes")]
     """Most nodes it asks for; above `nodes` for a request such as `--nodes=1-4`."""
     gpus_per_node: int
-    """From `--gres` or `--gpus-per-node`, 0 if it asked for none."""
+    """GPUs of `--gres` or `--gpus-per-node`, 0 if it asked for none."""
     gpus_total: int
     """GPUs allocated, or requested in another form (`--gpus`); 0 if Slurm knows of none."""
     tasks: Annotated[int, Field(COUNT, "NumTasks", "tasks", "ntasks")]
@@ -134,12 +134,12 @@ class Job:
     batch: Annotated[bool, Field(SET_FLAG, "BatchFlag", "batch_flag", "is_batch_job")] = True
     """Has a batch script; an interactive job has none and cannot be requeued."""
     exit_code: int = 0
-    """As a shell gives it: 128 + the signal that ended it."""
+    """Exit code as a shell gives it: 128 + the signal that ended it."""
     eligible_time: Annotated[float, Field(TIME, "EligibleTime", "eligible_time", "eligible_time")] = 0.0
     """Its earliest start, by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
     requeue_held: bool = False
-    """In the hold that it was requeued into, and not released since. A snapshot may miss that an operator holds it as
-    well; `SlurmClient.job` does not."""
+    """True in the hold that it was requeued into, and not released since. A snapshot may miss that an operator holds it
+    as well; `SlurmClient.job` does not."""
     array_id: Annotated[int, Field(COUNT, "ArrayJobID", "array_job_id", "array_id")] = 0
     """Job id of its array, 0 for none."""
     array_tasks: Annotated[
@@ -161,7 +161,7 @@ class Job:
     """Nodes that all have to be among its own."""
     reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
     preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
-    """When Slurm began to take its nodes for another job; 0 for never."""
+    """Time at which Slurm began to take its nodes for another job; 0 for never."""
     # Not every source shows those that follow, so they do not count in comparisons.
     memory_mb: int = field(default=0, compare=False)
     """Memory that it has or asks for on each node, 0 if that is unknown. PySlurm knows only what the user named."""
@@ -171,7 +171,7 @@ class Job:
         tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
     ] = field(default=(), compare=False)
     """Nodes that it must not get. Before 26.05 a snapshot by squeue does not show them."""
-    # `SlurmClient.details` alone shows the others.
+    # Only `SlurmClient.details` shows the others.
     switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
     """Most leaf switches that it asks for, 0 for no limit; Slurm 23.02 and later show it, and the next."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
@@ -179,7 +179,7 @@ class Job:
     command: Annotated[str, Field(TEXT, "", "command")] = field(default="", compare=False)
     """Path of its batch script."""
     submit_line: Annotated[str, Field(TEXT, "", "submit_line")] = field(default="", compare=False)
-    """What submitted it, words joined by spaces: sbatch, options, script, arguments. 22.05 does not show it."""
+    """Command that submitted it, words joined by spaces: sbatch, options, script, arguments. 22.05 does not show it."""
     stdout: Annotated[str, Field(TEXT, "", "standard_output")] = field(default="", compare=False)
     """Path of its log; "" if that is not known."""
 
@@ -200,7 +200,7 @@ class Job:
 
     @property
     def key(self) -> JobKey:
-        """What names it to Slurm."""
+        """Name of the job to Slurm."""
         tasks = self.array_tasks
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
@@ -247,7 +247,7 @@ class Job:
 
 
 class Queue(NamedTuple):
-    """Where a job waits, for how long a run and with what licences; "" or 0 leaves what the job has."""
+    """Queue of a job: partition, time limit, licences and so on; "" or 0 leaves what the job has."""
 
     partition: str = ""
     qos: str = ""
@@ -255,7 +255,7 @@ class Queue(NamedTuple):
     time_limit_s: float = 0.0
     """Slurm keeps whole minutes."""
     licenses: str = ""
-    """As `sbatch --licenses` takes them, or `NO_LICENSES`."""
+    """Licences as `sbatch --licenses` takes them, or `NO_LICENSES`."""
 
     @classmethod
     def of(cls, job: Job) -> Queue:
@@ -314,7 +314,7 @@ class Partition:
     tier: int = 1
     """Under preempt/partition_prio jobs of higher tiers preempt those of lower ones."""
     preempt_mode: str = ""
-    """What becomes of its jobs then: CANCEL, REQUEUE, SUSPEND, … as Slurm shows it."""
+    """Fate of its jobs then: CANCEL, REQUEUE, SUSPEND, … as Slurm shows it."""
     grace_s: float = 0.0
 
     @cached_property
@@ -324,10 +324,10 @@ class Partition:
 
 
 class GpuUse(NamedTuple):
-    """How much of GPUs is in use."""
+    """Use of GPUs."""
 
     gpus: float = 0.0
-    """In GPUs: half of it if one is in use half of the time."""
+    """Use in GPUs: half of it if one is in use half of the time."""
     memory_bytes: int = 0
 
 
@@ -335,7 +335,7 @@ class Quota(NamedTuple):
     """Most of one resource that an association or a QOS lets its jobs hold at once."""
 
     resource: str
-    """As Slurm names it: gres/gpu, cpu, mem (MB), node, license/NAME."""
+    """Name in Slurm: gres/gpu, cpu, mem (MB), node, license/NAME."""
     most: int
     used: int = 0
     qos: str = ""
@@ -344,12 +344,12 @@ class Quota(NamedTuple):
     user: str = ""
     """"" for all users of the account or the QOS together."""
     per_job: bool = False
-    """It holds for each job alone."""
+    """True if it holds for each job by itself."""
 
 
 @dataclass(frozen=True)
 class Quotas:
-    """What `scontrol show assoc_mgr` knows of quotas; none without accounting.
+    """Quotas that `scontrol show assoc_mgr` knows; none without accounting.
 
     A QOS shows its quota of a user or an account only while that has jobs in it.
     """
@@ -407,7 +407,7 @@ class Reservation:
     end_time: float
     """0 for none."""
     flags: frozenset[str] = frozenset()
-    """As Slurm names them: MAINT, IGNORE_JOBS, DAILY, …"""
+    """Flags in Slurm's words: MAINT, IGNORE_JOBS, DAILY, …"""
 
 
 @dataclass(frozen=True)

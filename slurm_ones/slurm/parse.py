@@ -1,7 +1,7 @@
-"""What Slurm shows, as data: jobs from squeue's columns, its JSON and PySlurm; nodes, partitions, reservations and the
+"""Parsers of Slurm's output: jobs from squeue's columns, its JSON and PySlurm; nodes, partitions, reservations and the
 topology from scontrol's one-line records; the controller's settings.
 
-A job's fields are rows (`fields.Field`): those of `model.Job`, and those here of which its other fields are derived.
+A job's fields are rows (`fields.Field`): those of `model.Job`, and those here from which its other fields are derived.
 `squeue --json` takes ten kilobytes and half a millisecond a job, the columns a few hundred bytes. A user's text cannot
 pass for a field: the separator is drawn for each call, and reaches squeue in its environment, which other users cannot
 read.
@@ -49,12 +49,12 @@ from slurm_ones.slurm.fields import (
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Reservation
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
-"""In the environment of what lists tasks: Slurm cuts such a list after 64 characters otherwise."""
+"""Environment of commands that list tasks: Slurm cuts such a list after 64 characters otherwise."""
 FORMAT = "SQUEUE_FORMAT2"
 """The variable that squeue takes its columns from."""
 COMMAND = ("squeue", "--noheader", "--states=all", "--array")
-"""Without `--array` squeue shows all waiting tasks of an array as one job, of the shape of the first, whatever shape
-each asks for and whether it is held."""
+"""Without `--array` squeue shows all waiting tasks of an array as one job. It has the shape of the first, whatever
+shape each asks for and whether it is held."""
 REQUEUE_HELD = "requeued in held state"
 """Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason if it has but one field."""
 
@@ -78,11 +78,11 @@ FIELDS = fields_of(Job) | {
     "exclusively": Field(EXCLUSIVE, "Exclusive", "submit_line", "submit_line", since=(26, 5)),
     "unshared": Field(UNSHARED, "OverSubscribe", "shared", before=(26, 5)),
 }
-"""What is read of a job."""
+"""Fields that are read of a job."""
 
 
 def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
-    """What squeue of this release is asked for."""
+    """Columns that squeue of this release is asked for."""
     asked = (field.text for field in FIELDS.values() if field.since <= release < field.before)
     return tuple(name for name in dict.fromkeys(asked) if name)
 
@@ -102,7 +102,7 @@ _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), JobState.PENDING),
 }
-"""States of jobs of which a flag alone is shown. That of a job that COMPLETES is unknown."""
+"""States of jobs that show only a flag. That of a job that COMPLETES is unknown."""
 
 
 @contextmanager
@@ -121,8 +121,8 @@ def understood(what: str) -> Iterator[None]:
 def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
     """Base state and flags among Slurm's state names.
 
-    22.05's JSON, squeue's columns and PySlurm show one name alone, a flag in place of the state. The next state of a
-    job that completes is unknown then, unless it is held: such a one is being requeued.
+    22.05's JSON, squeue's columns and PySlurm show only one name, a flag in place of the state. The next state of a job
+    that completes is unknown then, unless it is held: such a one is being requeued.
     """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
@@ -174,8 +174,8 @@ def job_of(row: tuple[Any, ...]) -> Job:
     pending = state is JobState.PENDING
     nodes, most, reason, tasks = plain["nodes"], plain["max_nodes"], plain["reason"], plain["tasks"]
     if most in (0, nodes):
-        # 22.05 goes on showing the nodes of a requeued job's last run, and for want of a maximum none or the same
-        # number again; what it asks for now is in its TRES.
+        # 22.05 goes on showing the nodes of a requeued job's last run. If no maximum was asked for, it shows none or
+        # the same number again. What it asks for now is in its TRES.
         asked = _requested_nodes(tres) if pending else None
         nodes = most = nodes if asked is None else asked
     requeue_held = held and REQUEUE_HELD in (words if reason == "JobHeldUser" else reason).replace("_", " ")
@@ -248,7 +248,7 @@ def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, Job]
         if row[0] not in jobs:
             jobs[row[0]] = job_of(row)
         else:
-            # Tasks that wait in one record are told apart by nothing else.
+            # Tasks that wait in one record differ in nothing else.
             more.setdefault(row[0], []).extend(row[_TASKS])
     for job_id, tasks in more.items():
         job = jobs[job_id]
@@ -432,7 +432,7 @@ def nodes_of(
 ) -> dict[str, Node]:
     """Nodes with their leaf switch and what jobs hold of them, those in an active reservation marked unusable.
 
-    Slurm's count of a node's GPUs in use depends on the release and on the question, so the jobs are counted as well
+    Slurm's count of a node's GPUs in use depends on the release and on the question. So the jobs are counted as well
     and the larger figure is believed.
     """
     used: Counter[str] = Counter()
@@ -462,10 +462,10 @@ def setting(config: Mapping[str, str], name: str) -> str:
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Device cgroups hide from a job the GPUs that other jobs have of its node, so that two blocks on one node may not
-    reach each other's; None if Slurm does not show it.
+    """Tell whether device cgroups hide from a job the GPUs that other jobs have of its node; None if Slurm does not
+    show it. Two blocks on one node then may not reach each other's.
 
-    It shows cgroup.conf if a plugin uses cgroups; task/cgroup alone constrains devices.
+    It shows cgroup.conf if a plugin uses cgroups; only task/cgroup constrains devices.
     """
     plugins = setting(config, "TaskPlugin")
     if plugins and "cgroup" not in plugins:
@@ -502,5 +502,5 @@ def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def started_at(config: Mapping[str, str]) -> float:
-    """When slurmctld started, by its own clock; 0 if Slurm does not show it."""
+    """Start of slurmctld, by its own clock; 0 if Slurm does not show it."""
     return float(_figure(setting(config, "BOOT_TIME")))

@@ -1,10 +1,10 @@
 """The PySlurm client: the queue, single jobs, releases and deferrals through libslurm, without a process per call.
 
 PySlurm must fit Slurm's release; importing this module if it does not raises ImportError, so only `connect` does.
-Everything else is the command client's: tasks of arrays, which PySlurm has no names for, shapes (`Job.modify` never
-sends node counts), nodes (it loads them without their GPUs in use, and `Job.get_resource_layout_per_node` crashes under
-26.05), signals (`send_signal` judges a stale errno), requeues (`requeue` takes jobs that ended, too), user holds
-(`hold(mode="user")` dereferences NULL), and submission, which is sbatch's since sites hook into it.
+Everything else is the command client's. PySlurm has no names for tasks of arrays. It cannot set shapes (`Job.modify`
+never sends node counts). It loads nodes without their GPUs in use, and `Job.get_resource_layout_per_node` crashes under
+26.05. Its signals fail (`send_signal` judges a stale errno), `requeue` takes jobs that ended, too, and
+`hold(mode="user")` dereferences NULL. Submission is sbatch's, since sites hook into it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class PySlurmClient(CommandClient):
         except KeyError:
             # Of an array it looks for the steps of one task among those of another.
             return super().job(job_id)
-        # Of an array it takes the first task, whichever was meant. Of a job requeued into a hold it has words in place
-        # of the reason, and they stay when an operator holds the job as well.
+        # Of an array it takes the first task, whichever was meant. A job requeued into a hold has words in place of the
+        # reason. They stay when an operator holds the job as well.
         held = job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld"))
         return super().job(job_id) if job.array or held else job
 

@@ -1,8 +1,8 @@
 """Slurm's accounting, read through `sacct`: a cluster's jobs before any companion ran, releases 22.05 to 26.05.
 
-It reads `sacct`'s separated lines and not its JSON, which holds every step of every job at ten times the length and has
-to be read whole. What users write is in the last two fields, and the separator is drawn for each call, so that nothing
-in a job's comment or name can pass for a field or for a row.
+It reads `sacct`'s separated lines, not its JSON. That holds every step of every job at ten times the length and has to
+be read whole. What users write is in the last two fields, and the separator is drawn for each call. So nothing in a
+job's comment or name can pass for a field or for a row.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class AccountingRow:
     """None until it ends."""
     state: str
     exit_code: int
-    """As a shell gives it: 128 + N after signal N."""
+    """Exit code as a shell gives it: 128 + N after signal N."""
     nodes: int
     gpus: int
-    """In all; 0 if it had none, or accounting does not count them."""
+    """GPUs in all; 0 if it had none, or accounting does not count them."""
     requested_nodes: int
     requested_gpus: int
     node_list: str
@@ -116,7 +116,7 @@ class AccountingRow:
 
 
 def gpus_of(tres: str) -> int:
-    """GPUs in a TRES text, in which a count of each type may stand beside the count of all."""
+    """GPUs in a TRES text, in which a count of each type may stand next to the count of all."""
     of_all = _ALL_GPUS.search(tres)
     found = [of_all[1]] if of_all else _TYPED_GPUS.findall(tres)
     return _bounded(sum(map(_count, found)), "GPUs")
@@ -189,8 +189,8 @@ def parse_rows(
 ) -> Iterator[AccountingRow | Rejected]:
     """The rows in what `sacct` printed, each line with its end; rows that cannot be believed as `Rejected`.
 
-    A line without a separator goes on with the comment or the name of the row before it, and one with a single
-    separator ends a comment of several lines.
+    A line without a separator goes on with the comment or the name of the row before it. One with a single separator
+    ends a comment of several lines.
     """
     many = len(FIELDS) + restarts + 1
     row, pending = 0, ""

@@ -1,6 +1,6 @@
 """The GPU use of running jobs from `sstat`, which asks each of their nodes: it is begun, and read at the next call.
 
-It is said to answer root, SlurmUser and the jobs' owner only (not tried here); of others' jobs nothing is known then.
+It reportedly answers only root, SlurmUser and the jobs' owner (not tried here). Then nothing is known of others' jobs.
 """
 
 from __future__ import annotations
