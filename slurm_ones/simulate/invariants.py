@@ -1,4 +1,4 @@
-"""What must never happen, looked for when a simulation is over."""
+"""Conditions that must never arise, checked when a simulation is over."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class InvariantViolated(Exception):
 
 
 FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
-"""How a job may end that nobody ended: a time limit and a node that fails are not the companion's."""
+"""Ends of a job that nobody ended: a time limit and a node that fails are not the companion's."""
 OF_BLOCKS = FATAL | {JobState.CANCELLED, JobState.PREEMPTED}
 """The same of a task of an array: it waited when its job ended, or Slurm took it as a guest."""
 
 
 def violations(world: World, store: Store) -> list[str]:
-    """What is wrong, in words; empty when nothing is.
+    """Violations, in words; empty without any.
 
     A job that ended by its time limit or with its node was not lost by the companion.
     """
@@ -45,7 +45,7 @@ def _lost(world: World) -> Iterator[str]:
 
 
 def misplaced(world: World, job_ids: Iterable[int]) -> Iterator[str]:
-    """Of these jobs those that started at a size outside their strategy's limits."""
+    """Starts of these jobs at a size outside their strategy's limits."""
     for job_id in job_ids:
         for where in world.trainings[job_id].misplaced:
             yield f"job {job_id} ran at a size that its strategy cannot use: {where}"
@@ -77,7 +77,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 
 
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
-    """How the database's job and its runs differ from the cluster's job and the GPUs that it held."""
+    """Differences between the database's job with its runs and the cluster's job with the GPUs that it held."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if training.hot is not None:
         yield from blocks_differ(training, record, store)
@@ -118,7 +118,7 @@ def _skipped(world: World) -> Iterator[str]:
 
 
 def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: bool = False) -> Iterator[str]:
-    """Whether each run, by what it reported, goes on at the newest checkpoint and uses each pass's samples once, in
+    """Check that each run, by what it reported, goes on at the newest checkpoint and uses each pass's samples once, in
     order.
 
     So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so. A job of

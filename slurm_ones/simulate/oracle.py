@@ -56,12 +56,12 @@ class _OracleJob:
     mechanism: Mechanism
     batch: int = 0
     shape: Shape | None = None
-    """What it has, or will have once what is under way is done."""
+    """Shape that it has, or will have once what is under way is done."""
     target: dict[str, int] | None = None
     """GPUs that it will have once the new ones are ready."""
     changed_epoch: int = 0
     placed: float = 0.0
-    """When it was last given nodes."""
+    """Time at which it was last given nodes."""
     promised: bool | None = None
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class _OracleJob:
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 
     def view(self, world: World) -> JobView:
-        """What a policy is shown of it; what is under way is shown as done."""
+        """View of the job for a policy; what is under way is shown as done."""
         training, mechanism = self.training, self.mechanism
         app, asked, done = training.application, training.submission, training.position.progress
         epochs, left = done / app.dataset, max(app.total * asked.epochs - done, 1.0) / app.dataset
@@ -138,7 +138,7 @@ class _OracleJob:
 
     @property
     def busy(self) -> bool:
-        """Whether it starts, or GPUs that it is to have prepare."""
+        """True while it starts, or while GPUs prepare for it."""
         return self.target is not None or self.training.phase is Phase.LAUNCHING
 
 
@@ -160,7 +160,7 @@ class Oracle:
 
     @property
     def promises(self) -> dict[int, bool]:
-        """Whether the deadline of a job was promised, if anything was said of it."""
+        """Promises of jobs' deadlines, by job, for those that were decided."""
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
@@ -282,7 +282,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class TrueModel:
-    """What a job truly does from here on, as both of a policy's models."""
+    """The truth about the rest of a job, as both of a policy's models."""
 
     application: Application
     done: float
@@ -310,7 +310,7 @@ def remaining_s(training: Training, cluster: ClusterView) -> float:
 
 
 def limits_of(training: Training, cluster: ClusterView) -> Limits:
-    """Sizes and batches that a job can have; of one that did not opt in what it asked for alone."""
+    """Sizes and batches that a job can have; of one that did not opt in only what it asked for."""
     app, asked = training.application, training.submission
     most = min(app.max_gpus, cluster.gpus)
     counts = valid_counts(cluster, 1, most) if asked.elastic else ()
@@ -348,7 +348,7 @@ def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = Fal
 def place_near(
     shape: Shape, free: Nodes, cluster: ClusterView, own: Nodes, *, spread: bool = False, kind: str = ""
 ) -> dict[str, int]:
-    """As `place`, on the job's `own` nodes if these make as few and leave as little over."""
+    """Place as `place` does, on the job's `own` nodes if these make as few and leave as little over."""
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:
         return found
@@ -370,8 +370,8 @@ def _room(nodes: Iterable[NodeView], free: Nodes) -> int:
 
 
 def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bool, spread: bool) -> dict[str, int]:
-    """GPUs below the leaf switch with the least room that has enough, else of the roomiest and of what has enough for
-    the rest, as Slurm places a job on a tree."""
+    """GPUs below the leaf switch with the least room that has enough. Without one, they are of the roomiest leaf and of
+    what has enough for the rest, as Slurm places a job on a tree."""
     leaves: dict[str, dict[str, int]] = {}
     for node in nodes:
         if node.name in free:
@@ -412,7 +412,7 @@ class GpuChange(NamedTuple):
 
 
 class GpuPlan(NamedTuple):
-    """How a job comes to its GPUs."""
+    """Way of a job to its GPUs."""
 
     nodes: dict[str, int]
     keeps: dict[str, int]
@@ -422,7 +422,7 @@ class GpuPlan(NamedTuple):
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """How running jobs come to their new GPUs; those that find no room are left out.
+    """Ways of running jobs to their new GPUs; those that find no room are left out.
 
     Each is placed, the largest first unless `spread`, as if all of them had left theirs. It keeps its old GPUs until
     the new ones are ready unless another job needs them: then it leaves at once those that it will not have.

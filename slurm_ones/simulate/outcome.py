@@ -1,4 +1,4 @@
-"""What became of a simulated workload: plain data, from which all figures follow."""
+"""Outcome of a simulated workload: plain data, from which all figures follow."""
 
 from __future__ import annotations
 
@@ -36,31 +36,32 @@ class JobOutcome:
     application: str
     submitted: float
     started: float | None
-    """Its first start; None where it never ran."""
+    """Its first start; None if it never ran."""
     ended: float | None
-    """None where it had not ended when the simulation stopped."""
+    """End; None if it had not ended when the simulation stopped."""
     running_s: float
     """Seconds in which it held GPUs."""
     gpu_s: float
     """GPU-seconds that it held."""
     lost_gpu_s: float
-    """Of them those in which it did not train: starting, stopping, resizing."""
+    """Part of it in which it did not train: starting, stopping, resizing."""
     resizes: int
     """Interruptions after its first start."""
     fair_s: float
-    """Seconds it would take alone on its share of the cluster: GPUs over the jobs that were in the system meanwhile."""
+    """Seconds it would take by itself on its share of the cluster: GPUs over the jobs that were in the system
+    meanwhile."""
     metric: float
     target: float
-    """NaN where it has none."""
+    """Target metric; NaN if it has none."""
     elastic: bool = True
     deadline: float | None = None
-    """When it was to have ended; None where its user does not say."""
+    """Time by which it was to have ended; None if its user does not say."""
     promised: bool | None = None
-    """Whether that was promised; None where nothing was said of it."""
+    """True if that was promised, False if refused; None before either."""
 
     @property
     def in_time(self) -> bool | None:
-        """Whether it met its deadline; None where it has none."""
+        """True if it met its deadline; None if it has none."""
         return None if self.deadline is None else self.ended is not None and self.ended <= self.deadline
 
     @property
@@ -215,7 +216,7 @@ def _resizes(training: Training | None, stretches: Sequence[Segment]) -> int:
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
-    """When a job held which GPUs: a run each, or of a job of blocks the time between two changes."""
+    """GPUs that a job held, and when: one segment a run, or between two changes of a job of blocks."""
     held = [a for record in records for a in record.held(now)]
     if not held:
         return
@@ -233,6 +234,6 @@ def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
 
 
 def total_goodput(world: World) -> float:
-    """Progress of all jobs now, in GPUs that would bring it at their best batch, each alone."""
+    """Progress of all jobs now, in GPUs that would bring it at their best batch, each job by itself."""
     live = [world.trainings[job_id] for job_id in world.cluster.records.live_ids()]
     return sum(one.goodput / one.application.single_goodput(one.position.progress) for one in live)

@@ -125,7 +125,7 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
 
 
 class VirtualStop:
-    """How the companion waits in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
+    """The companion's wait in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
 
     Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
     things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given
@@ -224,12 +224,12 @@ def run(
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
     The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
-    stands in the companion's place (see `Oracle`), and nothing but starts takes time: the `settings` of companion and
+    stands in the companion's place (see `Oracle`). Then only starts take time, and the `settings` of companion and
     cluster are not used. `faults` are what goes wrong at the simulated Slurm, `conf` is what its admin sets. `on_time`
-    is called at each tick, with the simulated seconds and how many jobs have ended.
-    Raises `BadInput` for a job that fits the cluster at no size, ValueError for a policy, option or setting that does
-    not exist, `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees
-    with the cluster.
+    is called at each tick, with the simulated seconds and how many jobs have ended. Raises `BadInput` for a job that
+    fits the cluster at no size, and ValueError for a policy, option or setting that does not exist. Raises
+    `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees with the
+    cluster.
     """
     check_fits(workload, cluster.gpus)
     made = make or (lambda: make_policy(policy, **options))
@@ -274,7 +274,7 @@ def run(
 
 
 def fast_directory() -> str | None:
-    """A directory in memory, where there is one with room: files there cost little, and are not meant to stay."""
+    """A directory in memory, if there is one with room: files there cost little, and are not meant to stay."""
     roomy = (
         SHARED_MEMORY.is_dir()
         and os.access(SHARED_MEMORY, os.W_OK)

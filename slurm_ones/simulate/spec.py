@@ -58,7 +58,7 @@ class ClusterSpec:
         return self.parts or (Part(self.nodes, self.gpus_per_node),)
 
     def __str__(self) -> str:
-        """As `--cluster` has it: 16x4, or 8x4:a100+8x4:v100."""
+        """The cluster as `--cluster` has it: 16x4, or 8x4:a100+8x4:v100."""
         return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in self.all_parts)
 
     @property
@@ -122,7 +122,7 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
 
 
 def rounded(gpus: int, per_node: int) -> int:
-    """GPUs of a job that asks for so many and is given equally many on each of the fewest nodes."""
+    """GPUs of a job that asks for `gpus` and is given equally many on each of the fewest nodes."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 
@@ -132,7 +132,7 @@ Nodes = Mapping[str, int]
 
 
 class Slowdown(NamedTuple):
-    """How many times longer the parts of a job's step take."""
+    """Factors by which the parts of a job's step take longer."""
 
     compute: float = 1.0
     exchange: float = 1.0
@@ -146,8 +146,8 @@ class Network:
     """Leaf switches with equally many nodes each, in the nodes' order.
 
     Jobs that stay below one leaf switch exchange gradients at full speed. A job on several of them exchanges `taper`
-    times slower, and that many times slower again as there are jobs across leaf switches on the most used link of its
-    own: links are shared evenly (contention as in Wang et al., arXiv 2002.10105).
+    times slower. Jobs across leaf switches on its most used link multiply that: links are shared evenly (contention as
+    in Wang et al., arXiv 2002.10105).
     """
 
     leaves: int
@@ -172,7 +172,7 @@ def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]
 
 
 def slowdowns(cluster: ClusterView, placed: Sequence[Nodes]) -> list[Slowdown]:
-    """How much slower each job is for where all of them are; ranks wait for the slowest node."""
+    """Slowdown of each job by where all of them are; ranks wait for the slowest node."""
     leaf = {node.name: node.leaf for node in cluster.nodes}
     speed = {node.name: node.speed for node in cluster.nodes}
     below = [{leaf[name] for name, gpus in nodes.items() if gpus and name in leaf} for nodes in placed]

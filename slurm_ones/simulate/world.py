@@ -65,7 +65,7 @@ class World:
         self.client = SimulatedClient(self.cluster, user=USER)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
-        """Of the submissions by their names."""
+        """Job ids of the submissions, by their names."""
         self.mechanism = mechanism
         self._oracle = oracle
         self._speeds = spec.speeds
@@ -142,7 +142,7 @@ class World:
         return training
 
     def _request(self, submission: Submission, app: Application) -> Request:
-        """What its user asks of sbatch."""
+        """Request of its user to sbatch."""
         shape = asked_shape(submission.gpus, self.spec)
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"

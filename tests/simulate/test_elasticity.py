@@ -194,7 +194,7 @@ def test_all_elastic(small: ElasticityStudy) -> None:
     assert "unfinished" not in shown
     (said,) = small.verdict()
     less, more = (100 * (found[key] / none[key] - 1) for key in ("mean_jct_s", "gpu_hours"))
-    assert f"mean JCT changes by {less:+.0f} %" in said and f"jobs hold by {more:+.0f} %; one seed alone" in said
+    assert f"mean JCT changes by {less:+.0f} %" in said and f"jobs hold by {more:+.0f} %; one seed only" in said
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Faults:
         make()
 
     def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
-        """Make a change of a shape; `make(True)` gives the nodes alone."""
+        """Make a change of a shape; `make(True)` gives only the nodes."""
         self.change("update", job.key, lambda: make(False))
 
 
@@ -269,7 +269,7 @@ class SimulatedCluster:
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Hold what waits of an array, of that the named tasks alone where some are named, and nothing that runs."""
+        """Hold the waiting tasks of an array, only the named ones if any are named, and nothing that runs."""
         for job in self.records.known_of(array_id):
             if not job.pending or job.held_by:
                 continue
@@ -300,7 +300,7 @@ class SimulatedCluster:
         self._renew(job)
 
     def throttle(self, array_id: int, most: int) -> None:
-        """Let so many tasks of the array run at once; 0 for no limit."""
+        """Let at most this number of the array's tasks run at once; 0 for no limit."""
         array = self.records.arrays.get(array_id)
         if array is None or not self.records.known_of(array_id):
             raise UnknownJob(f"job {array_id}: Invalid job id specified")
@@ -352,7 +352,7 @@ class SimulatedCluster:
         if not (self.conf.requeues(code) and job.request.requeue):
             self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=seconds)
             return
-        # Held while it ran, it waits for its exit code, and an operator alone may release it.
+        # Held while it ran, it waits for its exit code, and only an operator may release it.
         job.held_by = "exit" if job.held_by == "user" else job.held_by
         self._wait_after(job, seconds)
 
@@ -440,8 +440,8 @@ class SimulatedCluster:
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
     def _need(self, job: SimulatedJob, partition: str) -> Resources:
-        """What it takes of each of its nodes there: all where nodes are handed out whole; a job that asks for GPUs in
-        all takes as many as make up their number."""
+        """Resources that it takes of each of its nodes there. They are all if nodes are handed out whole. A job that
+        asks for a total of GPUs takes as many as make it up."""
         spec, asked = self.nodes.partitions[partition], job.request
         if spec.whole_nodes or asked.exclusive:
             return spec.capacity
@@ -482,7 +482,8 @@ class SimulatedCluster:
         return frozenset(found)
 
     def queue(self) -> list[QueuedJob]:
-        """What could start, were there room, in the order in which it would; a job once for each of its partitions."""
+        """Jobs that could start, were there room, in the order in which they would; a job once for each of its
+        partitions."""
         jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
@@ -503,7 +504,7 @@ class SimulatedCluster:
         return queue
 
     def running(self) -> list[RunningJob]:
-        """What every job holds, until its last process is gone."""
+        """Resources of every job, until its last process is gone."""
         return [
             RunningJob(
                 job.start_time + (job.limit_s or UNLIMITED_S),

@@ -10,7 +10,7 @@ from slurm_ones.policy.ledger import NOTHING, Ledger, Resources
 from slurm_ones.slurm.model import Node, Partition, Reservation
 
 PreemptMode = Literal["", "cancel", "requeue"]
-"""What becomes of a preempted job; "" for one that is not preempted."""
+"""Fate of a preempted job; "" for one that is not preempted."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PartitionSpec:
         return Resources(self.gpus_per_node, self.cpus_per_node, self.memory_mb)
 
     def to_model(self) -> Partition:
-        """As Slurm shows it."""
+        """The partition as Slurm shows it."""
         its = Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
         return replace(its, tier=self.tier, preempt_mode=self.preempt.upper(), grace_s=self.grace_s)
 
@@ -61,17 +61,17 @@ class Qos(NamedTuple):
     user_gpus: int = 0
     """The same of each user's (MaxTRESPU)."""
     usage_factor: float = 1.0
-    """What a GPU-hour of its jobs counts."""
+    """Weight of a GPU-hour of its jobs."""
 
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """What an admin sets besides nodes and partitions."""
+    """Settings of an admin besides nodes and partitions."""
 
     qos: tuple[Qos, ...] = (Qos(),)
     """The first is that of jobs which name none."""
     licenses: Mapping[str, int] = field(default_factory=dict)
-    """How many there are, by name."""
+    """Number of each licence, by name."""
     account_gpus: Mapping[str, int] = field(default_factory=dict)
     """Most GPUs of all jobs of an account (GrpTRES), by its name."""
     accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -80,11 +80,11 @@ class SlurmConf:
     """QOS that a user's associations list, by user; who is not named has all."""
     reservations: tuple[Reservation, ...] = ()
     youngest_first: bool = False
-    """Of jobs of equal priority and nodes the youngest is preempted first."""
+    """True if of jobs with equal priority and nodes the youngest is preempted first."""
     reclaim_licenses: bool = False
     """Jobs are preempted for their licenses too."""
     kill_wait_s: float = 30.0
-    """From SIGTERM to SIGKILL."""
+    """Time from SIGTERM to SIGKILL."""
     requeue_exit: str = ""
     """Exit codes after which a job that may be requeued waits again (RequeueExit), as `1,90-99`."""
 
@@ -94,8 +94,8 @@ class SlurmConf:
         return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
 
     def refusal(self, user: str, account: str, qos: str, *, operator: bool) -> str:
-        """Why a job of that user may not be moved to this account and QOS, as Slurm says it: an operator may name a QOS
-        that the user has not; "" if it may."""
+        """Reason against moving a job of that user to this account and QOS, in Slurm's words; "" if it may. An operator
+        may name a QOS that the user has not."""
         if account and account not in self.accounts.get(user, {account}):
             return "Invalid account or account/partition combination specified"
         if qos and not operator and qos not in self.own_qos.get(user, {qos}):
@@ -119,7 +119,7 @@ class NodeState:
     down: bool = False
     drained: bool = False
     held: dict[int, Resources] = field(default_factory=dict)
-    """What each job holds of it."""
+    """Resources that each job holds of it."""
 
     @property
     def usable(self) -> bool:
@@ -134,13 +134,13 @@ class NodeState:
 
     @property
     def free(self) -> Resources:
-        """What Slurm could hand out now."""
+        """Resources that Slurm could hand out now."""
         if not self.usable or (self.held and not self.counted):
             return NOTHING
         return self.capacity.without(self.used)
 
     def to_model(self, *, reserved: bool = False) -> Node:
-        """As Slurm shows it."""
+        """The node as Slurm shows it."""
         used = self.used
         state = "ALLOCATED" if used.gpus == self.capacity.gpus else "MIXED" if self.held else "IDLE"
         if self.down:
@@ -188,7 +188,7 @@ class Nodes:
         return self._states[name]
 
     def names(self) -> tuple[str, ...]:
-        """Of all nodes."""
+        """Names of all nodes."""
         return tuple(self._states)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ class Nodes:
         return None if len(nodes) == len(self._states) else frozenset(nodes)
 
     def ledger(self) -> Ledger:
-        """What each usable node could give now."""
+        """GPUs that each usable node could give now."""
         return Ledger({name: state.free for name, state in self._states.items() if state.usable})
 
     def free(self, partition: str) -> dict[str, int]:
@@ -240,7 +240,7 @@ class Nodes:
             self[name].held.pop(job_id, None)
 
     def to_model(self, reserved: frozenset[str] = frozenset()) -> dict[str, Node]:
-        """As Slurm shows them, those that are reserved now among them."""
+        """The nodes as Slurm shows them, those that are reserved now among them."""
         for name, state in self._states.items():
             if name not in self._seen:
                 self._seen[name] = state.to_model()

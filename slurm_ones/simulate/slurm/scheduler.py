@@ -1,5 +1,4 @@
-"""Which waiting jobs a simulated Slurm starts, and which running ones it preempts for them: in order, then EASY
-backfill.
+"""Starts of a simulated Slurm, and its preemptions for them: in order, then EASY backfill.
 
 Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995: a job may overtake the first one that finds no room if that
 starts no later for it. Ends are taken from time limits, as Slurm does.
@@ -16,13 +15,13 @@ from slurm_ones.policy.ledger import Ledger, Resources
 from slurm_ones.simulate.slurm.nodes import Nodes, SlurmConf
 
 UNLIMITED_S = 365 * 86400.0
-"""What Slurm plans with for a job without a time limit."""
+"""Time that Slurm plans with for a job without a time limit."""
 RESOURCES, PRIORITY, LICENSES, UNAVAILABLE = "Resources", "Priority", "Licenses", "ReqNodeNotAvail"
-"""Why a job waits, as Slurm says it; limits have words of their own."""
+"""Reasons for which a job waits, in Slurm's words; limits have words of their own."""
 
 
 class Association(NamedTuple):
-    """Whose limits a job counts against, and the licenses that it uses."""
+    """Association whose limits a job counts against, and the licences that it uses."""
 
     user: str = ""
     account: str = ""
@@ -38,20 +37,20 @@ class QueuedJob(NamedTuple):
     least_nodes: int
     most_nodes: int
     need: Resources
-    """What it takes of each node."""
+    """Resources that it takes of each node."""
     limit_s: float = 0.0
-    """How long it may run; 0 for no limit."""
+    """Time that it may run; 0 for no limit."""
     only: frozenset[str] | None = None
     """Nodes that it may have, None for all."""
     named: frozenset[str] = frozenset()
     """Nodes that it must have."""
     of: Association = Association()
     most: int = 1
-    """How many of its tasks may start."""
+    """Number of its tasks that may start."""
 
 
 class RunningJob(NamedTuple):
-    """What a job gives back, and when at the latest."""
+    """Resources that a job gives back, and when at the latest."""
 
     ends: float
     held: Mapping[str, Resources]
@@ -126,7 +125,7 @@ class SchedulingPass:
         self.victims: dict[int, int] = {}
         """Jobs that are preempted, and for whom."""
         self.reasons: dict[int, str] = {}
-        """Why a job waits."""
+        """Reasons for which jobs wait."""
         self.crowded = False
         """Jobs wait behind another."""
         self._nodes, self._conf, self._now = nodes, conf, now
@@ -136,7 +135,7 @@ class SchedulingPass:
         self._free = nodes.ledger()
         self._starts: Counter[int] = Counter()
         self._kept: list[tuple[float, Ledger]] = []
-        """When jobs that wait will start at the latest, and what is free then beside each."""
+        """Latest starts of jobs that wait, and what is free then next to each."""
 
     # -- the two schedulers --------------------------------------------------------------------------------------
 
@@ -210,14 +209,14 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """What of the free this job may use: if it ends in time, what is kept for others too."""
+        """Part of the free resources that this job may use: if it ends in time, what is kept for others too."""
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """When the job will start at the latest, and what is free then next to it; those that it may preempt count as
-        gone, as in Slurm."""
+        """Latest start of the job, and what is free then next to it. Those that it may preempt count as gone, as in
+        Slurm."""
         then = self._free.only(self._nodes.partitions[job.partition].nodes)
         guests = {one.job_id: one.held for one in self._preemptable(job)}
         steps = [(self._now, [*guests.values()])] if guests else []
@@ -234,8 +233,8 @@ class SchedulingPass:
     # -- preemption ----------------------------------------------------------------------------------------------
 
     def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
-        """Choose jobs to preempt for this one, after those that leave already, until it fits, and keep its nodes and
-        licenses for it; nobody if it would not fit at last."""
+        """Choose jobs to preempt for this one, after those that leave already, until it fits. Keep its nodes and
+        licences for it. Nobody is chosen if it would not fit at last."""
         guests = self._preemptable(job)
         if not guests:
             return False

@@ -151,7 +151,7 @@ class SimulatedClient:
         self._programs = programs
         self._faults = faults or cluster.faults
         self.uses: dict[int, GpuUse] = {}
-        """What Slurm measures of jobs' GPUs; nothing, unless somebody says so."""
+        """Use of jobs' GPUs as Slurm measures it; nothing unless somebody sets it."""
 
     # -- what is read --------------------------------------------------------------------------------------------
 

@@ -15,14 +15,14 @@ from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState, Task
 
 
 class Program(Protocol):
-    """What a job does while it runs. It calls the cluster when it exits by itself."""
+    """Program of a job while it runs. It calls the cluster when it exits by itself."""
 
     @property
     def batch(self) -> int:
         """Global batch in force, for the records."""
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """A run begins on so many GPUs of each node."""
+        """Begin a run on that many GPUs of each node."""
 
     def stop(self, *, killed: bool = False) -> float:
         """Its processes are to end, or were `killed` with no word to them; returns the seconds until they are gone."""
@@ -43,16 +43,16 @@ class Idle:
 
 @dataclass(frozen=True)
 class Request:
-    """What `sbatch` is asked for."""
+    """Request of a job to `sbatch`."""
 
     nodes: int = 1
     max_nodes: int = 0
     """0 for as many as `nodes`."""
     gpus_per_node: int = 0
     gpus_total: int = 0
-    """From `--gpus`; it then says nothing of a node's GPUs."""
+    """Total of `--gpus`; a node's GPUs are then not asked for."""
     tasks: int = 0
-    """0 where it gave no task counts."""
+    """Task counts; 0 if it gave none."""
     partition: str = ""
     """Empty for the default; several with commas between."""
     name: str = "job"
@@ -81,7 +81,7 @@ class Request:
     """Counted where Slurm counts them, and the same of the memory."""
     cpus_per_gpu: int = 0
     memory_mb: int = 0
-    """Of each node."""
+    """Memory of each node."""
     node_names: tuple[str, ...] = ()
     """Nodes that it must have (`-w`)."""
     excluded: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Request:
     reservation: str = ""
 
     def cpus_on(self, gpus: int) -> int:
-        """CPUs that it asks for on a node, next to so many GPUs there."""
+        """CPUs that it asks for on a node, next to this number of GPUs there."""
         return max(self.cpus_per_node, self.cpus_per_gpu * gpus)
 
 
@@ -116,7 +116,7 @@ class TaskArray:
     program: Callable[[JobKey], Program]
     throttle: int
     records: list[SimulatedJob] = field(default_factory=list)
-    """Of its tasks; those that wait and that nothing sets apart are in one, which has the array's id."""
+    """Records of its tasks; those that wait and that nothing sets apart are in one, which has the array's id."""
 
     @property
     def room(self) -> int:
@@ -163,7 +163,7 @@ class SimulatedJob:
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs it holds on each node, until its last process is gone."""
     resources: Resources = NOTHING
-    """What it holds of each node besides."""
+    """Other resources that it holds of each node."""
     preempted_at: float = 0.0
     node_list: tuple[str, ...] = ()
     """Nodes of its last run."""
@@ -175,13 +175,13 @@ class SimulatedJob:
     array_tasks: tuple[int, ...] = ()
     """Its task of the array, or several that wait."""
     events: list[Event] = field(default_factory=list)
-    """What would happen to its run or wait."""
+    """Events to come in its run or wait."""
     forgotten: Event | None = None
     """Slurm forgets it, some time after its end."""
     allocations: list[HeldGpus] = field(default_factory=list)
-    """What it held before."""
+    """Allocations that it held before."""
     since: float = 0.0
-    """When it got the GPUs that it has."""
+    """Time at which it got the GPUs that it has."""
     _model: Job | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -192,7 +192,7 @@ class SimulatedJob:
 
     @property
     def main_id(self) -> int:
-        """What sbatch answered: its id, or that of its array."""
+        """Id that sbatch answered: its own, or that of its array."""
         return self.array.array_id if self.array is not None else self.job_id
 
     @property
@@ -209,7 +209,7 @@ class SimulatedJob:
 
     @property
     def startable(self) -> bool:
-        """It waits for room alone."""
+        """True if it waits only for room."""
         return self.pending and not (self.held_by or self.ending or self.begin)
 
     @property
@@ -223,7 +223,7 @@ class SimulatedJob:
 
     @property
     def holdings(self) -> dict[str, Resources]:
-        """What it holds of each node."""
+        """Resources that it holds of each node."""
         return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
@@ -238,7 +238,7 @@ class SimulatedJob:
         self.events.clear()
 
     def to_model(self) -> Job:
-        """As Slurm shows it."""
+        """The job as Slurm shows it."""
         if self._model is None:
             self._model = self._build_model()
         return self._model
@@ -339,13 +339,13 @@ class JobRecords:
         raise UnknownJob(f"job {job_id}: Invalid job id specified")
 
     def look(self, job_id: JobKey) -> Job:
-        """As Slurm shows it; a task that waits with others as one of its own. Raises `UnknownJob`."""
+        """The job as Slurm shows it; a task that waits with others as one of its own. Raises `UnknownJob`."""
         seen = self.get(job_id).to_model()
         return replace(seen, array_tasks=(job_id.task,)) if isinstance(job_id, Task) else seen
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
         """The tasks of an array that Slurm still knows, each as a job of its own, without those that were cancelled
-        while they waited together; raises `UnknownJob` where it knows of no such job."""
+        while they waited together. Raises `UnknownJob` if it knows of no such job."""
         records = self.known_of(array_id)
         if not records:
             self.get(array_id)
@@ -361,7 +361,7 @@ class JobRecords:
         return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
-        """What Slurm still knows of an array, by the tasks; nothing of what is none."""
+        """Records that Slurm still knows of an array, by the tasks; nothing for what is no array."""
         known = self.of(array_id) if array_id in self.arrays else []
         return [record for record in known if record.job_id in self.known]
 
@@ -379,7 +379,7 @@ class JobRecords:
         return waiting
 
     def set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """That task of it as a record of its own: with a new id, or the array's for the last of its tasks."""
+        """Set that task of it apart as a record of its own: with a new id, or the array's for the last of its tasks."""
         array = job.array
         if array is None or len(job.array_tasks) < 2:
             return job
@@ -396,7 +396,7 @@ class JobRecords:
         return apart
 
     def live_ids(self) -> dict[int, None]:
-        """What sbatch answered for the jobs that have not ended, in the order of submission."""
+        """Ids that sbatch answered for the jobs that have not ended, in the order of submission."""
         return dict.fromkeys(job.main_id for job in self.known.values() if not job.ended)
 
 

@@ -37,13 +37,13 @@ class Timeline:
         return self.now
 
     def at(self, time: float, action: Callable[[], None]) -> Event:
-        """Let `action` happen at that time, at once where it is past; of equal times, the first asked for first."""
+        """Let `action` happen at that time, at once if it is past; of equal times, the first asked for first."""
         event = Event(max(time, self.now), action)
         heapq.heappush(self._heap, (event.time, next(self._order), event))
         return event
 
     def after(self, seconds: float, action: Callable[[], None]) -> Event:
-        """Let `action` happen so many seconds from now."""
+        """Let `action` happen this many seconds from now."""
         return self.at(self.now + seconds, action)
 
     def run(self, until: float, *, until_change: bool = False) -> None:
@@ -64,9 +64,10 @@ class ClusterSettings:
     """Times in seconds. Slurm's own are its defaults."""
 
     requeue_delay_s: float = 121.0
-    """A requeued job starts this much later, unless its start is set anew."""
+    """A requeued job starts this much later, unless its start is set again."""
     schedule_s: float = 1.0
-    """From a change to Slurm's main scheduling, which starts jobs in their order up to the first that finds no room."""
+    """Time from a change to Slurm's main scheduling, which starts jobs in their order up to the first that finds no
+    room."""
     backfill_s: float = 30.0
     """Between two rounds of backfill, which starts those behind it that do not delay it."""
     ending_s: float = 1.0
@@ -74,16 +75,16 @@ class ClusterSettings:
     min_job_age_s: float = 300.0
     """Slurm forgets a job this long after its end."""
     time_limit_s: float = 0.0
-    """Limit of every job; 0 for none. Slurm plans with a year where there is none."""
+    """Limit of every job; 0 for none. Slurm plans with a year if there is none."""
 
     report_s: float = 30.0
-    """Between two throughput reports of a job. The wrapper's are 2 s apart, of which the companion sees one a tick."""
+    """Time between two throughput reports of a job. The wrapper's are 2 s apart, and the companion sees one a tick."""
     first_report_s: float = 30.0
-    """From a run's first step to its first throughput report."""
+    """Time from a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0
     """Between two checkpoints that a job takes unasked: the wrapper's default."""
     stall_s: float = 0.0
-    """For how long such a checkpoint stops the training; the published studies count nothing."""
+    """Pause of training for such a checkpoint; the published studies count nothing."""
     speed_noise: float = 0.05
     """Standard deviation of the logarithm of a reported throughput."""
     gradient_noise: float = 0.15

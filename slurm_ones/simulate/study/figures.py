@@ -78,7 +78,7 @@ def metrics_of(*tables: str) -> list[Metric]:
 
 
 def end_of(outcome: Outcome) -> float:
-    """When the last job ended, or when the simulation was given up."""
+    """End of the last job, or of the simulation if it was given up."""
     ends = [job.ended for job in outcome.jobs if job.ended is not None]
     if len(ends) < len(outcome.jobs):
         ends += [segment.end for segment in outcome.segments] + [at for at, _ in outcome.goodput]
@@ -94,7 +94,7 @@ def completion_times(outcome: Outcome) -> Floats:
 
 
 def unfairness(job: JobOutcome, jct_s: float) -> float:
-    """Finish-time fairness ρ: JCT over the time alone on its share of the cluster; NaN if that is unknown."""
+    """Finish-time fairness ρ: JCT over the time by itself on its share of the cluster; NaN if that is unknown."""
     return jct_s / job.fair_s if math.isfinite(job.fair_s) and job.fair_s > 0 else math.nan
 
 
@@ -256,11 +256,12 @@ class Bound:
     """Mean JCTs in seconds."""
 
     mean_jct_s: float
-    """That no schedule can beat."""
+    """Mean JCT that no schedule can beat."""
     fluid_mean_jct_s: float
-    """Of the fluid schedule: the prices of `ones` without costs, fractions or lack of knowledge of the jobs."""
+    """Mean JCT of the fluid schedule: the prices of `ones` without costs, fractions or lack of knowledge of the
+    jobs."""
     alone_mean_jct_s: float
-    """Of each job alone on the cluster from its submission."""
+    """Mean JCT of each job by itself on the cluster from its submission."""
 
 
 def mean_bound(bounds: Mapping[int, Bound]) -> Bound:
@@ -278,9 +279,9 @@ def bounds_json(bounds: Mapping[int, Bound]) -> dict[str, Any]:
 def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str, float]:
     """Mean JCT over the bound, and the parts that add up to it, in seconds a job.
 
-    A job alone on the cluster; what sharing costs in the fluid schedule besides; the time for which jobs hold GPUs
-    without training, and wait for the next decision when they come; and the rest: whole GPUs, placement, changes that
-    were not worth their cost, and what the policy does not know or does not do well.
+    Parts of the mean JCT. They are a job alone on the cluster, and what sharing costs in the fluid schedule. Then come
+    the time for which jobs hold GPUs without training, and the wait for the next decision when they come. The rest is
+    whole GPUs, placement, changes that were not worth their cost, and what the policy does not know or do well.
     """
     mean = float(completion_times(outcome).mean())
     pauses = float(np.mean([_paused_s(job) + _until_tick_s(job, interval_s) for job in outcome.jobs]))

@@ -50,8 +50,8 @@ OWN = (
     "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
-"""Options that a study's jobs need as they are. A comment, of which our Slurm plugin's options make one, would have a
-companion take them for elastic ones."""
+"""Options that a study's jobs need as they are. With a comment, which our Slurm plugin's options make, a companion
+would take them for elastic ones."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
 """All other variables of Slurm's belong to the job in which a study may be started."""
 
@@ -180,11 +180,11 @@ class Waits:
 
     files_s: float = 1.0
     first_s: float = 2.0
-    """To Slurm, after a change there."""
+    """Interval of questions to Slurm, after a change there."""
     most_s: float = 60.0
-    """To Slurm in the end: sites ask for no more than a question a minute."""
+    """Longest interval of questions to Slurm: sites ask for no more than one a minute."""
     late_s: float = 60.0
-    """From a job's end until its result is visible, on a network file system."""
+    """Time from a job's end until its result is visible, on a network file system."""
 
 
 @dataclass

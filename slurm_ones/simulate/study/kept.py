@@ -209,7 +209,7 @@ def run_part(plan: StudyPlan, key: str, root: Path) -> None:
     part = {part.key: part for part in parts_of(plan)}.get(key)
     if part is None:
         raise RuntimeError(
-            "this node has another version of slurm-ones, Python, numpy or scipy than the machine that sent this part, "
+            "this node has another version of slurm-ones, Python, numpy or scipy than this part's sender, "
             "or the workload's files or the code have changed since: start the study again"
         )
     folder = StudyFolder(root)

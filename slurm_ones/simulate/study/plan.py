@@ -58,7 +58,7 @@ class Source:
     """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """The work of one seed; a file's is the same for all. `elastic` is for traces alone. Raises `BadInput`."""
+        """The work of one seed; a file's is the same for all. `elastic` is only for traces. Raises `BadInput`."""
         if self.workload in MIXES:
             options = {name: value for name, value in vars(self).items() if name not in ("workload", "profiles")}
             return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
@@ -186,7 +186,7 @@ class StudyPlan:
         for seed in self.seeds:
             self.workload(seed)
         if any(part.kind for part in self.cluster.all_parts) and not self.idealized:
-            raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
+            raise BadInput("--cluster: GPUs of several kinds are simulated only with --idealized")
         if self.settings:
             try:
                 companion_settings(self.cluster, Path(), self.settings)

@@ -243,7 +243,7 @@ class ElasticityStudy:
                 undecided += f"; up to {missing:.0f} jobs had not ended when the simulation gave up, and do not count"
             found.append(
                 f"With {one.label} of the jobs elastic the mean JCT changes by {_between(jct)}, and the GPU hours that "
-                f"jobs hold by {_between(hours)}{undecided}{'; one seed alone' if len(jct) == 1 else ''}."
+                f"jobs hold by {_between(hours)}{undecided}{'; one seed only' if len(jct) == 1 else ''}."
             )
         return found
 
@@ -291,11 +291,11 @@ class ElasticityStudy:
             f"Cluster: one partition of {cluster}. Limits of users, accounts and reservations are not there.",
             f"Jobs: {jobs}. They are submitted within {seconds(s.hours * 3600)}.",
             *([f"{s.left_out} jobs asked for more GPUs than the cluster has, and are left out."] if s.left_out else []),
-            f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted, "
-            f"and for at most {PATIENCE:g} times as long as the counted ones take.",
+            f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes. They are not "
+            f"counted, and stay for at most {PATIENCE:g} times as long as the counted ones take.",
             "A job that is not elastic comes when it came, asks for what it asked for, and holds it for as long as it "
-            "did, whether it then ended well, failed or was cancelled.",
-            "Slurm starts jobs in the order of their submission, with backfill by time limits; if none was recorded, "
+            "did: whether it then ended well, failed or was cancelled.",
+            "Slurm starts jobs in the order of their submission, with backfill by time limits. If none was recorded, "
             f"the limit is the time that the job ran. {SLACK_S:g} s are added to each.",
             f"Curves of speed and efficiency are those of {kind}; {len(self.curves.applications)} applications.",
             *RULE,

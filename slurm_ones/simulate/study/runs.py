@@ -101,7 +101,7 @@ def run_all(
     known: Mapping[tuple[str, int], StudyRun] | None = None,
     on_run: Callable[[StudyRun], None] = lambda run: None,
 ) -> list[StudyRun]:
-    """All runs of a plan, in parallel processes. A policy that crashes costs itself that seed alone.
+    """All runs of a plan, in parallel processes. A policy that crashes loses only that seed.
 
     Only the first seed's outcomes keep what is drawn: segments and goodput. Runs that are `known`, by label and seed,
     are taken as they are; `on_run` gets each other one as it ends.
@@ -234,8 +234,8 @@ class ContenderSummary:
 def summarize(
     plan: StudyPlan, runs: Sequence[StudyRun], bounds: Mapping[int, Bound] = NO_BOUNDS
 ) -> list[ContenderSummary]:
-    """Each contender over the seeds that it came through, against the first on those that both did, and against the
-    bound of each seed that has one."""
+    """Each contender over the seeds that it came through. It is compared with the first on those that both did, and
+    with the bound of each seed that has one."""
     done = {(run.label, run.seed): run.outcome for run in runs if run.outcome is not None}
     for one in plan.contenders:
         stands = [done[one.label, seed] for seed in plan.seeds_of(one) if (one.label, seed) in done]

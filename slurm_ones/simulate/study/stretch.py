@@ -34,7 +34,7 @@ SLACK_S = 60.0
 """Slurm ends a job so long after its time limit."""
 PATIENCE = 2.0
 """Longest hold of a job that was there before, over the time that the counted ones take: beyond, the simulation would
-go on for it alone."""
+go on only for it."""
 BEFORE = "before-"
 """Beginning of the names of jobs that were there when the stretch began, and are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
@@ -73,12 +73,13 @@ class Stretch:
 
     @property
     def hours(self) -> float:
-        """From the first submission to the last."""
+        """Hours from the first submission to the last."""
         return (self.jobs[-1].submitted - self.begins) / 3600.0
 
 
 def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
-    """At most `most` jobs of a trace that follow each other: of all such stretches the one whose load is the median.
+    """A stretch of at most `most` jobs of a trace that follow each other: of all such stretches the one whose load is
+    the median.
 
     `cluster` is nodes and GPUs of each; None for as many as were held at once. `sample` is the share of the jobs that
     are taken, at random but always the same, for a cluster that is smaller than the trace's. Raises `BadInput`.
@@ -139,8 +140,8 @@ def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
 
 
 def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
-    """What ran at that moment and what waited, in this order, with what was left of its run time, `most_s` at most, and
-    of its time limit."""
+    """Jobs that ran at that moment, then those that waited, with the rest of their run time, `most_s` at most, and of
+    their time limit."""
     there = sorted((job for job in earlier if job.began + job.run_s > at), key=lambda job: job.began > at)
     return [
         job._replace(
@@ -264,8 +265,8 @@ def _add(
 UP_TO_H: dict[Size, float] = {"small": 1.5, "medium": 12.0, "large": 60.0, "extra-large": float("inf")}
 """GPU-hours of the jobs of each size, as the catalogue has them."""
 USEFUL = 0.5
-"""Least goodput of each GPU that a job asked for, over that of one GPU alone: who asked for more knew no better, and a
-study that took such jobs would gain by what a word to their users gains as well."""
+"""Least goodput of each GPU that a job asked for, over that of one GPU alone on its work. A user who asked for more
+knew no better. A study that took such jobs would gain by what a word to their users gains as well."""
 LEAST_S = 300.0
 """Jobs that ran for less stay rigid: they are over before a resize has paid."""
 RESIZE_S = 30.0
@@ -277,9 +278,9 @@ RULE = (
     f"The GPU-hours that a job took say how large it is: small up to {UP_TO_H['small']:g}, medium up to "
     f"{UP_TO_H['medium']:g}, large up to {UP_TO_H['large']:g}, extra-large beyond.",
     f"Of the applications of that size those count that keep each GPU the job asked for at least {100 * USEFUL:g} % as "
-    "useful as one alone; if there is none, those of all sizes; if there is none either, the job stays rigid.",
+    "useful as a single one. If there is none, those of all sizes count; if there is none either, the job stays rigid.",
     "Of these, a hash of the seed and the job's number picks one.",
-    "Its training is made so long that at the GPUs that the job asked for, and the batch best there, it takes exactly "
+    "Its training is made so long that at the GPUs it asked for, and the best batch there, it takes "
     "the time that was recorded.",
     f"Jobs that ran for less than {LEAST_S:g} s stay rigid.",
 )
@@ -323,7 +324,7 @@ class Curves:
 
 
 def size_of(job: TraceJob) -> Size:
-    """By the GPU-hours that it took."""
+    """Size of a job by the GPU-hours that it took."""
     return next(size for size in get_args(Size) if job.gpu_hours <= UP_TO_H[size])
 
 

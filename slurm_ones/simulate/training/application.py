@@ -1,4 +1,4 @@
-"""What a simulated training job truly is: its speed at each size, and what a sample is worth at each batch.
+"""The truth about a simulated training job: its speed at each size, and what a sample is worth at each batch.
 
 Only the simulator knows this. The companion sees what the job's reports say, with noise.
 
@@ -41,7 +41,7 @@ class PlacedSpeed(Speed, Protocol):
     """A speed that knows how much the exact placement matters."""
 
     def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """As `step`, on nodes that give the job that many GPUs each."""
+        """Step times as `step`, on nodes that give the job that many GPUs each."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,22 @@ class Application:
     min_batch: int = 0
     """Smallest global batch it takes; 0 for the base batch."""
     resize_s: float = 30.0
-    """What the published studies take a resize of this application to cost; `--resize-cost` overrides it."""
+    """Cost of a resize of this application in the published studies; `--resize-cost` overrides it."""
     parameters: float = 25e6
-    """Of its model: what is sent to new ranks grows with them."""
+    """Parameters of its model: what is sent to new ranks grows with them."""
     target: float = math.nan
-    """Metric at which its user is content; NaN where every job that trained its epochs is."""
+    """Metric at which its user is content; NaN if every job that trained its epochs is."""
     patience: int = 0
-    """Epochs over the data without improvement after which its training gives up (`progress.TrainingCurve`); 0 where it
+    """Epochs over the data without improvement after which its training gives up (`progress.TrainingCurve`); 0 if it
     trains to its last epoch. Its last epoch is where that happens at efficiency 1: never later at any other."""
     least_gain: float = 0.0
     """Rise of the metric that counts as an improvement over `patience` epochs."""
     passes_alone: int = 1
     """Passes that one GPU makes at least in a step beyond the base batch."""
     faster: float = 1.0
-    """How many times as fast as on the reference its compute is on its kind of GPU."""
+    """Speed of its compute on its kind of GPU, as a multiple of the reference's."""
     by: TrainedBy | None = None
-    """Its training strategy; None where it is plainly data parallel."""
+    """Its training strategy; None if it is plainly data parallel."""
     later: Application | None = None
     """The same once a part of its training is done, where its strategy then exchanges less (`TrainedBy.from_share`)."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
@@ -116,7 +116,7 @@ class Application:
         return self.later if frozen and self.later is not None else self
 
     def limits(self, progress: float) -> Limits | None:
-        """What its strategy says of itself at that progress."""
+        """Limits that its strategy reports at that progress."""
         if self.by is None:
             return None
         most, local = self.max_gpus, self.max_local_batch
@@ -278,7 +278,7 @@ class Submission:
     epochs: float = 1.0
     """Share of the application's epochs that it trains."""
     declares: float = 1.0
-    """Epochs that it says it trains over those that it does; 0 where it does not say."""
+    """Epochs that it says it trains over those that it does; 0 if it does not say."""
     priority: int = 1
     """Slurm's: jobs of higher priority come first."""
     deadline_s: float | None = None
@@ -306,13 +306,13 @@ USE = {
     "vit-imagenet": 1.0,
     "gpt2-finetune": 1.0,
 }
-"""How much of it each kind of job uses: the exponent."""
+"""Exponent of each kind of job: how much of a faster GPU it uses."""
 LEAST_USE = 0.2
-"""Of an application that is none of these at least; how much follows from its name."""
+"""Least use of an application that is none of these; how much more follows from its name."""
 
 
 def use_of(application: str) -> float:
-    """How much of a faster GPU the application uses, by its name: one of `USE`, maybe with a variant's letter."""
+    """Use of a faster GPU by the application, by its name: one of `USE`, maybe with a variant's letter."""
     for name, use in USE.items():
         if application == name or application.startswith(f"{name}-"):
             return use
@@ -320,7 +320,7 @@ def use_of(application: str) -> float:
 
 
 def factor(application: str, kind: str) -> float:
-    """How many times as fast its compute is on that kind of GPU; 1 where the kind has no name."""
+    """Speed of its compute on that kind of GPU, as a multiple; 1 if the kind has no name."""
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 
@@ -334,26 +334,26 @@ def on_kind(app: Application, kind: str) -> Application:
 
 
 STATE_BYTES = 12.0
-"""Of each parameter: its value and two moments of the optimizer, in single precision."""
+"""Bytes of each parameter: its value and two moments of the optimizer, in single precision."""
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """The job stops with a checkpoint and starts anew; its GPUs are given back meanwhile or held, and do not train."""
+    """The job stops with a checkpoint and starts again; its GPUs are given back meanwhile or held, and do not train."""
 
     seconds: float | None = 30.0
-    """That each start interrupts training, the first included; None for what was measured of each application."""
+    """Pause of each start, the first included; None for what was measured of each application."""
 
     def start_s(self, app: Application) -> float:
         """Seconds that a start from nothing holds GPUs before they train."""
         return app.resize_s if self.seconds is None else self.seconds
 
     def grow_s(self, app: Application) -> float:
-        """Seconds that training stands still when the job gains GPUs."""
+        """Seconds that training pauses when the job gains GPUs."""
         return self.start_s(app)
 
     def shrink_s(self, app: Application) -> float:
-        """Seconds that training stands still when the job gives up GPUs."""
+        """Seconds that training pauses when the job gives up GPUs."""
         return self.start_s(app)
 
     def prepare_s(self, app: Application) -> float:
@@ -370,16 +370,16 @@ class Hot:
     """
 
     pause_s: float = 0.3
-    """That training stands still for a growth, besides what sending the state takes."""
+    """Pause of training for a growth, besides what sending the state takes."""
     shrink_pause_s: float = 0.03
-    """That training stands still when blocks leave."""
+    """Pause of training when blocks leave."""
     bytes_per_s: float = 650e6
-    """At which the state of a job reaches new blocks."""
+    """Speed at which the state of a job reaches new blocks."""
     launch_s: float = 7.0
-    """From the start of a block until it is ready: imports, model, first pass. As long, a job that starts from nothing
-    holds its GPUs before they train."""
+    """Time from the start of a block until it is ready: imports, model, first pass. A job that starts from nothing
+    holds its GPUs as long before they train."""
     recover_s: float = 5.0
-    """From the loss of a block to the next step of those that are left."""
+    """Time from the loss of a block to the next step of those that are left."""
     terms: bool = False
     """Jobs say that each change begins a term from a checkpoint: its pauses are those of terms."""
 
@@ -413,4 +413,4 @@ class Hot:
 
 
 Mechanism = Requeue | Hot
-"""How jobs of a simulation are resized."""
+"""Mechanism by which jobs of a simulation are resized."""

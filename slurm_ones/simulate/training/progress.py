@@ -1,4 +1,4 @@
-"""How far a simulated training has come, what using samples adds to it, and when it stops early.
+"""Position of a simulated training, what using samples adds to it, and when it stops early.
 
 Early stopping: the metric has not improved for as many epochs as the user has patience. An epoch is a pass over the
 data, whatever it brought. So at a batch of low efficiency, where a pass brings little, patience runs out earlier in the
@@ -28,7 +28,7 @@ class Position:
     """Samples of the pass already used."""
     step: int = 0
     progress: float = 0.0
-    """In samples of the base batch."""
+    """Progress in samples of the base batch."""
     wanted: int = 0
     """Global batch last asked for."""
     reached: tuple[float, ...] = (0.0,)
@@ -58,7 +58,7 @@ class TrainingCurve:
         return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
-        """The position after so many samples of the same pass, used in batches of that size."""
+        """The position after `samples` samples of the same pass, used in batches of that size."""
         ends, used = self._sample_curve(float(batch))
         progress = float(np.interp(np.interp(at.progress, ends, used) + samples, used, ends))
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
@@ -87,7 +87,7 @@ class TrainingCurve:
         return replace(at, epoch=at.epoch + 1, cursor=0, reached=reached), gives_up
 
     def accuracy(self, at: Position, batch: int) -> float | None:
-        """Validation metric there, None where it is none that grows from 0."""
+        """Validation metric there, None if it is none that grows from 0."""
         metric = self.application.metric_at(at.progress, batch)
         return metric if math.isfinite(metric) and metric >= 0 else None
 

@@ -1,4 +1,4 @@
-"""What a simulated job writes: the files of the wrapper, and in its reports the truth, measured with noise."""
+"""Files of a simulated job: those of the wrapper, and in its reports the truth, measured with noise."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class JobFiles:
         self._restart, self._number = restart, 0
 
     def tell(self, spec: Spec) -> None:
-        """What it can do from now on."""
+        """Write what it can do from now on."""
         (self.directory / SPEC).write_bytes(encode(spec))
 
     def report(self, time: float, report: Report) -> None:
@@ -130,7 +130,7 @@ class Reporter:
         rng: np.random.Generator,
         declares: float = 1.0,
     ) -> None:
-        """`declares` is what it says of its epochs over what it trains; 0 where it does not say."""
+        """`declares` is the number of epochs it reports over those it trains; 0 if it reports none."""
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
@@ -142,7 +142,7 @@ class Reporter:
             limits = app.limits(0.0)
             self.spec = replace(self.spec, max_local_batch=app.max_local_batch, max_passes=passes, limits=limits)
         self.due = math.inf
-        """When the next throughput report is due."""
+        """Time at which the next throughput report is due."""
         self._curve = curve
         self._files = files
         self._timeline = timeline
@@ -153,7 +153,7 @@ class Reporter:
         self._first: tuple[float, int] | None = None
         """Time and step of the hello, until the run's first step is reported."""
         self._last: tuple[float, int] | None = None
-        """When anything was said last, and the world size then."""
+        """Time of the last report, and the world size then."""
         self._resizes = 0
 
     def tell(self, at: Position) -> None:
@@ -176,7 +176,7 @@ class Reporter:
         *,
         restored: bool = True,
     ) -> None:
-        """A run begins; its steps are measured from here. It is `restored` from a checkpoint where there is one."""
+        """Begin a run; its steps are measured from here. It is `restored` from a checkpoint if there is one."""
         if self._files is None:
             return
         spec, world, now = self.spec, sum(placement), self._timeline.now
@@ -225,7 +225,7 @@ class Reporter:
             self._append(First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
-        """Of the steps since the last report, if there were any; the next is due after the usual time."""
+        """Report the steps since the last report, if there were any; the next is due after the usual time."""
         if self._files is None:
             return
         samples = self._curve.used(at) - self._from

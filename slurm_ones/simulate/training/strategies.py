@@ -1,11 +1,10 @@
 """Simulated jobs with a training strategy: what each states of itself, and how fast it truly is.
 
-Memory and bytes are formulas of published systems, per transformer layer and optimizer step: ring attention (Li et
-al., 2021, arXiv 2105.13120), 2D tensor parallelism (Xu et al., 2021, arXiv 2104.05343), compressed exchange (Li et al.,
-2021, arXiv 2104.06069), leader SGD (Teng et al., 2019, arXiv 1905.10395) and fused jobs (Wang et al., 2021, arXiv
-2102.02344).
-Links are simulated: a speed inside a node and one between nodes, and a time for each message. A job states its bytes,
-and never the links' speed nor the messages.
+Memory and bytes are formulas of published systems, per transformer layer and optimizer step. They are ring attention
+(Li et al., 2021, arXiv 2105.13120) and 2D tensor parallelism (Xu et al., 2021, arXiv 2104.05343). Further ones are
+compressed exchange (Li et al., 2021, arXiv 2104.06069), leader SGD (Teng et al., 2019, arXiv 1905.10395) and fused jobs
+(Wang et al., 2021, arXiv 2102.02344). Links are simulated: a speed inside a node and one between nodes, and a time for
+each message. A job states its bytes, and never the links' speed nor the messages.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from slurm_ones.policy.contract import Floats
 
 FP32, FP16 = 4.0, 2.0
 MEMORY = 16e9
-"""Of a simulated GPU, bytes."""
+"""Memory of a simulated GPU, bytes."""
 MOST_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Links:
-    """How fast a rank sends."""
+    """Speeds at which a rank sends."""
 
     inside: float = 10e9
     """Bytes/s to another GPU of its node."""
@@ -41,11 +40,11 @@ class Links:
 
 @dataclass(frozen=True)
 class TrainedBy:
-    """How a simulated job trains. Plain data parallel jobs have none."""
+    """Training strategy of a simulated job. Plain data parallel jobs have none."""
 
     name: str
     parameters: float
-    """Of its model; of fused jobs of all of them."""
+    """Parameters of its model; for fused jobs of all of them."""
     degree: int = 1
     """GPUs of a replica, which share a node."""
     layers: int = 1
@@ -68,7 +67,7 @@ class TrainedBy:
     quantum: int = 1
     """A replica's samples are multiples of this."""
     packed: float = 1.0
-    """Once `from_share` of its training is done its exchange is so many times smaller, and its batch stays."""
+    """Once `from_share` of its training is done its exchange is this many times smaller, and its batch stays."""
     from_share: float = 2.0
     exact: bool = True
     reshards: bool = False
@@ -81,7 +80,7 @@ class TrainedBy:
         return share >= self.from_share
 
     def within(self, local: float) -> float:
-        """Bytes that a rank sends within its replica in a pass of so many samples."""
+        """Bytes that a rank sends within its replica in a pass of `local` samples."""
         return self.replica_bytes * local + self.weight_bytes
 
     def between(self, replicas: Floats | float, share: float) -> Floats | float:
@@ -90,8 +89,8 @@ class TrainedBy:
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
     def limits(self, most_gpus: int, local: int, share: float = 0.0) -> Limits:
-        """What the job says of itself on up to so many GPUs, once a share of its training is done; its bytes are told
-        at a pass of `local` samples."""
+        """Limits that the job reports for up to `most_gpus` GPUs, once a share of its training is done. Its bytes are
+        those of a pass of `local` samples."""
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
         frozen = self.frozen(share)
@@ -126,7 +125,7 @@ class StrategySpeed:
     links: Links = Links()
     overlap: float = 1.6
     share: float = 0.0
-    """Of its training, that is done."""
+    """Share of its training that is done."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `application.Speed`; `local` are samples of a replica."""
@@ -155,7 +154,7 @@ class StrategySpeed:
 
 
 def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
-    """Ring attention over `degree` GPUs: activations of a sample are divided by them, weights are on each, and keys and
+    """Ring attention over `degree` GPUs. Activations of a sample are divided by them, and weights are on each. Keys and
     values go around, forwards 2 (N - 1) and backwards 4 N - 2 blocks of length/N · hidden a layer."""
     block = length / degree * hidden * FP16 * layers
     parameters = 12.0 * hidden**2 * layers
@@ -191,7 +190,7 @@ def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
         quantum=side,
         reshards=True,
         min_steps=50,
-        carries=("weights and moments, cut anew",),
+        carries=("weights and moments, cut again",),
     )
 
 
@@ -221,7 +220,7 @@ def leader(parameters: float, period: int) -> TrainedBy:
 
 
 def fused(parameters: float, members: int) -> TrainedBy:
-    """So many models of one architecture, trained as one."""
+    """`members` models of one architecture, trained as one."""
     return TrainedBy(
         "fused", members * parameters, fixed_bytes=4 * FP32 * members * parameters,
         carries=("each member's weights, moments and step",),

@@ -1,6 +1,6 @@
 """A simulated training job: it launches, trains, reports, checkpoints, and obeys orders, as the wrapper does.
 
-A job is one block or several. That of a plain job is its run; those of a job of blocks are the tasks of its array,
+A job is one block or several. That of a plain job is its run. Those of a job of blocks are the tasks of its array,
 which join and leave while it trains.
 """
 
@@ -29,11 +29,11 @@ TERMINATED = 128 + 15
 PEER_LOST = 103
 """Exit code of ranks whose peers are lost."""
 LOOK_S = 0.5
-"""From a block's start until it has seen that it is not wanted."""
+"""Time from a block's start until it has seen that it is not wanted."""
 
 
 class Phase(str, Enum):
-    """What a run is doing."""
+    """Phase of a run."""
 
     GONE = "gone"
     LAUNCHING = "launching"
@@ -41,9 +41,9 @@ class Phase(str, Enum):
     SAVING = "saving"
     DRAINED = "drained"
     SWITCHING = "switching"
-    """Of a job of blocks: some join or leave."""
+    """Blocks of the job join or leave."""
     RECOVERING = "recovering"
-    """Of a job of blocks: one is lost, and the others find each other again."""
+    """A block of the job is lost, and the others find each other again."""
 
 
 @dataclass
@@ -107,14 +107,14 @@ class Training:
         self.over: Callable[[], None] = lambda: None
         """Called at the end of the job: its tasks that wait are to be cancelled."""
         self.on_switch: Callable[[float], None] = lambda pause_s: None
-        """Called when training begins to stand still for another membership, with the seconds that it will."""
+        """Called when training begins to pause for another membership, with the seconds of the pause."""
         self.generation = 0
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first leads."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
         """Number of an order, and tasks of members that ended since: nobody waits for them, unless they start again."""
         self.speeds: Mapping[str, float] = {}
-        """Of the nodes that are slower than others."""
+        """Speeds of the nodes that are slower than others."""
         self.kinds: Mapping[str, str] = {}
         """Kind of GPU of each node, if they differ."""
         self.on: Mapping[str, Application] = {"": application}
@@ -132,13 +132,13 @@ class Training:
         least = application.min_batch or application.base_batch
         self.requested_batch = min(max(submission.batch, least), application.max_batch)
         self.durable = Position(wanted=self.requested_batch)
-        """What the newest checkpoint holds."""
+        """Position that the newest checkpoint holds."""
         self._position = self.durable
         self._restart = -1
         self._blocks: dict[int, Block] = {}
         self._leader = -1
         self._ordered_at = 0.0
-        """When the order in force was first seen."""
+        """Time at which the order in force was first seen."""
         self._joining: tuple[int, ...] = ()
         """The next membership, while it is being switched to."""
         self._placement: tuple[int, ...] = ()
@@ -152,7 +152,7 @@ class Training:
     # -- what Slurm does with it ---------------------------------------------------------------------------------
 
     def program(self, task: int = 0) -> BlockProgram:
-        """What Slurm runs as that task, or as the job."""
+        """Program that Slurm runs as that task, or as the job."""
         return BlockProgram(self, task)
 
     def block_starts(self, block: Block) -> None:
@@ -182,7 +182,7 @@ class Training:
         return self._settings.stop * self._start_s
 
     def lose_store(self) -> None:
-        """What the blocks found each other by is gone: they begin a new term from memory."""
+        """Lose the store by which the blocks found each other: they begin a new term from memory."""
         if self.phase not in (Phase.GONE, Phase.LAUNCHING, Phase.RECOVERING):
             self._count_until_now()
             self._recover()
@@ -230,7 +230,7 @@ class Training:
         self._train()
 
     def _read_orders(self) -> None:
-        """What an order says that is in force when a term begins: a batch counts at once, a drain at a boundary."""
+        """Read the order that is in force when a term begins: a batch counts at once, a drain at a boundary."""
         self._order_due = False
         if self.files is not None:
             before = self.files.order
@@ -268,7 +268,7 @@ class Training:
         return order is not None and order.blocks is not None and task in order.blocks
 
     def _turned_away(self, task: int) -> bool:
-        """Tell whether a block that is ready is told to end: the order in force names others."""
+        """Tell whether a block that is ready has to end: the order in force names others."""
         order = self._believed()
         return order is not None and order.blocks is not None and task not in order.blocks
 
@@ -306,7 +306,7 @@ class Training:
         return next_members(wanted, self.members, self._blocks, self._timeline.now)
 
     def _switches(self) -> bool:
-        """Tell whether training stands still now, for another membership."""
+        """Tell whether training pauses now, for another membership."""
         for block in [b for b in self._blocks.values() if b.launched and b.task not in self.members]:
             if self._turned_away(block.task):
                 self._leave_soon(block)
@@ -318,7 +318,7 @@ class Training:
         return True
 
     def _switch(self, plan: tuple[int, ...], why: str) -> None:
-        """Training stands still until the next membership is in force."""
+        """Pause training until the next membership is in force."""
         self.phase, self._joining = Phase.SWITCHING, plan
         assert self.hot is not None
         new, hot = set(plan) - set(self.members), self.hot
@@ -418,7 +418,7 @@ class Training:
         self._look_soon()
 
     def _all_gone(self) -> None:
-        """As with a plain job: what no checkpoint holds is lost. A block that is still starting goes on."""
+        """Lose what no checkpoint holds, as a plain job does. A block that is still starting goes on."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -470,7 +470,7 @@ class Training:
 
     @property
     def position(self) -> Position:
-        """Where it is now, whole steps counted."""
+        """Its position now, whole steps counted."""
         if self.phase is not Phase.TRAINING:
             return self._position if self.phase is not Phase.GONE else self.durable
         return self._after(self._interval.samples(self._timeline.now, self._left))
@@ -521,7 +521,8 @@ class Training:
         self.phase = Phase.GONE
 
     def _in_force(self, wanted: int) -> int:
-        """As the wrapper does: what its ranks take, in multiples; a batch that its strategy keeps stays."""
+        """Batch in force, as the wrapper sets it: what its ranks take, in multiples; a batch that its strategy keeps
+        stays."""
         limits = self.application.limits(self._position.progress)
         if limits is not None and limits.batch_fixed and self.batch:
             return self.batch
@@ -627,7 +628,7 @@ class Training:
         self.durable = self._position = replace(self._position, wanted=wanted)
 
     def go_on(self, gpus: Mapping[str, int], batch: int, pause_s: float) -> None:
-        """Stand still for a while, then train on with these GPUs and that batch."""
+        """Pause for a while, then train on with these GPUs and that batch."""
         self._count_until_now()
         self._hold(gpus)
         self.phase = Phase.SWITCHING
@@ -636,7 +637,7 @@ class Training:
         self._then(self._timeline.now + pause_s, self._train)
 
     def adjust(self, batch: int, exchange: float) -> None:
-        """Train on with that batch, and gradient exchange that takes so many times longer."""
+        """Train on with that batch, and gradient exchange that takes `exchange` times longer."""
         if (batch, exchange) == (self._position.wanted, self._slowdown.exchange):
             return
         self._count_until_now()
@@ -744,7 +745,7 @@ class Block:
     leaves: bool = False
     """It has seen that it is not wanted."""
     event: Event | None = None
-    """What it does next."""
+    """Next event of it."""
 
 
 class BlockProgram:
@@ -777,7 +778,7 @@ def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
 def next_members(
     wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, Block], now: float
 ) -> tuple[int, ...] | None:
-    """Who is to train next, in rank order: those that stay before those that join. None where all stays as it is.
+    """Members that train next, in rank order: those that stay before those that join. None if all stays as it is.
 
     All `wanted` blocks that can come are waited for, or some seconds after the first; nobody leaves before. Where
     nobody says who is wanted, all that are ready join.

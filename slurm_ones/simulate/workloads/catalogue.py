@@ -85,7 +85,7 @@ class Kind:
     drops: tuple[float, ...] = ()
     """Shares of the training after which the learning rate drops; the noise scale then jumps."""
     tolerance: float = 0.005
-    """How far below `top` its user is content, as a share of it."""
+    """Largest distance from `top` at which its user is content, as a share of it."""
     target: float = math.nan
     """Metric at which its user is content, in place of `tolerance`."""
     patience: int = 0
@@ -99,7 +99,7 @@ class Kind:
     """… by this share of the metric for each doubling."""
     resize_s: float = 30.0
     parameters: float = 25e6
-    """Of its model, as published of models of its kind."""
+    """Parameters of its model, as published of models of its kind."""
     gpus: int = 0
     """GPUs that its user asks for; 0 if that follows from how it scales."""
     max_gpus: int = 64
@@ -157,7 +157,7 @@ def _noise(kind: Kind, at: Floats) -> Floats:
 def speed(
     fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float]
 ) -> ParametricSpeed:
-    """From milliseconds, and samples/s of one GPU at large batches."""
+    """Speed from milliseconds, and samples/s of one GPU at large batches."""
     inside, across = (inside_ms[0] / 1e3, inside_ms[1] / 1e3), (across_ms[0] / 1e3, across_ms[1] / 1e3)
     return ParametricSpeed(fixed_ms / 1e3, 1.0 / per_s, inside, across)
 
@@ -284,7 +284,7 @@ STRATEGY_KINDS: dict[str, Kind] = {
         ),
     )
 }  # fmt: skip
-"""By name."""
+"""Kinds of jobs with a strategy, by name."""
 
 _PLAIN_KINDS = ("resnet18-cifar10", "bert-glue", "unet-cells", "transformer-iwslt", "resnet50-tiny")
 MIXED: dict[Kind, float] = {
@@ -303,8 +303,8 @@ class _Row:
     """One line of the table of ONES' evaluation (SC21, §4.1), and what we add to it: models on subsets of public data.
 
     Model, data set and its size, patience, local batch, range of the learning rate, target accuracy and GPUs asked for
-    are the paper's. The speeds (of V100s in mixed precision), the noise scales and the numbers of epochs are ours, such
-    that a job runs for some 150 to 500 s at the size it asks for. The largest batch follows from the largest learning
+    are the paper's. The speeds (of V100s in mixed precision), the noise scales and the numbers of epochs are ours. With
+    them a job runs for some 150 to 500 s at the size it asks for. The largest batch follows from the largest learning
     rate, since the rate grows with the batch (§3.3).
     """
 

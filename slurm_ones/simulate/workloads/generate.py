@@ -44,7 +44,7 @@ def day_rate(seconds: Floats) -> Floats:
 ONE_GPU = 0.65
 """Share of the users of small jobs that ask for one GPU, however well the job scales."""
 USEFUL = (0.5, 0.8)
-"""Goodput a GPU, relative to one GPU alone, at the sizes that a well-informed user chooses from (as in Pollux's study,
+"""Goodput a GPU, relative to a single GPU, at the sizes that a well-informed user chooses from (as in Pollux's study,
 OSDI 2021, §5.1)."""
 
 UserRequest = tuple[int, int]
@@ -98,7 +98,7 @@ def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRe
 
 
 def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int]:
-    """Of these sizes those that its strategy can use on such nodes, at batches that are powers of two of its own."""
+    """Sizes that its strategy can use on such nodes, of those given, at batches that are powers of two of its own."""
     limits = app.limits(0.0)
     rows = {size: limits.at(size) if limits is not None else SizeLimits(size, size) for size in sizes}
     return [
@@ -127,15 +127,15 @@ def _sizes(most: int, per_node: int) -> list[int]:
 WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
 """Shares of the sizes in a mix like Philly's (Jeon et al., ATC 2019): most jobs are small, a few take most GPU time."""
 OFFERED = 2.3
-"""GPU-hours asked for over the GPU-hours of the cluster while jobs are submitted, at load 1. What Pollux's default
-study has: 160 jobs in eight hours on 64 GPUs, of which the largest train on long after."""
+"""GPU-hours asked for over the GPU-hours of the cluster while jobs are submitted, at load 1. Pollux's default study has
+this: 160 jobs in eight hours on 64 GPUs, the largest of them training on long after."""
 VARIANTS = 4
 """Most different perturbations of one kind in a workload."""
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
 """Standard deviation of the logarithm of each factor that a seed draws (see `catalogue.build`)."""
 TIGHTNESS = (0.5, 1.5)
-"""Deadlines over the time that a job takes alone at what its user asks for: uniform between these, as in the released
-trace generator of ElasticFlow (ASPLOS 2023)."""
+"""Deadlines over the time that a job takes by itself at what its user asks for. They are uniform between these, as in
+the released trace generator of ElasticFlow (ASPLOS 2023)."""
 STUDIED_GPUS = 64
 """GPUs for which the published studies chose their arrivals."""
 
@@ -147,7 +147,7 @@ class Mix:
     kinds: tuple[Kind, ...]
     shares: tuple[float, ...]
     jobs: int = 160
-    """How many its study has."""
+    """Number of jobs in its study."""
     gap_s: int = 0
     """Mean seconds between submissions on `STUDIED_GPUS`; 0 if that follows from the jobs' requests."""
 
@@ -164,8 +164,8 @@ MIXES: dict[str, Mix] = {
     "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
     "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
-"""Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, its kinds all as frequent, and some
-of them mixed with jobs that have a training strategy."""
+"""Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, and its kinds all as frequent. Some
+are mixed with jobs that have a training strategy."""
 
 
 def generate(

@@ -33,7 +33,7 @@ PASSES_ALONE = 2
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
 """Seconds of a resize on real machines (Sia, SOSP 2023)."""
 PARAMETERS = {"ncf": 32e6, "deepspeech2": 38e6, "cifar10": 11e6, "yolov3": 62e6, "bert": 110e6, "imagenet": 26e6}
-"""Of the model of each, as published."""
+"""Parameters of the model of each, as published."""
 FALLING = {"deepspeech2"}
 """Applications whose metric falls as they learn."""
 MAX_NODES = 16
@@ -84,7 +84,7 @@ def _row(
 class MeasuredSpeed:
     """Step times as measured: linear in the local batch within a placement, else over (nodes, GPUs, local batch).
 
-    A local batch beyond those measured takes what the nearest measured one takes; so do GPUs, nodes and local batch
+    A local batch beyond those measured takes what the nearest measured one takes. So do GPUs, nodes and local batch
     outside all that was measured together.
     """
 
