@@ -85,7 +85,7 @@ def test_causes_are_counted() -> None:
 
 def test_a_job_alone_hears_of_no_others() -> None:
     """Protects an owner on an empty cluster from looking for jobs that are not there."""
-    assert str(alone(reason("least_total_time"))) == "it is expected to end soonest so"
+    assert str(alone(reason("least_total_time"))) == "this way it is expected to end soonest"
     assert str(alone(reason("best_total", total="the sum of all jobs' speed-ups"))).endswith("this one is best")
     said = [sentence for code, sentence in SENTENCES.items() if code.endswith("_alone")]
     assert not [text for text in said if "jobs" in text or "{first}" in text or "{total}" in text]

@@ -1,6 +1,6 @@
-"""What is remembered of a cluster's jobs: a database, and the store that reads and writes it.
+"""Memory of a cluster's jobs: a database, and the store that reads and writes it.
 
-Usable alone, from a notebook say::
+Usable by itself, from a notebook say::
 
     from ones_db import Store
 

@@ -1,4 +1,4 @@
-"""What the package needs of a kind of database beyond what SQLAlchemy says for all of them, and how it fails."""
+"""Needs of the package in each kind of database, beyond what SQLAlchemy covers for all, and its errors."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class ResizeConflict(StoreError):
 
 
 BUSY_S = 30.0
-"""How long a call waits for another process's write to end."""
+"""Time that a call waits for another process's write to end."""
 
 UPGRADE = "slurm-ones db upgrade"
 
 Mode = Literal["read", "watch", "write", "upgrade"]
-"""What connections are for: reading alone; the same again and again; a store that writes; making or changing the
+"""Purpose of connections: only reading; the same again and again; a store that writes; making or changing the
 tables."""
 
 TOO_LARGE = "a number beyond 64 bits cannot be stored"
 
 
 def this_process() -> str:
-    """What this process is called where it leads: host:process id."""
+    """Name of this process as a leader: host:process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -61,7 +61,7 @@ class Backend(Protocol):
     """One database of one kind. `ones_db.engine.backend_of` finds it; nothing else knows which kinds there are."""
 
     place: str
-    """Where it is, as people may read it: a path, or a URL without its password."""
+    """Its place, as people may read it: a path, or a URL without its password."""
 
     def prepare(self) -> None:
         """Make what `upgrade` finds nothing without; raises `StoreError` if the place is of no use."""
@@ -70,7 +70,8 @@ class Backend(Protocol):
         """Tell whether there is a database, with tables or without."""
 
     def stamp(self) -> object:
-        """What is another one after each write, found without asking the database; None if only that tells."""
+        """Stamp that is another one after each write, found without asking the database; None if only the database
+        knows."""
 
     def engine(self, mode: Mode) -> Engine:
         """Connections to it, each with the settings that the store's contract rests on."""

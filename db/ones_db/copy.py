@@ -1,7 +1,7 @@
 """Moving a site: all rows of one database into another, of the same kind or not, and the proof that they are there.
 
-Both are walked in pages by their keys. A page that is the same on both sides is left alone, so that a copy that was
-killed goes on where it was, and one that is made again, once the companion has stopped, brings what is new.
+Both are walked in pages by their keys. A page that is the same on both sides is left alone. So a copy that was killed
+goes on from there, and one that is made again, once the companion has stopped, brings what is new.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PAGE = 20_000
 """Rows compared, and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Called with what is done (compared, copied or verified), of which table, how many rows and of how many."""
+"""Called with what is done (compared, copied or verified), the table, the number of rows and their total."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What became of one table."""
+    """Result of copying one table."""
 
     table: str
     rows: int
@@ -67,7 +67,7 @@ class _Page:
         return query if self.last is None else query.where(key <= self.last)
 
     def rows(self, connection: Connection, limit: int | None = None) -> list[Row]:
-        """In the order of their keys, with text as this version stores it."""
+        """Rows in the order of their keys, with text as this version stores it."""
         query = self.where(select(self.table)).order_by(*self.table.primary_key).limit(limit)
         words = {
             i: column.type.bind_processor(connection.dialect) or (lambda value: value)
@@ -143,7 +143,7 @@ class _Compared(NamedTuple):
     """The pages that differ, each with whether the target has rows in it."""
     rows: int
     checksum: str
-    """Of the source."""
+    """Checksum of the source."""
 
 
 def _compared(

@@ -70,7 +70,7 @@ def views() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}
-"""What is made, by the name in its marks."""
+"""Parts that are made, by the name in their marks."""
 
 _HEAD = ("| column | type | | meaning |", "|---|---|---|---|")
 

@@ -1,6 +1,8 @@
-"""Which database a URL names, transactions over it, whether its schema is this version's, rows that may be there
-already, and the transactions of a store, fenced by the term of a leader. Nothing here needs alembic, so that commands
-start quickly."""
+"""Choice of a database by its URL, transactions over it, and the check of its schema.
+
+Here are also rows that may be there already, and the transactions of a store, fenced by the term of a leader. Nothing
+here needs alembic, so that commands start quickly.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def backend_behind(source: Engine | Connection) -> Backend:
 
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
-    """Connections for the block alone. Raises `SchemaError` if there is no database to be read."""
+    """Connections only for the block. Raises `SchemaError` if there is no database to be read."""
     backend = backend_of(url)
     if mode == "read" and not backend.exists():
         raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
@@ -167,19 +169,19 @@ def _changing(table: Table, names: Sequence[str]) -> Any:
 
 
 class LeaderRecord(NamedTuple):
-    """Which companion of a cluster acts, or did last."""
+    """The companion of a cluster that acts, or did last."""
 
     term: int
-    """How often the lead was taken, this time included."""
+    """Number of times that the lead was taken, this time included."""
     holder: str
-    """As host:process id; empty once it gave the lead back."""
+    """Host:process id; empty once it gave the lead back."""
     since: float
     beat: float
-    """When it was last heard of, by its own clock."""
+    """Time of its last heartbeat, by its own clock."""
 
 
 def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
-    """Who leads, or did last; None if none ever did."""
+    """The companion that leads, or did last; None if none ever did."""
     columns = (LEADERS.c[name] for name in LeaderRecord._fields)
     row = connection.execute(select(*columns).where(LEADERS.c.cluster_id == cluster)).one_or_none()
     return None if row is None else LeaderRecord(*row)
@@ -199,7 +201,7 @@ def check_term(connection: Connection, cluster: int, term: int) -> None:
 
 
 class Transactions:
-    """What every part of a `Store` reads and writes through, for one cluster."""
+    """Base of every part of a `Store`: how it reads and writes, for one cluster."""
 
     def __init__(
         self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None = None
@@ -210,7 +212,7 @@ class Transactions:
         self._cluster = cluster_key
         self._term = term
         self._thread = local()
-        """Of each thread: the connection over which it reads now."""
+        """Connection over which each thread reads now."""
         self._memory: dict[str, dict[Any, Any]] | None = None
         """Answers by question and by what was asked about; None for a store that remembers none."""
         self.place = self._backend.place
@@ -257,7 +259,8 @@ class Transactions:
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """What is remembered of each; what is not is asked for together, and remembered as far as it was found."""
+        """Recall what is remembered of each. What is not is asked for together, and remembered as far as it was
+        found."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:

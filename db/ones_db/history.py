@@ -1,10 +1,10 @@
-"""What learning needs of many jobs, in a number of queries that does not depend on how many they are.
+"""Data that learning needs of many jobs, in a number of queries that does not depend on how many they are.
 
 Reports are only ever added, and their numbers rise within a run. So what was read of a run stays true, and only
 what came since is read: a tick costs as much in a job's last hour as in its first.
 
 A store keeps what it has read of runs. That cache is never the truth: it all follows from the database, and clearing it
-costs time alone.
+costs only time.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """At which size a sample was measured: that of the membership then in force, `MIXED` of one in which the
-        blocks changed."""
+        """Size at which a sample was measured: that of the membership then in force, `MIXED` of one in which the blocks
+        changed."""
         after = bisect(self.members, row.number, key=lambda member: member.number)
         if not after:
             return None
@@ -112,7 +112,7 @@ def size_of(member: MembershipRecord) -> Shape:
 
 
 class HistoryCache:
-    """What one store remembers. Not for several threads at a time."""
+    """Memory of one store. Not for several threads at a time."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, CachedJob] = {}
@@ -121,7 +121,7 @@ class HistoryCache:
         """The histories of the finished jobs, and the state of their rows then."""
 
     def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
-        """What is cached of these jobs, empty for new ones; makes them the last to be forgotten."""
+        """Cached values of these jobs, empty for new ones; makes them the last to be dropped."""
         asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
         self._jobs.update(asked)
         self._most = max(self._most, len(asked))
@@ -215,7 +215,7 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
             started[epoch.run_id].add_epoch(epoch)
     since = [f"(run_id = {key:d} AND number > {run.number:d})" for key, run in known.items()]
     for first in range(0, len(since), CHUNK):
-        # Written out: SQLAlchemy would take longer to compile so many conditions than the database to meet them.
+        # Written out: SQLAlchemy would take longer to compile that many conditions than the database to meet them.
         new = " OR ".join(since[first : first + CHUNK])
         for sample in connection.exec_driver_sql(f"{_SAMPLES} WHERE {new} ORDER BY number"):
             known[sample.run_id].add_sample(sample)
@@ -375,7 +375,7 @@ def _is_nobodys(resize: Row) -> bool:
 
 
 def _interrupts(resize: Row) -> bool:
-    """Tell whether its job's training stood still for it: a job that waited, or was never requeued, lost nothing."""
+    """Tell whether its job's training paused for it: a job that waited, or was never requeued, lost nothing."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 
@@ -415,7 +415,7 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
 
 
 def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[PlacedPoint, ...]:
-    """What each run measured at each batch, of runs whose nodes are known."""
+    """Measurements of each run at each batch, of runs whose nodes are known."""
     found = []
     for run in runs:
         names = tuple(run.node_list.split(",")) if run.node_list else ()
@@ -455,7 +455,7 @@ class HistoryStore(Transactions):
                 raise
 
     def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
-        """What each job has shown so far.
+        """History of each job so far.
 
         None stands for all elastic jobs that have not ended. The number of queries is constant up to hundreds of jobs,
         and only what was reported since the last call is read. A job that has shown nothing new gets the very same

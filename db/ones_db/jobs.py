@@ -1,5 +1,5 @@
-"""Jobs, their runs, and their deadlines that were promised or refused; the blocks of jobs that are job arrays, as Slurm
-has them, and their memberships, as the jobs report them."""
+"""Jobs, their runs, and their deadlines that were promised or refused. Further the blocks of jobs that are job arrays,
+as Slurm has them, and their memberships, as the jobs report them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LATER = JOBS.alias("later")
 T = TypeVar("T")
 
 _FIRST = ("submit_time", *shape_names("requested_shape"))
-"""What the first snapshot of a job decides for good."""
+"""Columns that the first snapshot of a job decides for good."""
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
@@ -76,8 +76,8 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
 def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElement[bool]:
     """The condition that a job of the cluster has not ended, or not before `since`.
 
-    By its key, so that databases find it by the index of ends however many jobs have ended; say no more of the cluster
-    beside it, since SQLite would rather look at all its jobs.
+    Condition by the job's key, so that databases find it by the index of ends however many jobs have ended. Add no
+    condition on the cluster to it, since SQLite would then scan all its jobs.
     """
     key = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster)
     keys = [key.where(JOBS.c.end_time.is_(None))]
@@ -87,7 +87,7 @@ def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElem
 
 
 def run_end() -> ColumnElement[float | None]:
-    """When a run ended, in a query of runs joined with jobs; null while it goes on. As `ones_db.view` has it."""
+    """End of a run, in a query of runs joined with jobs; null while it goes on. As `ones_db.view` has it."""
     return literal_column(f"({end_of('runs', 'jobs')})", Float())
 
 
@@ -125,7 +125,7 @@ STARTS = select(RUNS).where(keyed(RUNS.c.job_id), keyed(RUNS.c.restart, "restart
 
 
 def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
-    """What was found, when all were; raises `UnknownRecord`."""
+    """Return what was found, if all were; raises `UnknownRecord`."""
     for job_id in job_ids:
         if job_id not in found:
             raise UnknownRecord(f"job {job_id} is not in the database; record_jobs stores it first")
@@ -142,7 +142,7 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
 
 
 def observed() -> ColumnElement[bool]:
-    """The condition that a companion has seen the job, in a query of jobs: it is not from accounting alone."""
+    """The condition that a companion has seen the job, in a query of jobs: it is not only from accounting."""
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
@@ -285,7 +285,7 @@ class JobStore(Transactions):
 
     @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
-        """For each job that the companion keeps from starting, until when."""
+        """End of the wait of each job that the companion keeps from starting."""
         query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
             newest(self._cluster), JOBS.c.deferred_until.is_not(None)
         )
@@ -293,7 +293,7 @@ class JobStore(Transactions):
 
     @noting
     def record_promises(self, connection: Connection, records: Iterable[PromiseRecord]) -> None:
-        """Store which deadlines were promised or refused, in place of what was said of those jobs before."""
+        """Store which deadlines were promised or refused, in place of what those jobs had before."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
@@ -301,7 +301,7 @@ class JobStore(Transactions):
 
     @reading
     def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
-        """What was said of the deadlines of these jobs, or of all that have not ended, by job id."""
+        """Promises and refusals of the deadlines of these jobs, or of all that have not ended, by job id."""
         query = (
             select(PROMISES, JOBS.c.job_id.label("slurm_job"))
             .join(JOBS, JOBS.c.id == PROMISES.c.job_id)
@@ -335,7 +335,7 @@ def _held(cluster: int) -> tuple[Select[Any], Select[Any]]:
 
 
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
-    """When blocks started whose tasks Slurm knows by these ids."""
+    """Starts of blocks whose tasks Slurm knows by these ids."""
     found: dict[int, list[float]] = defaultdict(list)
     query = (
         select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
@@ -361,8 +361,8 @@ def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> It
 def all_members(
     connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
 ) -> dict[int, list[MembershipRecord]]:
-    """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone, and
-    of jobs with that id alone, if these are given."""
+    """All memberships of a cluster's jobs, by the run (runs.id), in order. `since` leaves only runs that lasted until
+    then, and `job_id` only jobs with that id."""
     found: dict[int, list[MembershipRecord]] = defaultdict(list)
     query, given = _all_members(cluster, recent=since is not None), {} if since is None else {"since": since}
     if job_id is not None:

@@ -1,8 +1,8 @@
-"""Who leads the companions of one cluster: a lock that dies with its holder, and a term that fences it.
+"""The lead among the companions of one cluster: a lock that dies with its holder, and a term that fences it.
 
 The lock says who may lead; each kind of database has one of its own. Whoever has it begins a term, one above the last.
-Who was paused, or cut off, and has lost the lock without knowing finds a newer term, or the lock gone, before it next
-writes (`engine.check_term`) or acts (`LeaderLock.check`).
+A companion that was paused or cut off may have lost the lock without knowing. It finds a newer term, or the lock gone,
+before it next writes (`engine.check_term`) or acts (`LeaderLock.check`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ones_db.store import Store
 from ones_db.tables import LEADERS
 
 FREED_S = 5.0
-"""How long a server takes at most to end a session that it was told to end."""
+"""Longest time that a server takes to end a session on request."""
 
 # Two numbers make the key: the table's own, which tells one schema from another, and the cluster's.
 _KEY = "(to_regclass('leaders')::oid::int8 << 32) | :cluster"
@@ -57,7 +57,7 @@ class LeaderLock:
         self.place = backend.place
         self.holder = this_process()
         self.term: int | None = None
-        """Of this candidate while it leads, as far as it knows."""
+        """Term of this candidate while it leads, as far as it knows."""
         self._engine = backend.engine("write")
         self._lock = _lock_of(backend, self._engine, cluster, self._cluster)
 
@@ -116,7 +116,7 @@ class LeaderLock:
             self._lock.release()
 
     def leader(self) -> LeaderRecord | None:
-        """Who leads, or did last, by what is written down."""
+        """The companion that leads, or did last, by what is written down."""
         with transaction(self._engine) as connection:
             return leader_of(connection, self._cluster)
 
@@ -250,7 +250,7 @@ class SessionLock:
         self._cluster = key
         self._connection: Connection | None = None
         self._pid: int | None = None
-        """Of the session that has the lock."""
+        """Process id of the session that has the lock."""
         self._using = threading.Lock()
 
     def take(self, hung: LeaderRecord | None = None) -> bool:

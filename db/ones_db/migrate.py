@@ -42,11 +42,11 @@ def current(url: str) -> str | None:
 def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | None, str]:
     """Create the database or bring it to the newest schema; returns the schemas before and after.
 
-    An SQLite file with content is first copied beside itself (`NAME.SCHEMA-TIME.bak`, named in the log), which needs
-    room; on PostgreSQL the database itself must be there, and copies are its administrator's. The upgrade is one
+    An SQLite file with content is first copied next to itself (`NAME.SCHEMA-TIME.bak`, named in the log), which needs
+    room. On PostgreSQL the database itself must be there, and copies are its administrator's. The upgrade is one
     transaction: when it fails, or is killed, the database is what it was, and running it again does it all. Raises
-    `SchemaError` if the database holds a newer schema, one before `FIRST` or somebody else's tables, `StoreBusy` while
-    a companion or a long reader keeps it from its turn, `StoreError` if it cannot be written.
+    `SchemaError` if the database holds a newer schema, one before `FIRST` or somebody else's tables. Raises `StoreBusy`
+    while a companion or a long reader keeps it from its turn, and `StoreError` if it cannot be written.
     """
     backend = backend_of(url)
     backend.prepare()

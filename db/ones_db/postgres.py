@@ -20,7 +20,7 @@ LOCK = 0x6F6E6573
 FEW = 50
 """Rows that a plain INSERT stores sooner than COPY."""
 ABOUT = ("hostaddr", "host", "port", "service")
-"""What of a URL's query tells where the server is."""
+"""Parts of a URL's query that tell where the server is."""
 
 # A network that fell silent is noticed, by the waiting client also, in about a minute.
 _QUIET: dict[str, Any] = {
@@ -35,7 +35,7 @@ _REFUSED = ("authentication failed", "no password supplied", "does not exist", "
 
 
 def named(holder: str) -> str:
-    """What the sessions of a process are called, by its host:process id; the server keeps 63 characters."""
+    """Name of a process's sessions, by its host:process id; the server keeps 63 characters."""
     return f"slurm-ones {holder[-50:]}"
 
 
@@ -60,7 +60,7 @@ class PostgreSQL:
             raise StoreError(f"{self.place}: its encoding is {encoding}; names need a database made with UTF8")
 
     def exists(self) -> bool:
-        # A server that cannot be reached says so where it is first asked.
+        # A server that cannot be reached says so at the first question.
         return True
 
     def stamp(self) -> object:
@@ -144,8 +144,8 @@ class PostgreSQL:
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """By COPY. A key that is there fails it, which hardly happens: the caller knows what it stored. Then the rows
-        go through a temporary table."""
+        """Add rows by COPY. A key that is there fails it, which hardly happens: the caller knows what it stored. Then
+        the rows go through a temporary table."""
         if not rows:
             return
         names = [column.name for column in table.columns]

@@ -5,9 +5,9 @@
     ones = ones_db.connect("sqlite:///ones.sqlite")
     ones.scaling(job_id=7).plot(x="gpus", y="samples_per_s")
 
-The database itself keeps questions from changing it: an SQLite file is opened for reading and set to take queries only,
-PostgreSQL is set that the transaction is read-only before it hears the question. Besides, what is asked is one
-statement, and a query. Frames need pandas (``pip install 'ones-db[notebook]'``).
+The database itself keeps questions from changing it: an SQLite file is opened for reading and set to take queries only.
+On PostgreSQL the transaction is made read-only before the question is sent. Besides, what is asked is one statement,
+and a query. Frames need pandas (``pip install 'ones-db[notebook]'``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
-"""How long a question may take unless another time is given (on SQLite up to its last row, on PostgreSQL each look for
-more rows): meanwhile a reader keeps SQLite's log from being emptied."""
+"""Time that a question may take unless another is given (on SQLite up to its last row, on PostgreSQL each look for more
+rows). Meanwhile a reader keeps SQLite's log from being emptied."""
 ROWS = 1_000
 """Rows that are fetched at a time."""
 
@@ -193,7 +193,7 @@ class Reader:
         if "interrupted" in words or "statement timeout" in words:
             return QueryError(f"not answered within {self._timeout_s:g} s; ask of fewer jobs, or give it longer")
         if "readonly" in words or "read-only" in words:
-            return QueryError(f"{words}: the database is read here alone")
+            return QueryError(f"{words}: the database is only read here")
         if any(sign in words for sign in ("no such", "does not exist", "syntax error", "ambiguous", "misuse")):
             return QueryError(f"{words}; `slurm-ones db query` lists the views, SELECT * FROM one LIMIT 1 its columns")
         return self._backend.explained(error)
@@ -230,7 +230,7 @@ def _reads(name: str) -> Callable[..., DataFrame]:
 class Database:
     """The views, each as a method that returns a frame.
 
-    Columns are as docs/database.md has them, with pandas' types that know missing values; times are in UTC with their
+    Columns are as docs/database.md has them, with pandas' types that know missing values. Times are in UTC with their
     time zone (`datetime64`), so the same times as text are left out. Conditions are by name: ``job_id=7``,
     ``user_name="alice"``. A frame is of one moment, and the next may be of a later one.
     """

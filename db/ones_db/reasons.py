@@ -1,4 +1,4 @@
-"""Why a job has what it has, or is left as it is: a code and its arguments, rendered here and nowhere else.
+"""Reasons for a job's size, or for leaving it as it is: a code and its arguments, rendered here and nowhere else.
 
 A reason is data, so that causes can be counted, stored and compared; its sentence stands for itself, whatever is
 printed around it. A new reason is one line of `SENTENCES`.
@@ -17,7 +17,7 @@ Argument = str | int | float
 
 SENTENCES: dict[str, str] = {
     # Slurm and the job: who is never resized (jobs/)
-    "other_user": "it belongs to {user}, and this companion looks after its own user's jobs alone",
+    "other_user": "it belongs to {user}, and this companion looks after only its own user's jobs",
     "job_array": "heterogeneous jobs, and arrays whose tasks Slurm does not tell, are not resized: submit it as a job "
     "of its own",
     "task_waits": "its task of the job array waits in one record with others: it is looked at once it runs",
@@ -30,8 +30,8 @@ SENTENCES: dict[str, str] = {
     "--array=0-7%1",
     "blocks_depend": "blocks of its job array depend on others: submit it without dependencies between its tasks",
     "blocks_differ": "tasks of its job array are not alike (another {what}), and blocks have to be",
-    "blocks_many": "its job array has more than {most} tasks, and so many blocks no job can have",
-    "interactive": "it is interactive, and Slurm requeues batch jobs alone: submit it with sbatch",
+    "blocks_many": "its job array has more than {most} tasks, which no job of blocks can have",
+    "interactive": "it is interactive, and Slurm requeues only batch jobs: submit it with sbatch",
     "not_requeueable": "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… "
     "Requeue=1",
     "task_counts": "it was submitted with task counts, which Slurm does not let its user change: leave out --ntasks…",
@@ -52,11 +52,11 @@ SENTENCES: dict[str, str] = {
     "ONES_SPOOL={spool} and submit it again, or have an administrator write that path to /etc/slurm-ones/spool on the "
     "compute nodes",
     "bad_comment": "its comment is not understood: {problem}",
-    "near_comment": "its comment does not opt in, since it does not begin with ones: — if it shall, write "
+    "near_comment": "its comment does not opt in, since it does not begin with ones: — if it should, write "
     '--comment="{right}" (scontrol update JobId=… Comment="{right}")',
     "opted_out": "its comment no longer opts in",
     "blocks_no_more": "its comment no longer says array=blocks: it keeps the blocks that it has",
-    "accounting_only": "known from Slurm's accounting alone",
+    "accounting_only": "known only from Slurm's accounting",
     # The round: who keeps what they have in it (rules/gate.py)
     "resize_under_way": "a resize is under way",
     "held_by_operator": "it is held by an operator",
@@ -88,7 +88,7 @@ SENTENCES: dict[str, str] = {
     "strategy_sizes": "{strategy} runs on {counts} GPUs",
     "strategy_batch_fixed": "{strategy} keeps its batch now, at whatever size",
     "strategy_every": "{strategy} takes {steps:step|steps} at least between two resizes",
-    "strategy_carries": "{strategy} carries over a resize, beside model and optimizer: {carries}; it starts anew: "
+    "strategy_carries": "{strategy} carries over a resize, besides model and optimizer: {carries}; it starts again: "
     "{resets}",
     "strategy_inexact": "{strategy} trains a little differently on another number of GPUs",
     # Limits that a site has set (rules/)
@@ -99,7 +99,7 @@ SENTENCES: dict[str, str] = {
     "partition_share": "elastic jobs grow within {gpus:GPU|GPUs} of partition {partition} (limits.share)",
     "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
     "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
-    "no_room_under_cap": "it has no room since a cap keeps others where they are",
+    "no_room_under_cap": "it has no room since a cap keeps others at their size",
     # Limits that Slurm has, known before (rules/restart.py, rules/quotas.py), and what growth costs (rules/cost.py)
     "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
     "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
@@ -120,7 +120,7 @@ SENTENCES: dict[str, str] = {
     # What owners ask for by hand (rules/asked.py)
     "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
     "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",
-    "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, and so many are not free",
+    "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, which are not free",
     "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which it cannot have on these nodes or by its "
     "comment",
     # What a policy gives and why (ones/, rivals/)
@@ -130,15 +130,15 @@ SENTENCES: dict[str, str] = {
     "in_queue": "there is no room now for {gpus:GPU|GPUs}: it is number {place} of {waiting} waiting",
     "turn": "its turn has come: {first} go first",
     "interrupted": "its turn is too late to keep its GPUs: {first} go first",
-    "never_interrupted": "this policy never interrupts a running job",
+    "never_interrupted": "this policy never pauses a running job",
     "between_changes": "running jobs change size every {seconds:.0f} s at most",
-    "least_total_time": "the sum of all jobs' completion times is expected to be least so",
+    "least_total_time": "all jobs together are expected to finish soonest this way",
     "trains_faster": "there it is expected to train {factor:.2g} times as fast",
-    "gives_up_gpus": "at {factor:.2g} times its speed the sum of all jobs' completion times is expected to be least",
+    "gives_up_gpus": "it trains at {factor:.2g} times its speed; others gain more",
     "faster_kind": "on {kind} in place of {before} it is expected to train {factor:.2g} times as fast",
-    "leaves_kind": "others gain more by {before} than it loses on {kind}, at {factor:.2g} times its speed",
-    "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its interruption",
-    "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
+    "leaves_kind": "on {kind} it trains at {factor:.2g} times its speed; others gain more by {before}",
+    "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its pause",
+    "no_change_repays": "no change of its GPUs would repay a pause of {seconds:.1f} s",
     "within_switches": "{gpus:GPU|GPUs} fit below {switches:leaf switch|leaf switches}; on {more} it would be below "
     "more, where gradients take {taper:.2g} times as long (taper)",
     "on_slow_node": "it trains at about {percent:.0f} % of its usual speed: node {node} is slow, as {runs:run|runs} of "
@@ -156,9 +156,9 @@ SENTENCES: dict[str, str] = {
     "highest_index": "GPUs go one by one to the job whose waiting each GPU-second shortens most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
-    # The same where there is no other job (`alone`)
+    # The same if there is no other job (`alone`)
     "turn_alone": "its turn has come: there is no other elastic job here",
-    "least_total_time_alone": "it is expected to end soonest so",
+    "least_total_time_alone": "this way it is expected to end soonest",
     "gives_up_gpus_alone": "at {factor:.2g} times its speed it is expected to end soonest",
     "least_remaining_alone": "it then needs the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
     "shortens_most_alone": "it gets GPUs one by one as long as they shorten its remaining time",
@@ -168,10 +168,11 @@ SENTENCES: dict[str, str] = {
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
     # Whether its deadline is promised (ones/, rivals/elasticflow)
-    "deadline_promised": "it is expected to be met on {gpus:GPU|GPUs} at most, beside what was promised before",
+    "deadline_promised": "it is expected to be met on {gpus:GPU|GPUs} at most, besides what was promised before",
     "deadline_passed": "it has passed",
-    "deadline_too_soon": "even alone it would have done {percent:.0f} % of its work by then, some time kept in reserve",
-    "deadline_no_room": "beside what was promised before, and reservations, it would have done {percent:.0f} % of its "
+    "deadline_too_soon": "even alone on the cluster it would have done {percent:.0f} % of its work by then, some "
+    "time kept in reserve",
+    "deadline_no_room": "besides what was promised before, and reservations, it would have done {percent:.0f} % of its "
     "work by then",
     "deadline_breaks": "a job whose deadline was promised before would miss it",
     # What becomes of it (rules/plan.py)
@@ -182,7 +183,7 @@ SENTENCES: dict[str, str] = {
     "gpus_not_free": "waits until {shape} GPUs are free",
     "waits_small": "asks Slurm for {gpus:GPU|GPUs} while it waits, so that it starts wherever any get free",
     "blocks_not_parked": "it runs on: a running job of blocks is not stopped",
-    "no_moves": "no choice of its blocks makes {gpus:GPU|GPUs}, and there is no room beside them for others",
+    "no_moves": "its blocks cannot be combined to {gpus:GPU|GPUs}, and no GPUs are free for a new block",
     "blocks_packed": "blocks on fewer nodes take the place of its own",
     "blocks_replaced": "other blocks take the place of blocks whose nodes drain or whose time is nearly over",
     "preempting_off": "it runs on: pre-empting is switched off",
@@ -236,7 +237,7 @@ SENTENCES: dict[str, str] = {
 `str.format`."""
 
 WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
-"""Codes of what is wrong with how a job was started: its owner is told, whatever its policy would like."""
+"""Codes of what is wrong with how a job was started: its owner is notified, whatever its policy would like."""
 
 SITE_LIMITS = frozenset(
     {
@@ -277,7 +278,7 @@ CAUSES = {
     "dwell_failures": "waiting longer after resizes without effect",
     "max_open": "waiting for other resizes",
     "gpus_not_free": "waiting for GPUs",
-    "no_moves": "waiting for GPUs beside their blocks",
+    "no_moves": "waiting for GPUs for a new block",
     "blocks_not_parked": "not stopped: made of blocks",
     "kept_waiting": "kept from starting",
     "preempting_off": "not stopped: pre-empting is off",
@@ -330,11 +331,11 @@ CAUSES = {
     "opted_out": "no longer opted in",
     "blocks_no_more": "no longer blocks by their comment",
 }
-"""What a job that does not get another size is counted under, where many are."""
+"""Groups of reasons under which jobs without another size are counted, if there are many."""
 
 
 def cause_of(refusal: str, outcome: str, given: str) -> str:
-    """The code of `CAUSES` under which a job is counted that does not get another size; empty where there is none.
+    """The code of `CAUSES` under which a job is counted that does not get another size; empty if there is none.
 
     `refusal` is the code of why it is left alone, `outcome` of what became of the newest decision about it, and `given`
     of why it was decided so.
@@ -374,7 +375,7 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """The reason for a job beside which there is no other: the same, in words that speak of none."""
+    """The reason for a job that has no others next to it: the same, in words that mention none."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found

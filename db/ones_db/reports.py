@@ -1,5 +1,4 @@
-"""What runs reported, each row keyed by the number of its report, so that replaying a file changes
-nothing."""
+"""Reports of runs, each row keyed by the number of its report, so that replaying a file changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 MOST = 2**53
 """No count grows beyond this, whatever a job says."""
 LAST_RUNS = 19
-"""Of each job the runs whose places in report files are asked for: more than may be read in one tick."""
+"""Runs of each job whose places in report files are asked for: more than may be read in one tick."""
 MAX_NOTE = 4_000
 """Characters kept of what a run says in words; the newest."""
 
@@ -111,7 +110,7 @@ def _last(new: ByKind) -> list[ReportLine]:
 
 
 def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
-    """What the run's row says once these reports, all of them new, are stored."""
+    """Row of the run once these reports, all of them new, are stored."""
     return {
         "report_offset": max(run["report_offset"], look.offset),
         "report_number": max([run["report_number"], look.number or 0, *(line.number for line in _last(new))]),
@@ -122,8 +121,8 @@ def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
 
 
 def _reached(run: Row, new: ByKind) -> dict[str, Any]:
-    """How far the run has come. The position only grows, so that the last report of each kind has it; but a start of
-    the ranks goes on where its checkpoint was taken."""
+    """Position of the run. It only grows, so that the last report of each kind has it. But a start of the ranks goes on
+    from its checkpoint."""
     after: dict[str, Any] = {}
     begun = new[Hello][-1].number if new[Hello] else None
     last = [line for line in _last(new) if begun is None or line.number >= begun]
@@ -144,7 +143,7 @@ def _reached(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _measured(run: Row, new: ByKind) -> dict[str, Any]:
-    """What the run found of its losses and gradients."""
+    """Losses and gradients that the run measured."""
     after: dict[str, Any] = {}
     if run["first_loss"] is None:
         losses = (line.report.loss for line in (*new[Throughput], *new[Epoch]))
@@ -165,8 +164,7 @@ def _measured(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
-    """What the run said of itself at its starts and its end. Of several starts the last counts, with the notes of
-    all."""
+    """Reports of the run about its starts and its end. Of several starts the last counts, with the notes of all."""
     after: dict[str, Any] = {}
     starts, firsts, byes = new[Hello], new[First], new[Bye]
     if not (starts or firsts or byes):
@@ -200,7 +198,7 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
-    """When the run's last known step ended. A checkpoint begins at a step's end; a drained job then only waits."""
+    """End of the run's last known step. A checkpoint begins at a step's end; a drained job then only waits."""
     times: list[float | None] = [
         connection.scalar(select(func.max(time)).where(table.c.run_id == run["id"]))
         for table, time in (
@@ -225,7 +223,7 @@ class ReportStore(Transactions):
         """
         jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
         _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
-        # A spec alone does not make a run: the job may be waiting.
+        # A spec by itself does not make a run: the job may be waiting.
         looks = [look for look in looks if look.offset > 0 or look.lines]
         runs = _runs(connection, jobs, looks)
         places, reported = self._remembered("positions"), self._remembered("reported")
@@ -280,7 +278,7 @@ class ReportStore(Transactions):
         return self._recall("positions", job_ids, ask)
 
     def reported(self, job_ids: Collection[int]) -> dict[int, int]:
-        """How many reports each job has written over all runs, by their numbers."""
+        """Number of reports that each job has written over all runs, by their numbers."""
 
         def ask(connection: Connection, asked: Collection[int]) -> dict[int, int]:
             query = (
@@ -317,8 +315,8 @@ class ReportStore(Transactions):
 
     @reading
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
-        """Job and seconds of the slowest checkpoint that became durable since then, of jobs of blocks whose changes
-        each begin a term from one; None if there is none."""
+        """Job and seconds of the slowest checkpoint that became durable since then; None if there is none. It counts
+        for jobs of blocks whose changes each begin a term from one."""
         query = (
             select(JOBS.c.job_id, CHECKPOINTS.c.seconds)
             .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)

@@ -35,7 +35,7 @@ from ones_db.tables import (
 
 
 class RolledUp(NamedTuple):
-    """What one step of a roll-up did, or would do."""
+    """Result of one step of a roll-up, or what it would be."""
 
     read: int
     """Samples that were looked at."""
@@ -206,7 +206,7 @@ _UPDATE = (
 
 
 def _led_to_nothing() -> Any:
-    """Of a row of decision_jobs: nobody acted on it, and no resize of the job refers to it."""
+    """Condition on a row of decision_jobs: nobody acted on it, and no resize of the job refers to it."""
     referred = exists().where(
         RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
     )
@@ -214,7 +214,7 @@ def _led_to_nothing() -> Any:
 
 
 class RetentionStore(Transactions):
-    """What of a `Store` becomes fewer rows with time."""
+    """Part of a `Store` that becomes fewer rows with time."""
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
@@ -238,7 +238,7 @@ class RetentionStore(Transactions):
 
     def roll_up(self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False) -> RolledUp:
         """Put the next samples of these runs together, as many as one short transaction can; those done leave the
-        queue. `dry` counts alone."""
+        queue. `dry` only counts."""
         with self._read() if dry else self._write() as connection:
             read = removed = 0
             while works and read < PIECE:
@@ -258,7 +258,7 @@ class RetentionStore(Transactions):
 
     def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
         """Delete what these jobs (jobs.id) weighed, decisions on them that led to nothing, and the steps of their
-        resizes; returns how many rows. Resizes and what they cost stay. `dry` counts alone."""
+        resizes; returns how many rows. Resizes and what they cost stay. `dry` only counts."""
         with self._read() if dry else self._write() as connection:
             ended = select(JOBS.c.id).where(
                 JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys)
@@ -308,7 +308,7 @@ class Ages:
 
 @dataclass(frozen=True)
 class Done:
-    """What was done, or would be."""
+    """Result, or what it would be."""
 
     runs: int = 0
     """Runs looked at."""

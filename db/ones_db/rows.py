@@ -1,4 +1,4 @@
-"""Records as rows and rows as records, by the fields of the record alone: there is no other place that maps them.
+"""Records as rows and rows as records, only by the fields of the record: there is no other place that maps them.
 
 A field is the column of its name, with these exceptions: a shape is two columns (``old_shape``: ``old_nodes`` and
 ``old_gpus_per_node``), a reason three (``outcome``, its sentence, ``outcome_code`` and ``outcome_arguments``), a tuple
@@ -58,7 +58,7 @@ KEPT = 4096
 
 @lru_cache(maxsize=KEPT)
 def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[Any, ...]) -> T:
-    """The record of a row whose columns have these names; of an equal row the same one, since who looks again and again
+    """The record of a row whose columns have these names; of an equal row the same one. Whoever reads again and again
     mostly reads what it has read."""
     return record_of(kind, dict(zip(names, values, strict=True)))
 

@@ -28,4 +28,4 @@ class Shape:
 
 
 PARKED = Shape(0, 0)
-"""What a job is resized to that is taken to zero GPUs: it waits, at the shape that Slurm has of it."""
+"""Shape of a job that is resized to zero GPUs: it waits, at the shape that Slurm has of it."""

@@ -1,5 +1,5 @@
-"""What is known besides the jobs that the companion looks after: nodes, what people did, the companion's health, and
-jobs that have ended as Slurm's accounting has them."""
+"""Records besides the jobs that the companion looks after: nodes, people's actions, the companion's health, and jobs
+that have ended as Slurm's accounting has them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NodeRecord(NamedTuple):
 
 
 class ActionRecord(NamedTuple):
-    """What somebody did to the companion, its database or its jobs."""
+    """Action of somebody on the companion, its database or its jobs."""
 
     time: float
     user: str
@@ -45,22 +45,22 @@ class ActionRecord(NamedTuple):
 
 
 class HealthRecord(NamedTuple):
-    """How the companion that acted last was at its last tick."""
+    """Health of the companion that acted last, at its last tick."""
 
     time: float
-    """When it wrote this, Unix seconds."""
+    """Time at which it wrote this, Unix seconds."""
     mode: str
     interval_s: float
     """Seconds from one tick to the next."""
     tick_time: float | None = None
-    """End of its last tick that was not in vain, Unix seconds; None before the first."""
+    """End of its last tick that succeeded, Unix seconds; None before the first."""
     tick_s: float | None = None
-    """What that tick took, seconds."""
+    """Seconds that tick took."""
     running: int | None = None
     """Elastic jobs that ran then."""
     waiting: int | None = None
     gpus: int | None = None
-    """On which elastic jobs ran."""
+    """GPUs on which elastic jobs ran."""
     error: str = ""
     """Its last complaint since it started."""
     error_time: float | None = None
@@ -129,14 +129,14 @@ class SiteStore(Transactions):
 
     @reading
     def health(self, connection: Connection) -> HealthRecord | None:
-        """How the companion that acted last was at its last tick; None if there was none."""
+        """Health of the companion that acted last, at its last tick; None if there was none."""
         columns = [HEALTH.c[name] for name in HealthRecord._fields]
         row = connection.execute(select(*columns).where(HEALTH.c.cluster_id == self._cluster)).first()
         return None if row is None else HealthRecord(*row)
 
     @reading
     def leader(self, connection: Connection) -> LeaderRecord | None:
-        """Which companion leads, or did last; None if none ever did."""
+        """The companion that leads, or did last; None if none ever did."""
         return leader_of(connection, self._cluster)
 
 
@@ -146,12 +146,12 @@ class AccountingJob:
 
     job: JobRecord
     runs: tuple[RunRecord, ...]
-    """By their start; empty if it never started."""
+    """Runs by their start; empty if it never started."""
     time_limit_s: float | None = None
 
 
 class Imported(NamedTuple):
-    """What became of jobs that were read from accounting."""
+    """Result of reading jobs from accounting."""
 
     new: int = 0
     changed: int = 0
@@ -176,13 +176,13 @@ class PastJob(NamedTuple):
     state: str
     submit_time: float
     start_time: float | None
-    """Of its first run; None if it never started."""
+    """Start of its first run; None if it never started."""
     end_time: float
     runs: int
     run_s: float
-    """In all its runs."""
+    """Seconds in all its runs."""
     gpus: int
-    """Of its largest run."""
+    """GPUs of its largest run."""
     gpu_s: float
     """GPU-seconds of all its runs."""
 
@@ -192,7 +192,7 @@ SAME_JOB_S = 86_400.0
 this, and takes far longer to come round to the same id."""
 
 SAME_START_S = 5.0
-"""How far apart Slurm's controller and its accounting may have the start of one task."""
+"""Largest difference between the start of one task in Slurm's controller and in its accounting."""
 
 Row = Mapping[Any, Any]
 
@@ -231,7 +231,7 @@ def _same(row: Row, read: AccountingJob) -> bool:
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """What is stored and what was read, together; None if nothing new was read.
+    """Stored and read runs together; None if nothing new was read.
 
     An import of a later span knows only a requeued job's later runs.
     """

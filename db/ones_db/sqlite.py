@@ -115,9 +115,9 @@ class SQLite:
     def _query(self, mode: Mode) -> str:
         """The part of SQLite's URI after the question mark.
 
-        Reading needs the log's two files, which SQLite makes in the directory when no writer has them open. A
-        reader who may not write there can do without only while there is no log, which `immutable` promises;
-        hence a connection for each transaction of a reader, which asks again.
+        Reading needs the log's two files, which SQLite makes in the directory when no writer has them open. A reader
+        who may not write there can do without only while there is no log, which `immutable` promises. Hence a
+        connection for each transaction of a reader, which asks again.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()
@@ -144,7 +144,7 @@ class SQLite:
         return StoreError(f"{path}: {words}")
 
     def back_up(self, revision: str) -> str:
-        """A durable copy of the file beside it, consistent also while a companion writes."""
+        """A durable copy of the file next to it, consistent also while a companion writes."""
         path, stamp = self.path, time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         copy = path.with_name(f"{path.name}.{revision}-{stamp}.bak")
         unfinished = copy.with_name(f".{copy.name}.{os.getpid()}")

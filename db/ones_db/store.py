@@ -27,22 +27,16 @@ class Store(
     AccountingStore,
     RetentionStore,
 ):
-    """What is remembered of one cluster; each part has the methods of one subject. Its contract:
+    """Memory of one cluster; each part has the methods of one subject. Its contract:
 
     **Consistency.** One writer a cluster: the companion that leads. Any number of readers, in any process, at the same
     time; neither waits for the other. A second writer is not wrong, but each waits for the other's call to end, and
     gets `StoreBusy` when that takes longer than half a minute.
 
-    * Every method is one transaction. When a writing method returns, what it wrote survives a crash of the
-      process and of the machine; when it raises, or the process is killed in it, nothing of it is stored. So
-      an intent may be acted on as soon as the call that stored it has returned. A server that is lost at the very end
-      of a call (`StoreLost`) may have stored all of it: who needs to know calls again.
-    * Every writing method may be called again with the same data, and then changes nothing.
-    * A reading method sees one moment: all calls that had returned, and none in part.
-    * A job id means the newest submission with that id, since Slurm uses ids again.
-    * A connection that was lost costs the call in which that is found; the next one connects again.
-    * Methods may be called from any thread. A store does not survive a fork; open another in the child.
-    * A store that is to `remember` is for one thread of the one writer: what others write meanwhile it may not see.
+    * Every method is one transaction. When a writing method returns, what it wrote survives a crash of the process and
+    of the machine. When it raises, or the process is killed in it, nothing of it is stored. So an intent may be acted
+    on as soon as the call that stored it has returned. A server that is lost at the very end of a call (`StoreLost`)
+    may have stored all of it: who needs to know calls again.
 
     **Raises.** `StoreError` and its kinds, which say what to do.
     """
@@ -52,12 +46,12 @@ class Store(
         """The store of one cluster in the database at `url`, such as
         ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``.
 
-        Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is.
-        With the `term` of a leader (`ones_db.leader`) every writing method raises `NotLeader`, and stores nothing,
-        once there is a newer one; without, as commands open it, none asks who leads.
-        A server's password is best left to ~/.pgpass, PGPASSWORD or a service file.
-        Raises `SchemaError`, saying what to run, if the database is absent, older or newer than this version, or
-        not ours, and `StoreError` if it cannot be opened, or is read for a cluster that is not among those it has.
+        Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is. With the
+        `term` of a leader (`ones_db.leader`) every writing method raises `NotLeader`, and stores nothing, once there is
+        a newer one. Without, as commands open it, none asks who leads. A server's password is best left to ~/.pgpass,
+        PGPASSWORD or a service file. Raises `SchemaError`, saying what to run, if the database is absent, older or
+        newer than this version, or not ours. Raises `StoreError` if it cannot be opened, or is read for a cluster that
+        is not among those it has.
         """
         backend = backend_of(url)
         if not cluster and not read_only:

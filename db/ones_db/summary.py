@@ -40,8 +40,8 @@ from ones_wrapper.protocol.limits import Limits
 
 
 class Of(NamedTuple):
-    """A column of a job's line: its SQL, of a job j, its newest run n and the newest run p that told its position; and
-    its meaning."""
+    """A column of a job's line: its SQL and its meaning. The SQL is of a job j, its newest run n and the newest run p
+    that reported its position."""
 
     sql: str
     meaning: str
@@ -161,8 +161,8 @@ class JobSummary:
 
     @property
     def local_batch(self) -> int | None:
-        """Samples per GPU and forward pass (the most of any GPU), of a job whose GPUs share samples per replica; None
-        if it is not known."""
+        """Samples per GPU and forward pass (the most of any GPU); None if unknown. It is for a job whose GPUs share
+        samples per replica."""
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (_replicas(self.limits, self.shape.gpus) * self.passes))
@@ -253,15 +253,16 @@ class SummaryStore(Transactions):
     """The tables and plots for people of a `Store`."""
 
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
-        """One line a job, in the order of their submission: those named, or all that a companion has seen; with
-        `ended`, of those that have ended only so many, the last. That costs the same however many have ended."""
+        """One line a job, in the order of their submission: those named, or all that a companion has seen. With
+        `ended`, only that many of the jobs that have ended, the last ones. That costs the same however many have
+        ended."""
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.
             listed = ", ".join(map(str, map(int, job_ids))) or "NULL"
             return self._lines(f"j.cluster_id = :cluster AND j.job_id IN ({listed})")
         if ended is None:
             return self._lines(f"j.cluster_id = :cluster AND {OBSERVED}")
-        # By their keys, each found by the index of ends: if told of the cluster too, SQLite looks at all its jobs.
+        # By their keys, each found by the index of ends: if the cluster is a condition too, SQLite scans all its jobs.
         return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
 
     def ended_of(self, user: str, count: int) -> list[JobSummary]:
@@ -281,7 +282,7 @@ class SummaryStore(Transactions):
 
     @reading
     def strategies(self, connection: Connection) -> dict[str, int]:
-        """How many jobs that have not ended train by each training strategy, the most frequent first."""
+        """Number of jobs that have not ended by training strategy, the most frequent first."""
         query = (
             select(JOBS.c.strategy, func.count())
             .where(newest(self._cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
@@ -294,8 +295,8 @@ class SummaryStore(Transactions):
     def timeline(
         self, connection: Connection, since: float | None = None, job_id: int | None = None
     ) -> list[TimelineRow]:
-        """Every run that started of jobs that a companion has seen, by its start, for plots; those alone that had not
-        ended by `since`, and those of the newest job with that id, if these are given."""
+        """Every run that started of jobs that a companion has seen, by its start, for plots. `since` leaves only those
+        that had not ended then, `job_id` only those of the newest job with that id."""
         query, given = _timeline(self._cluster, recent=since is not None), {} if since is None else {"since": since}
         if job_id is not None:
             query = query.where(JOBS.c.job_id == job_id, newest(self._cluster))
@@ -341,7 +342,7 @@ _ASKED = JOBS.c.requested_nodes * JOBS.c.requested_gpus_per_node
 
 @cache
 def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
-    """With `recent` those alone that had not ended by `since`."""
+    """Query of the timeline. With `recent` it has only runs that had not ended by `since`."""
     of_job, of_run = (
         (JOBS.c.job_id, JOBS.c.name, JOBS.c.user_name, JOBS.c.partition, _ASKED),
         (RUNS.c.restart, RUNS.c.nodes, RUNS.c.gpus_per_node),

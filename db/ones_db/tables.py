@@ -1,9 +1,9 @@
-"""The tables, each defined here and nowhere else, as SQLAlchemy Core has them: no ORM class stands beside a `Table`.
+"""The tables, each defined here and nowhere else, as SQLAlchemy Core has them: no `Table` has an ORM class.
 
-Every column says what it means and its unit; documents and `ones_db.describe` read that here. Types are portable.
-Jobs are keyed (cluster, job id, submission), since Slurm starts its job ids again; runs (job, restart); what a run
-reported (run, number of the report), so that reading a report file twice changes nothing. A column that is added
-goes to the end of its table, and into a migration.
+Every column says what it means and its unit; documents and `ones_db.describe` read that here. Types are portable. Jobs
+are keyed (cluster, job id, submission), since Slurm starts its job ids again; runs (job, restart). Reports of a run are
+keyed (run, number of the report), so that reading a report file twice changes nothing. A column that is added goes to
+the end of its table, and into a migration.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ itself."""
 
 def storable(value: str) -> str:
     """Text from users, Slurm and jobs, as it is. Bytes that were no text (lone surrogates), and zeros, which PostgreSQL
-    keeps in no text, are shown as escapes, so that one odd job name cannot keep a whole snapshot out of the
-    database."""
+    keeps in no text, are shown as escapes. So one odd job name cannot keep a whole snapshot out of the database."""
     value = value.replace("\0", "\\x00")
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
@@ -88,7 +87,7 @@ def flag(name: str, comment: str) -> Column[Any]:
 
 
 def key() -> Column[Any]:
-    return column("id", WHOLE, "key of this table alone", primary_key=True)
+    return column("id", WHOLE, "key of only this table", primary_key=True)
 
 
 def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
@@ -103,7 +102,7 @@ def table(name: str, comment: str, *items: Any) -> Table:
 
 
 def reason(name: str) -> tuple[Column[Any], Column[Any]]:
-    """What stands beside the sentence of a reason."""
+    """Columns that come with the sentence of a reason."""
     return (
         text(f"{name}_code", f"code of {name}, by which causes are counted", server_default=""),
         text(f"{name}_arguments", f"what {name} names, as a JSON object", server_default="{}"),
@@ -274,7 +273,7 @@ CHECKPOINTS = table(
     whole("bytes", "size, bytes"),
     number("seconds", "to write it, seconds"),
     whole("order_number", "order that asked for it", nullable=True),
-    number("stall_s", "how long training stood still for it, seconds", nullable=True),
+    number("stall_s", "pause of training for it, seconds", nullable=True),
 )
 
 BATCHES = table(
@@ -441,7 +440,7 @@ STEPS = table(
     *reason("detail"),
 )
 
-# What is known beside the jobs that the companion looks after
+# Records besides the jobs that the companion looks after
 
 NODES = table(
     "nodes",
@@ -482,12 +481,12 @@ LEADERS = table(
     whole("term", "how often the lead was taken; whoever has an older term writes no more"),
     text("holder", "who leads, as host:process id; empty once it gave the lead back"),
     number("since", "when it took the lead, Unix seconds"),
-    number("beat", "when it was last heard of, Unix seconds"),
+    number("beat", "time of its last heartbeat, Unix seconds"),
 )
 
 ACCOUNTING = table(
     "accounting",
-    "jobs that are known from Slurm's accounting alone",
+    "jobs that are known only from Slurm's accounting",
     of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
     number("time_limit_s", "time limit, seconds; null if it had none", nullable=True),
     number("import_time", "when its rows were last read, Unix seconds"),
@@ -497,7 +496,7 @@ ROLLUPS = table(
     "rollups",
     "runs whose throughput samples were put together to longer ones",
     of("run_id", "runs.id", "run", primary_key=True),
-    number("stretch_s", "samples that ended in the same stretch of so many seconds are one"),
+    number("stretch_s", "length of a stretch, seconds: samples that ended in the same one are one"),
     whole("number", "number of the run's last report then"),
 )
 
@@ -508,7 +507,7 @@ HEALTH = table(
     number("time", "when it wrote this, Unix seconds"),
     text("mode", "act or advise"),
     number("interval_s", "seconds from one tick to the next"),
-    number("tick_time", "end of its last tick that was not in vain, Unix seconds; null before one", nullable=True),
+    number("tick_time", "end of its last tick that succeeded, Unix seconds; null before one", nullable=True),
     number("tick_s", "what that tick took, seconds", nullable=True),
     whole("running", "elastic jobs that ran then", nullable=True),
     whole("waiting", "elastic jobs that waited then", nullable=True),

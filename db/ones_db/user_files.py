@@ -1,5 +1,5 @@
-"""How users read their rows: a database file of their own, of the same tables and views, with that user's jobs alone.
-Another user's name, job or account is in none of its rows.
+"""Files in which users read their rows: a database file of their own, of the same tables and views, with only that
+user's jobs. Another user's name, job or account is in none of its rows.
 
 * An **export** holds all rows of a user, for whoever analyses them. Its `actions` hold the export, and nothing else.
 * A **view** is published again and again for `slurm-ones jobs`, `why` and `status`: of what grows for ever, such as
@@ -58,7 +58,7 @@ MODE = 0o640
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of one user's file."""
+    """Result of exporting one user's file."""
 
     user: str
     path: Path
@@ -146,7 +146,7 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
             found = source.execution_options(stream_results=True, yield_per=ROWS).execute(rows)
             for page in found.partitions(ROWS):
                 add_rows(target, table, [tuple(row) for row in page])
-        said = {"time": time.time(), "user_name": by, "action": "db export", "detail": f"of {user}'s jobs alone"}
+        said = {"time": time.time(), "user_name": by, "action": "db export", "detail": f"only {user}'s jobs"}
         for number, cluster in enumerate(target.scalars(select(CLUSTERS.c.id)).all(), 1):
             target.execute(ACTIONS.insert(), {"id": number, "cluster_id": cluster, **said})
 
@@ -174,8 +174,8 @@ def _finish(path: Path, user: str) -> bool:
 
 
 def _parents() -> dict[str, tuple[str, str]]:
-    """Of each table that belongs to jobs, other than theirs: its column that names a row of a table that does too, and
-    that table."""
+    """Parent of each table that belongs to jobs, other than theirs: its column that names a row of a table that does
+    too, and that table."""
     found: dict[str, tuple[str, str]] = {}
     for table in METADATA.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
@@ -186,7 +186,7 @@ def _parents() -> dict[str, tuple[str, str]]:
 
 
 def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
-    """What a user's file holds of each table, parents first and in the order of their keys."""
+    """Rows of a user's file in each table, parents first and in the order of their keys."""
     belongs = _parents()
     own: dict[str, Select[Any]] = {JOBS.name: select(JOBS.c.id).where(JOBS.c.user_name == user)}
     for table in METADATA.sorted_tables:
@@ -220,14 +220,14 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 # The file that is published for each user
 
 KEEP_S = 7 * 86_400.0
-"""How long a job is shown after its end."""
+"""Time that a job is shown after its end."""
 MOST_JOBS = 500
-"""Of a user, those submitted last."""
+"""Most jobs of a user, those submitted last."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
-"""Of a job, the newest."""
+"""Most rows of a job, the newest."""
 MOST_DECISIONS = 20
 MOST_MEMBERSHIPS = 6
-"""Of a run, the newest."""
+"""Most rows of a run, the newest."""
 
 Rows = tuple[Table, Sequence[Sequence[Any]]]
 
@@ -304,7 +304,7 @@ class ViewSource:
 
 
 def _rows_of(connection: Connection, cluster: int, user: str, since: float) -> Iterator[Rows]:
-    """What is shown of a user's jobs, parents first."""
+    """Rows that are shown of a user's jobs, parents first."""
 
     def rows(query: Select[Any], **given: Any) -> list[tuple[Any, ...]]:
         return _plain(connection.execute(query, given))
@@ -347,7 +347,7 @@ def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
 
 
 def _last(table: Table, *holds: str) -> Select[Any]:
-    """Of each of these runs the newest row in which these columns have a value, by its key alone however many there
+    """Newest row of each of these runs in which these columns have a value, found only by its key however many there
     are."""
     inner = table.alias()
     last = select(inner.c.number).where(inner.c.run_id == RUNS.c.id, *(inner.c[name].is_not(None) for name in holds))
@@ -359,7 +359,7 @@ def _last(table: Table, *holds: str) -> Select[Any]:
 
 
 def _decided() -> Select[Any]:
-    """What the newest decisions gave each of these jobs."""
+    """Results of the newest decisions for each of these jobs."""
     inner = DECISION_JOBS.alias()
     first = select(inner.c.decision_id).where(inner.c.job_id == JOBS.c.id).order_by(inner.c.decision_id.desc())
     first = first.limit(1).offset(MOST_DECISIONS - 1).correlate(JOBS)
@@ -387,7 +387,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""By which it is seen that something of a job has changed."""
+"""Columns that show that something of a job has changed."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))

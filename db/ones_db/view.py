@@ -1,10 +1,10 @@
-"""What a view is, the SQL that both databases take, and what views are made of.
+"""Definition of a view, the SQL that both databases take, and the parts of views.
 
-The SQL of `ones_db.views` is plain but for a few words that the databases spell differently, written as
-functions and replaced here: ``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, of numbers that are not
-negative), ``latest(a, b)``, ``earliest(a, b)``, ``listed(x, separator)`` (an aggregate, in the order of its input); and
-of text that is a JSON object ``sizes_of(x)`` (a table of the values of its list of sizes) and ``member(value,
-'$.name')`` (a whole number of one of these).
+The SQL of `ones_db.views` is plain but for a few words that the databases spell differently, written as functions and
+replaced here. They are ``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, of numbers that are not
+negative), ``latest(a, b)`` and ``earliest(a, b)``. ``listed(x, separator)`` is an aggregate, in the order of its input.
+Of text that is a JSON object, ``sizes_of(x)`` is a table of the values of its list of sizes. ``member(value,
+'$.name')`` is a whole number of one of these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORDS: dict[str, dict[str, str]] = {
         "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
     },
 }
-"""How each database spells what they spell differently; the braces stand for the arguments."""
+"""Spelling of each database for what they spell differently; the braces stand for the arguments."""
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS['sqlite'])})\(")
 
@@ -51,9 +51,9 @@ class Column:
     """``int``, ``float``, ``text``, ``bool`` (0 or 1), ``time`` (Unix seconds), ``day`` (YYYY-MM-DD in UTC) or
     ``said``, a time as text in UTC."""
     comment: str
-    """What it means, and its unit."""
+    """Meaning and unit."""
     of: str = ""
-    """Of ``said``: the column whose time it says."""
+    """Column whose time ``said`` gives as text."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class View:
 
     name: str
     title: str
-    """What it shows, in a sentence without a full stop."""
+    """Title of its content, in a sentence without a full stop."""
     columns: tuple[Column, ...]
     sql: str
     """A SELECT of all columns but those that say times, in `WORDS`."""
@@ -95,8 +95,8 @@ def spelled(sql: str, dialect: str) -> str:
 
 
 def end_of(run: str, job: str) -> str:
-    """When a run of a job ended; null while it goes on. Of one that Slurm requeued, its newest report is the nearest
-    that is known."""
+    """End of a run of a job; null while it goes on. For one that Slurm requeued, its newest report is the nearest that
+    is known."""
     reported = f"COALESCE({run}.report_time, {run}.start_time)"
     return f"COALESCE({run}.end_time, CASE WHEN {job}.restart > {run}.restart THEN {reported} END, {job}.end_time)"
 
@@ -109,12 +109,13 @@ UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start
 clock: of a database that was copied, or whose companion is stopped, nobody knows more."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
-"""From when a run counts. A run that no snapshot saw has its start from a job's own report, which may say anything."""
+"""Time from which a run counts. A run that no snapshot saw has its start from a job's own report, which may say
+anything."""
 
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
 OBSERVED = "NOT EXISTS (SELECT 1 FROM accounting a WHERE a.job_id = j.id)"
-"""Of a job j: a companion has seen it, it is not from accounting alone."""
+"""Condition on a job j: a companion has seen it, it is not only from accounting."""
 
 GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
 """GPUs of a run; its shape too may be a job's own word."""
@@ -138,7 +139,7 @@ def said(name: str, of: str) -> Column:
 
 
 def of_runs(what: str) -> str:
-    """Of the runs of the job j that began."""
+    """Query of the runs of the job j that began."""
     return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
 
 
@@ -153,11 +154,11 @@ M_EACH = f"CASE WHEN m.gpus_per_node > 0 THEN m.gpus_per_node ELSE {M_GPUS} END"
 M_AFTER = (
     "(SELECT n.time FROM memberships n WHERE n.run_id = m.run_id AND n.number > m.number ORDER BY n.number LIMIT 1)"
 )
-"""When the membership after m began; null for the last of a run."""
+"""Start of the membership after m; null for the last of a run."""
 
 M_BEGAN = f"""CASE WHEN EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""From when a membership m of a run r of a job j counts: the first of a run from the run's start."""
+"""Time from which a membership m of a run r of a job j counts: the first of a run from the run's start."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 
@@ -176,8 +177,8 @@ T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
 
 MEASURED = """t.seconds > 1e-6 AND t.samples > 0
             AND (m.number IS NULL OR t.time - 0.9 * t.seconds >= m.time)"""
-"""Of throughput samples: those that measure a throughput, whatever a job reports, and in which no blocks changed. Where
-numbers overflow databases fail, and then for everybody: hence also sums of numbers with a point."""
+"""Condition on throughput samples: they measure a throughput, whatever a job reports, and no blocks changed in them.
+Databases fail if numbers overflow, and then for everybody: hence also sums of numbers with a point."""
 
 SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS each, {GPUS} AS gpus FROM runs r
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0
@@ -200,10 +201,10 @@ BLOCK_HOURS = f"""(SELECT SUM(latest(0.0, {B_UNTIL} - b.start_time) * b.nodes * 
 OF_SIZES = {
     "replicas": "parts into which the samples of a step are split",
     "quantum": "global batches are multiples of this, samples",
-    "together": "so many consecutive ranks share a node",
+    "together": "number of consecutive ranks that share a node",
     "fixed_bytes": "memory of a GPU that no sample takes; 0 if it is not known",
     "sample_bytes": "memory of a GPU for each sample of a replica's local batch; 0 if it is not known",
     "replica_bytes": "sent by a rank in an optimizer step within its replica, for each sample of the local batch",
     "data_bytes": "sent by a rank in an optimizer step between replicas",
 }
-"""What a strategy says of each number of GPUs, as it is called in the column `limits` of a job."""
+"""Figures of a strategy for each number of GPUs, as they are called in the column `limits` of a job."""

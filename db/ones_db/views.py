@@ -1,9 +1,9 @@
-"""What each view shows, and how.
+"""Content of each view, and its SQL.
 
-Every view begins at the clusters and goes on to their jobs through the index on cluster and job id, then to what each
-job has by the job's own indexes. ``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses for itself. So one job
-costs what that job holds, however many there are: conditions on cluster, job_id and submit_time reach the innermost
-tables of every view that has them, also where it groups.
+Every view begins at the clusters and goes on to their jobs through the index on cluster and job id. Then it goes to
+what each job has by the job's own indexes. ``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses for itself. So
+one job costs what that job holds, however many there are. Conditions on cluster, job_id and submit_time reach the
+innermost tables of every view that has them, also if it groups.
 
 Views hold nothing. So they belong to no migration: each upgrade drops them first, since SQLite renames no table under
 a view, and makes them again at its end.
@@ -178,7 +178,7 @@ SCALING = View(
 
 MEMBER = """(SELECT m.{} FROM runs o CROSS JOIN memberships m WHERE o.job_id = z.job_id AND m.run_id = o.id
             AND m.order_number = z.order_number ORDER BY o.restart DESC, m.number DESC LIMIT 1)"""
-"""What the membership said that came of a resize z by blocks."""
+"""Column of the membership that came of a resize z by blocks."""
 
 RESIZE_COST = View(
     "resize_cost",
@@ -188,7 +188,7 @@ RESIZE_COST = View(
         *WHO,
         time_of("start_time", "when it was written down"),
         said("started", "start_time"),
-        Column("restart", "int", "restart count of the run that it left; -1 where the job waited"),
+        Column("restart", "int", "restart count of the run that it left; -1 if the job waited"),
         Column("old_gpus", "int", "GPUs before"),
         Column("new_gpus", "int", "GPUs after; 0 if the job was parked"),
         Column("old_batch", "int", "global batch before, samples"),
@@ -197,7 +197,7 @@ RESIZE_COST = View(
         Column("pause_s", "float", "from the last step before to the first report after it, seconds"),
         Column("total_s", "float", "from its writing down to its end, seconds"),
         Column("checkpoint_s", "float", "to write the checkpoint that its order asked for, seconds"),
-        Column("stall_s", "float", "how long training stood still for that checkpoint, seconds"),
+        Column("stall_s", "float", "pause of training for that checkpoint, seconds"),
         Column("queue_s", "float", "from the last report of the run before to the batch script, seconds"),
         Column("launch_s", "float", "from the batch script to the ranks' first line, seconds"),
         Column("import_s", "float", "what imports took of launch_s, seconds"),
@@ -242,7 +242,7 @@ SPANS = f"""
     WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL AND NOT {HAS_BLOCKS}
     UNION ALL SELECT c.name, j.user_name, j.account, j.id, b.nodes * b.gpus_per_node, b.start_time, {B_UNTIL}
     {JOBS} CROSS JOIN blocks b WHERE j.cluster_id = c.id AND b.job_id = j.id"""
-"""From when to when each run, or block of a job that has any, held how many GPUs."""
+"""Spans of each run, or block of a job that has any, and the GPUs that it held."""
 
 OF_A_DAY = (
     CLUSTER,
@@ -251,7 +251,7 @@ OF_A_DAY = (
     Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
     time_of("day_time", "when the day began"),
 )
-"""Of whose use of GPUs a row is, and on which day."""
+"""Columns of a day's row: whose use of GPUs it is, and the day."""
 
 GPU_HOURS = View(
     "gpu_hours",
@@ -320,7 +320,7 @@ DECISIONS_EXPLAINED = View(
         said("decided", "time"),
         Column("policy", "text", "name of the policy"),
         Column("mode", "text", "advise (nothing was changed) or act"),
-        Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (that alone changes)"),
+        Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (only that changes)"),
         Column("from_gpus", "int", "GPUs it held; null if it waited"),
         Column("gpus", "int", "GPUs it gets; null if it waits"),
         Column("from_batch", "int", "global batch it had, samples"),

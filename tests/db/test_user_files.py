@@ -41,7 +41,7 @@ def test_a_user_gets_their_own_rows(url: str, tmp_path: Path) -> None:
         assert there == 2 * here > 0, table
     for table in OPEN:
         assert ask(own, f"SELECT count(*) FROM {table}") == ask(url, f"SELECT count(*) FROM {table}"), table
-    assert ask(own, "SELECT user_name, action, detail FROM actions") == [("ops", "db export", "of alice's jobs alone")]
+    assert ask(own, "SELECT user_name, action, detail FROM actions") == [("ops", "db export", "only alice's jobs")]
     for name, view in VIEWS.items():
         if any(column.name == "job_id" for column in view.columns):
             alices = "WHERE user_name = 'alice'"

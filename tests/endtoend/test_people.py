@@ -47,7 +47,7 @@ def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     own = harness.settings("bob")
     with harness.running(own, "--act", "--own", user="bob"):
         harness.ticks(own)
-    refusal = "it belongs to alice, and this companion looks after its own user's jobs alone"
+    refusal = "it belongs to alice, and this companion looks after only its own user's jobs"
     assert harness.why(own, job_id, user="bob")["job"]["refusal"] == refusal
     untouched(harness, job_id)
 

@@ -56,7 +56,7 @@ def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
         torchrun: "this run uses 2 of its 4 GPUs: start it with ones-run",
         plain: "this run uses 1 of its 2 GPUs",
         misses: "allows batches of 512 to 1024, and its script takes at most 64 (ones.init): write batch=16-64",
-        near: 'if it shall, write --comment="ones: gpus=1-4"',
+        near: 'if it should, write --comment="ones: gpus=1-4"',
     }
     for job_id, text in words.items():
         assert text in json.dumps(harness.why(settings, job_id), ensure_ascii=False).replace('\\"', '"'), job_id

@@ -232,7 +232,7 @@ def test_what_a_strategy_holds_its_job_to_is_said() -> None:
         "ring runs on 2, 4, 6, 8 or 16 GPUs",
         "ring keeps its batch now, at whatever size",
         "ring takes 5 steps at least between two resizes",
-        "ring carries over a resize, beside model and optimizer: the residual; it starts anew: nothing",
+        "ring carries over a resize, besides model and optimizer: the residual; it starts again: nothing",
         "ring trains a little differently on another number of GPUs",
     ]
 

@@ -1,4 +1,4 @@
-"""What alembic runs: the migrations, over the connection that `ones_db.migrate` hands it."""
+"""Script that alembic runs: the migrations, over the connection that `ones_db.migrate` hands it."""
 
 from __future__ import annotations
 
