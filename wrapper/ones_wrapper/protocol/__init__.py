@@ -1,4 +1,4 @@
-"""What job and companion say to each other: files in the job's directory.
+"""Messages between job and companion: files in the job's directory.
 
 The directory lies on the shared file system and belongs to the job's user::
 
@@ -8,14 +8,14 @@ The directory lies on the shared file system and belongs to the job's user::
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
     hot/                     of a job of blocks: who leads it (`ones_wrapper.membership`); the job's own business
 
-It is `ones-<job id>` in the directory that the job was submitted from. Where it is elsewhere, a file
-`ones-<job id>.where` there says where.
+It is `ones-<job id>` in the directory that the job was submitted from. If it is elsewhere, a file `ones-<job id>.where`
+there says where.
 
 A job of blocks is a job array. A block is one start of one of its tasks; the blocks that train together are a
 membership, numbered by generations. The block with rank 0 leads, for a term. A term is what a restart is of another
 job: one run in reports and orders.
 
-This module, with `limits`, is all that both sides share. It needs the standard library alone, opens no file, and checks
+This module, with `limits`, is all that both sides share. It needs only the standard library, opens no file, and checks
 every value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
 """
 
@@ -36,7 +36,7 @@ from ones_wrapper.protocol.limits import Limits
 SPEC = "spec.json"
 ORDERS = "orders.json"
 FUSION = "fusion.json"
-"""What a job says that may train others of its sweep within itself (`Fusion`)."""
+"""Report of a job that may train others of its sweep within itself (`Fusion`)."""
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
@@ -51,7 +51,7 @@ LOOK_SIGNAL = "URG"
 second, and programs that do not know it are not disturbed by it."""
 
 DRAIN_WAIT_S = 60.0
-"""How long a drained job waits for its requeue before it carries on training."""
+"""Time that a drained job waits for its requeue before it carries on training."""
 
 
 def directory_name(job_id: int) -> str:
@@ -60,7 +60,7 @@ def directory_name(job_id: int) -> str:
 
 
 def pointer_name(job_id: int) -> str:
-    """Name of a file beside which the job's directory is not: it says where that is."""
+    """Name of the file that says where the job's directory is, if it is not next to it."""
     return f"ones-{job_id}.where"
 
 
@@ -108,7 +108,7 @@ folder are root's, and nobody else may write there."""
 
 @dataclass(frozen=True)
 class Spec:
-    """What a job can do, as its script and its wrapper know it."""
+    """Limits of a job, as its script and its wrapper know them."""
 
     base_batch: int
     """Global batch that the script's learning rate was chosen for, in samples."""
@@ -117,27 +117,26 @@ class Spec:
     max_local_batch: int
     """Most samples per GPU per forward pass; the job lowers it where its GPUs turned out to hold less."""
     dataset: int
-    """Samples in an epoch; 0 where that is not known."""
+    """Samples in an epoch; 0 if unknown."""
     epochs: int
     """Epochs that the script means to train; 0 when it does not say."""
     max_passes: int = 1
     """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
     `max_local_batch` × world size."""
     term: int = 0
-    """Of a job of blocks: the term of its present leader. Its reports are those of this restart."""
+    """Term of the present leader, for a job of blocks. Its reports are those of this restart."""
     hot: bool = False
-    """Of a job of blocks: whether state moves from memory to memory as blocks join and leave. Else each change begins a
+    """True if a job of blocks moves its state from memory to memory as blocks join and leave. Else each change begins a
     term, from a checkpoint."""
     multiple_of: int = 1
-    """Global batches are multiples of this, where the GPUs take so many samples."""
+    """Global batches are multiples of this, if the GPUs take that many samples."""
     limits: Limits | None = None
     """Those of the strategy that it trains by; None: plain data parallel, at any number of GPUs."""
     gradient_bytes: int = 0
-    """Of plain data parallel: bytes of the gradients of which an optimizer step takes the mean over all ranks; 0 where
-    that is not known."""
+    """Bytes of the gradients that an optimizer step averages over all ranks, for plain data parallel; 0 if unknown."""
     rule: str = ""
-    """How its steps follow the batch, by the class of its optimizers: sgd, adam, other; none if the script sees to it.
-    Empty while that is not known."""
+    """Rule by which its steps follow the batch, by the class of its optimizers: sgd, adam, other; none if the script
+    sees to it. Empty while unknown."""
     grown: int = 0
     """The largest global batch that costs it no samples (`growth`), by its rule and the gradient noise scale so far."""
 
@@ -148,12 +147,12 @@ class FusedMember:
 
     job_id: int
     arguments: tuple[str, ...] = ()
-    """Of its batch script, as Slurm has them."""
+    """Arguments of its batch script, as Slurm has them."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """What a job says that was started by `ones-run --fuse`."""
+    """Report of a job that was started by `ones-run --fuse`."""
 
     restart: int
     asks: bool
@@ -169,18 +168,18 @@ class Order:
     number: int
     """Rises with each order of the same job, also after the companion restarts (milliseconds of its clock)."""
     restart: int
-    """The run the order was written to; a drain concerns that run alone."""
+    """The run the order was written to; a drain concerns only that run."""
     batch: int | None = None
     """Global batch in samples, from now on and in later runs; None leaves the job's own."""
     drain: bool = False
     """Checkpoint at the next step boundary, report it, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
-    """Of a job of blocks: the tasks that shall train together, those that rather lead first; None leaves that to the
-    job. `batch` then holds from the moment at which they do."""
+    """Tasks of a job of blocks that are to train together, those that should lead first; None leaves that to the job.
+    `batch` then holds from the moment at which they do."""
     gain: float | None = None
     """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Of a job that asked for others of its sweep: itself first, then those; empty: it trains alone."""
+    """Members of a job that asked for others of its sweep: itself first, then those; empty: it trains by itself."""
 
 
 @dataclass(frozen=True)
@@ -209,15 +208,15 @@ class Hello:
     note: str = ""
     """Something people should know, such as a damaged checkpoint that was passed over."""
     queue_s: float = 0.0
-    """From the last report of the run before to the batch script's `ones-run`; 0 in a first run."""
+    """Time from the last report of the run before to the batch script's `ones-run`; 0 in a first run."""
     launch_s: float = 0.0
-    """From the batch script's `ones-run` to the ranks' first line, imports included."""
+    """Time from the batch script's `ones-run` to the ranks' first line, imports included."""
     import_s: float = 0.0
-    """What imports took of `launch_s`."""
+    """Part of `launch_s` that imports took."""
     group_s: float = 0.0
-    """To build the process group."""
+    """Time to build the process group."""
     load_s: float = 0.0
-    """To load the checkpoint."""
+    """Time to load the checkpoint."""
     noise: float | None = None
     """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018): a sample at batch M is worth
     (noise + M0)/(noise + M) samples at the base batch M0."""
@@ -227,11 +226,11 @@ class Hello:
     resizes: int = 0
     """Runs of this job so far that began at another world size than the run before ended with."""
     attempt: int = 0
-    """How often the ranks were started within this run before, after one of them died or hung."""
+    """Number of earlier starts of the ranks within this run, after one of them died or hung."""
     directory: str = ""
-    """The job's directory; empty where the wrapper is too old to say."""
+    """The job's directory; empty if the wrapper is too old to say."""
     spool: str = ""
-    """The spool that it reads orders from beside its directory; empty where there is none, or `directory` is empty."""
+    """The spool that it reads orders from besides its directory; empty if there is none, or `directory` is empty."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ class First:
     kind: ClassVar[str] = "first"
     step: int
     seconds: float
-    """From the hello to the end of the step."""
+    """Time from the hello to the end of the step."""
 
 
 @dataclass(frozen=True)
@@ -261,9 +260,9 @@ class Throughput:
     lr_factor: float
     loss: float | None = None
     noise: float | None = None
-    """As in `Hello`, newly measured."""
+    """Noise scale as in `Hello`, newly measured."""
     progress: float | None = None
-    """As in `Hello`, at the end of the interval."""
+    """Progress as in `Hello`, at the end of the interval."""
     nonfinite: int = 0
     """Steps of the interval with a loss that is not a finite number; they are not in `loss`."""
     gpu_use: float | None = None
@@ -285,7 +284,7 @@ class Epoch:
     loss: float | None = None
     accuracy: float | None = None
     nonfinite: int = 0
-    """As in `Throughput`, over the epoch."""
+    """Count as in `Throughput`, over the epoch."""
 
 
 @dataclass(frozen=True)
@@ -299,9 +298,9 @@ class Checkpoint:
     step: int
     bytes: int
     seconds: float
-    """From its beginning until it was durable."""
+    """Time from its beginning until it was durable."""
     stall_s: float | None = None
-    """How long training stood still for it; less than `seconds` where it was written behind the training."""
+    """Pause of training for it; less than `seconds` if it was written in the background."""
     order: int | None = None
     """Number of the order that asked for it; with a drain, the job now waits for its requeue."""
 
@@ -334,21 +333,22 @@ class Membership:
     """Slurm's restart count of each of them."""
     nodes: int
     gpus_per_node: int
-    """0 where nodes give unequally many."""
+    """0 if nodes give unequally many."""
     world: int
     step: int
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """From the last step before to the end of the first after it."""
+    """Time from the last step before to the end of the first after it."""
     bytes: int = 0
     """State that was sent to new blocks."""
     transfer_s: float = 0.0
-    """What sending it took of `pause_s`."""
+    """Part of `pause_s` that sending it took."""
     ready_s: float = 0.0
-    """From the order until the last new block was ready to join, training going on; 0 where none joined."""
+    """Time from the order until the last new block was ready to join, training going on; 0 if none joined."""
     order: int | None = None
-    """Number of the order that asked for it; None where the job changed by itself, since a block was lost say."""
+    """Number of the order that asked for it; None if the job changed by itself, for example after the loss of a
+    block."""
     why: str = ""
     """order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
 
@@ -359,8 +359,8 @@ class Bye:
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself), error, or
-    moved (the leader left; training goes on in the next term)."""
+    """finished, drained, signal (or a time limit), error, or one of two more. stopped: by its owner, or the script left
+    by itself. moved: the leader left; training goes on in the next term."""
     step: int
     exit_code: int = 0
     note: str = ""
@@ -407,7 +407,7 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
 def decode_report(line: bytes) -> tuple[int, float, Report]:
     """The number, time and report of a line.
 
-    Raises `ProtocolError`, which costs the reader this line alone.
+    Raises `ProtocolError`, which costs the reader only this line.
     """
     data = _object(line)
     number = value_of("n", int, data.get("n"))
@@ -429,7 +429,7 @@ def decode_spec(text: bytes) -> Spec:
 
 
 def decode_fusion(text: bytes) -> Fusion:
-    """What a job said of a fusion; raises `ProtocolError`."""
+    """Report of a job about a fusion; raises `ProtocolError`."""
     return _build(Fusion, _object(text, MAX_SPEC))
 
 

@@ -1,6 +1,6 @@
 """Checks of what another program wrote: a value is of its field's type, finite, not negative and of bounded length.
 
-The standard library alone.
+Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ProtocolError(ValueError):
 
 
 class Kind(NamedTuple):
-    """What a field may hold."""
+    """Values that a field may hold."""
 
     type: Any
     optional: bool
-    """Whether it may be None."""
+    """True if it may be None."""
 
 
 @cache

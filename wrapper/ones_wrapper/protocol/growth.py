@@ -1,7 +1,7 @@
-"""How far a global batch may grow at no cost in samples, and what samples are worth beyond, for job and companion.
+"""Growth of a global batch at no cost in samples, and the worth of samples beyond, for job and companion.
 
 Up to the bound a step of k base batches, made by the optimizer's rule (`ones_wrapper.gradients.learning_rate`), brings
-as much as k steps. Beyond it the efficiency of Pollux holds (OSDI 2021, §3.1). The standard library alone.
+as much as k steps. Beyond it the efficiency of Pollux holds (OSDI 2021, §3.1). Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ OTHER, SILENT = "other", "none"
 MOST = 8
 """Base batches of the largest batch that costs nothing."""
 PARTS = {"sgd": 4.0, "adam": 2.0}
-"""By rule: the gradient noise scale over this is the bound. At 0.3 and 0.75 of it the result was seen to get worse,
-and soon after to diverge (docs/benchmarks/training.md)."""
+"""Divisors of the gradient noise scale that give the bound, by rule. At 0.3 and 0.75 of it the result was seen to get
+worse, and soon after to diverge (docs/benchmarks/training.md)."""
 
 
 def bound(rule: str, base: float, noise: float) -> float:

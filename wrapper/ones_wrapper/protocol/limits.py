@@ -1,7 +1,7 @@
-"""What a training strategy can do and what it costs, by the number of GPUs: plain data that the companion reads.
+"""Limits and costs of a training strategy, by the number of GPUs: plain data that the companion reads.
 
 A strategy (`ones_wrapper.strategy`) makes them, `spec.json` holds them, and no schedule breaks them. Both sides check
-them: the objects refuse what cannot be. The standard library alone.
+them: the objects refuse what cannot be. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from ones_wrapper.protocol.fields import MAX_INT, MAX_ROWS, ProtocolError
 
 MEMORY_SHARE = 0.92
-"""Of a GPU's memory, what a formula may plan with; the rest is the allocator's."""
+"""Share of a GPU's memory that a formula may plan with; the rest is the allocator's."""
 MOST_GPUS = 256
-"""Up to so many GPUs a strategy says what it can do, and up to the job's own number."""
+"""Number of GPUs up to which a strategy reports its limits, or the job's own number if larger."""
 MAX_NOTES = 16
 MAX_NOTE = 100
 """Most texts of `carries` and `resets`, and most characters of each, and of a strategy's name."""
@@ -23,7 +23,7 @@ MAX_NOTE = 100
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What holds at one number of GPUs. Raises `ProtocolError` for numbers that contradict each other."""
+    """Limits at one number of GPUs. Raises `ProtocolError` for numbers that contradict each other."""
 
     gpus: int
     """World size."""
@@ -32,8 +32,8 @@ class SizeLimits:
     quantum: int = 1
     """Global batches are multiples of this, but an epoch's last."""
     together: int = 1
-    """So many consecutive ranks share a node where one holds them, and else as many as divide both; 1: any. Of which
-    nodes there are the companion judges: a job may be moved to others than it runs on."""
+    """Number of consecutive ranks that share a node if one holds them, else as many as divide both; 1: any. The
+    companion judges by the nodes there are: a job may be moved to others than it runs on."""
     fixed_bytes: int = 0
     """Memory of a GPU that no sample takes: weights, gradients, optimizer, workspace. 0, as below: not known."""
     sample_bytes: int = 0
@@ -55,8 +55,8 @@ class SizeLimits:
             raise ProtocolError(f"together: {self.gpus} GPUs are not groups of {self.together}")
 
     def most_local(self, memory_bytes: int) -> int | None:
-        """Most samples of a replica's pass that fit into so much memory of each GPU; 0: not even one. None where the
-        memory or its use is not known.
+        """Most samples of a replica's pass that fit into this memory of each GPU; 0: not even one. None if the memory
+        or its use is unknown.
         """
         if not memory_bytes or not self.sample_bytes:
             return None
@@ -73,24 +73,24 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a strategy can do at all numbers of GPUs. Raises `ProtocolError` for what contradicts itself."""
+    """Limits of a strategy at all numbers of GPUs. Raises `ProtocolError` for what contradicts itself."""
 
     strategy: str
     """Its name, as reasons give it."""
     sizes: tuple[SizeLimits, ...] = ()
     """A row for each valid number of GPUs, ascending; empty: any number, each GPU a replica."""
     memory_bytes: int = 0
-    """Of a GPU; 0 where it is not known."""
+    """Memory of a GPU; 0 if unknown."""
     exact: bool = True
-    """Whether a change of the number of GPUs at a fixed global batch keeps the mathematics."""
+    """True if a change of the number of GPUs at a fixed global batch keeps the mathematics."""
     batch_fixed: bool = False
-    """Whether the global batch must not change now."""
+    """True if the global batch must not change now."""
     carries: tuple[str, ...] = ()
-    """What a resize carries over beside model and optimizer, in words."""
+    """State that a resize carries over besides model and optimizer, in words."""
     resets: tuple[str, ...] = ()
-    """What a resize starts anew."""
+    """State that a resize starts again."""
     reshards: bool = False
-    """Whether a checkpoint is cut anew for another number of GPUs, so that a resize reads and writes all of it."""
+    """True if a checkpoint is cut again for another number of GPUs, so that a resize reads and writes all of it."""
     min_steps: int = 0
     """Least optimizer steps between two resizes."""
 
@@ -108,7 +108,7 @@ class Limits:
             raise ProtocolError("sizes: not in ascending order of gpus")
 
     def at(self, gpus: int) -> SizeLimits | None:
-        """What holds at so many GPUs; None where the strategy cannot use that number."""
+        """Limits at `gpus` GPUs; None if the strategy cannot use that number."""
         if not self.sizes:
             return SizeLimits(gpus, gpus)
         place = bisect_left(self.sizes, gpus, key=lambda row: row.gpus)
@@ -127,15 +127,15 @@ class Limits:
         return replace(self, sizes=tuple(rows))
 
     def refusal(self, gpus: int) -> str:
-        """Why the strategy cannot use so many GPUs, and what would fit; empty where it can."""
+        """Reason why the strategy cannot use `gpus` GPUs, and what would fit; empty if it can."""
         if self.at(gpus) is not None:
             return ""
         return refusal(self.strategy, gpus, [row.gpus for row in self.sizes])
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """As many rows as `Limits.sizes` takes: those of the largest numbers of GPUs, the job's own among them. Where the
-    strategy can use any number, none of more than it takes, since a number without a row would be refused.
+    """Rows for the largest numbers of GPUs, the job's own among them, as many as `Limits.sizes` takes. A strategy that
+    can use any number gets none if there are more, since a number without a row would be refused.
     """
     found = tuple(rows)
     if len(found) <= MAX_ROWS:

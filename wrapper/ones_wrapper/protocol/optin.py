@@ -1,15 +1,15 @@
 """Opting in: what a job's comment says it can take.
 
-``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `gpus=4-16:4` allows 4, 8, 12 and 16 alone, as Slurm writes the
-steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` keeps the global batch, and
-`batch=N+-10%`, or `N±10%`, keeps it within a band; `resize=off` asks for measuring alone; `array=blocks` says that the
-tasks of this job array are blocks of one job; `size=8` asks for 8 GPUs, by hand; `fuse=NAME` says that jobs of this
-sweep may be trained as one; `deadline=2026-12-01T18:00`, local time, or `deadline=6h`, since its submission, says by
-when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it have GPUs of these types of Slurm's, and change
-between them; `guests=off` has no block of it preempted for others; `guests=partition:scavenge`, or `guests=qos:NAME`,
-has the job itself move its further blocks there while no companion decides for it; `cost=1.5` lets it use 1.5 times
-the GPU-hours of the size that it asked for, if growth is charged; `notify=https://HOST/PATH` has what happens to the
-job posted there, if the site lets users name that host.
+``ones: gpus=1-16 batch=256-4096`` makes a job elastic. `gpus=4-16:4` allows only 4, 8, 12 and 16, as Slurm writes the
+steps of an array. `nodes=` instead of `gpus=` counts whole nodes. `batch=N` keeps the global batch, and `batch=N+-10%`,
+or `N±10%`, keeps it within a band. `resize=off` asks only for measuring. `array=blocks` says that the tasks of this job
+array are blocks of one job. `size=8` asks for 8 GPUs, by hand. `fuse=NAME` says that jobs of this sweep may be trained
+as one. `deadline=2026-12-01T18:00`, local time, or `deadline=6h`, since its submission, is the time by which it is to
+end. `kinds=a100,v100`, or `kinds=any`, lets it have GPUs of these types of Slurm's, and change between them.
+`guests=off` has no block of it preempted for others. With `guests=partition:scavenge`, or `guests=qos:NAME`, the job
+itself moves its further blocks there while no companion decides for it. `cost=1.5` lets it use 1.5 times the GPU-hours
+of the size that it asked for, if growth is charged. `notify=https://HOST/PATH` has the job's events posted there, if
+the site lets users name that host.
 
 A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
 may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
@@ -29,7 +29,7 @@ MAX_GPUS = 100_000
 MAX_BATCH = 2**31
 MOST_KINDS = 16
 ANY = "any"
-"""In place of types of GPU: every type."""
+"""Word for every type of GPU."""
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 """Types of GPU that may be named here; Slurm allows more, which such jobs do not get."""
 
@@ -38,7 +38,7 @@ _NEARLY = re.compile(
     r"(?<![\w/.-])ones?\s*[^\w\s]?\s*(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
     re.IGNORECASE,
 )
-"""What nobody writes who does not mean to opt in."""
+"""Pattern of words that nobody writes who does not mean to opt in."""
 _WORD = re.compile(
     r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?|\s*((?:\+-|±)\s*\d+\s*%))?",
     re.IGNORECASE,
@@ -62,7 +62,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a job shall have ended."""
+    """Time by which a job is to end."""
 
     seconds: float
     """Unix seconds, or seconds since its submission."""
@@ -74,8 +74,8 @@ class Deadline:
 
 
 class GuestQueue(NamedTuple):
-    """Where a job's further blocks wait, by its owner's choice. Only his own processes may act on it, with his rights:
-    an operator could set what the owner may not use."""
+    """Queue in which a job's further blocks wait, by its owner's choice. Only the owner's processes may act on it, with
+    the owner's rights: an operator could set what the owner may not use."""
 
     kind: str
     """partition or qos."""
@@ -88,7 +88,7 @@ class BadComment(ValueError):
 
 @dataclass(frozen=True)
 class OptIn:
-    """What the owner allows. Ranges are inclusive; None if the comment does not say."""
+    """Ranges that the owner allows, inclusive; None if the comment does not say."""
 
     gpus: Range | None
     nodes: Range | None
@@ -101,12 +101,12 @@ class OptIn:
     fuse: str = ""
     """The sweep whose jobs may be trained as one; empty: none."""
     deadline: Deadline | None = None
-    """When it shall have ended."""
+    """Time by which it is to end."""
     step: int = 1
-    """Of the range of GPUs every step-th number, from the first on: for a strategy that can use no others, before the
-    job's first run reports that."""
+    """Step in the range of GPUs, from the first number on: for a strategy that can use no others, before the job's
+    first run reports that."""
     kinds: tuple[str, ...] = ()
-    """Types of GPU that the job may have, `any` alone for all; empty: what it asked sbatch for."""
+    """Types of GPU that the job may have, only `any` for all; empty: what it asked sbatch for."""
     guests: bool | GuestQueue = True
     """Blocks beyond what it asked sbatch for may wait in the queue of guests, which Slurm preempts; in which, while no
     companion decides for it."""

@@ -1,6 +1,6 @@
-"""Command lines by which Slurm changes a job: built here alone, for a job's own launcher and for the companion.
+"""Command lines by which Slurm changes a job: built only here, for a job's own launcher and for the companion.
 
-The standard library alone. A job is named by its id, or as a task `<array>_<task>`.
+Needs only the standard library. A job is named by its id, or as a task `<array>_<task>`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 NO_LICENSES = "none"
-"""In place of licences: none at all."""
+"""Word for no licences at all."""
 QueueWords = tuple[str, str, str, float, str]
 """Partition, QOS, account, time limit in seconds and licences; what is empty or 0 stays as it is."""
 UNCHANGED: QueueWords = ("", "", "", 0.0, "")
@@ -64,9 +64,9 @@ def reshape_command(
     """The pair N-N, since a job submitted with -N1 has a maximum too. `kind` is the type of GPUs that the job asks for:
     without it Slurm would take any.
 
-    The CPUs come along: Slurm raises their number with the nodes and leaves it there, so that a job back on one node
-    may ask for more CPUs than that has, and after a node count that was refused can be neither updated nor released.
-    Slurm adds what --cpus-per-gpu and --cpus-per-task ask for. With `tasks` their number comes along.
+    The CPUs come along: Slurm raises their number with the nodes and leaves it there. So a job back on one node may ask
+    for more CPUs than that has. After a node count that was refused it can be neither updated nor released. Slurm adds
+    what --cpus-per-gpu and --cpus-per-task ask for. With `tasks` their number comes along.
     """
     words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={shape.nodes}"]
     words += [f"NumTasks={shape.nodes}"] if tasks else []

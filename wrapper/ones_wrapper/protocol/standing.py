@@ -6,7 +6,7 @@ starts them as there is room, preempts them for anybody and starts them again. O
 until the time of the base is nearly over, and takes its place.
 
 Nothing is ever put into a hold, so nobody has to be there to lift it: what must not start yet waits behind the array's
-throttle, or for a time. Each look begins with what Slurm has and does what is missing, so whoever looks may die between
+throttle, or for a time. Each look begins with what Slurm has and does what is missing. So the process may die between
 any two commands, and two may look at once. Nothing here opens a file or starts a process.
 """
 
@@ -32,7 +32,7 @@ from ones_wrapper.protocol.slurm_commands import (
 ORDER = 1
 """Number of the order that names all tasks: a companion's are milliseconds since 1970, so any of them is in force."""
 NEAR_S = 900.0
-"""So long before the end of the base the next one may start."""
+"""Time before the end of the base at which the next one may start."""
 AGAIN_S = 60.0
 """Shortest time between two starts of a guest that are asked for here."""
 _WAITS, _RUNS = "PENDING", frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
@@ -69,7 +69,7 @@ class QueueLine(NamedTuple):
 
 
 def look_command(array: int) -> list[str]:
-    """To be run with SLURM_TIME_FORMAT=%s, and without formats of the user's own."""
+    """Command to be run with SLURM_TIME_FORMAT=%s, and without formats of the user's own."""
     return ["squeue", "--noheader", "--array", "--states=all", f"--jobs={array}", "--format=%K|%T|%P|%q|%l|%e|%r|%k"]
 
 
@@ -95,7 +95,7 @@ def _seconds(text: str) -> float:
 
 
 def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
-    """What the job's comment allows, and the queue that it names; None if it names none. Raises `BadComment`."""
+    """Opt-in by the job's comment, and the queue that it names; None if it names none. Raises `BadComment`."""
     for line in lines:
         optin = parse_comment(line.comment)
         if optin is not None and optin.blocks and isinstance(optin.guests, GuestQueue):
@@ -134,7 +134,7 @@ class StandingGuests:
         self._kept: dict[int, float] = {}
         """Tasks that may not start before this time."""
         self._again: dict[int, float] = {}
-        """When each was asked for again."""
+        """Time at which each was asked for again."""
         self._home = UNCHANGED
         """The queue of the base."""
         self._most = -1
@@ -229,7 +229,7 @@ class StandingGuests:
         names = (queue.name, "") if queue.kind == "partition" else ("", queue.name)
         now = ("StartTime=now",) if self._waits_for_a_time(one) else ()
         command = move_command(self._name(one), (*names, "", limit_s, ""), *now)
-        why = self._change(command, f"{_shown(queue)}: task {one.task} stays where it is")
+        why = self._change(command, f"{_shown(queue)}: task {one.task} stays in its queue")
         if not why:
             self._kept.pop(one.task, None)
         return why
