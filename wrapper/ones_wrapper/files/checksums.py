@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are whole: their sizes and checksums. The standard library alone."""
+"""Check that the files of a checkpoint are whole: their sizes and checksums. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from ones_wrapper.protocol import MANIFEST
 
 RESUMED_FROM = "resumed_from"
-"""In a manifest: the job that made a checkpoint which another one took over."""
+"""Key in a manifest: the job that made a checkpoint which another one took over."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def sync(path: Path) -> None:
 
 
 def checksum(path: Path) -> Sum:
-    """Of a regular file of ours; raises OSError for anything else."""
+    """Checksum of a regular file of ours; raises OSError for anything else."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
@@ -45,7 +45,7 @@ def checksum(path: Path) -> Sum:
 
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
-    """What is wrong with a checkpoint, or empty; looks at one `part` of its files of `parts`."""
+    """Damage of a checkpoint, or empty; checks one `part` of its files of `parts`."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())["files"]
         for file in sorted(files)[part::parts]:

@@ -1,9 +1,9 @@
-"""Who trains in a job's directory: one `ones-run`, or one script that it did not start, at a time.
+"""Claims on a job's directory: one `ones-run`, or one script that it did not start, trains in it at a time.
 
 Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So each claims the
 directory first, by a line in a file, and the second one ends before it has touched anything. A claim ends with its
-process. A POSIX lock shows that, which network file systems know, too; where the file system has none, or one that
-only its own host sees, the file's time does, which the holder renews. Nothing here needs torch.
+process. A POSIX lock shows that, which network file systems know, too. If the file system has none, or one that only
+its own host sees, the file's time does, which the holder renews. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEAT_S = 2.0
 WATCH_S = 3 * BEAT_S
 """A holder of whom nothing is seen for so long is gone, where no lock says so."""
 WAIT_S = 5.0
-"""How long one that is just ending may still hold the directory."""
+"""Time that a training which is just ending may still hold the directory."""
 _SETTLE_S = 0.5
 
 
@@ -55,7 +55,7 @@ class Holder:
         return cls(job_id, restart, step if step.isdigit() else "", socket.gethostname(), os.getpid())
 
     def earlier_than(self, other: Holder) -> bool:
-        """Whether this is an earlier run of the same job, which Slurm has ended."""
+        """Tell whether this is an earlier run of the same job, which Slurm has ended."""
         return bool(self.job_id) and self.job_id == other.job_id and self.restart < other.restart
 
     def line(self) -> str:
@@ -63,7 +63,7 @@ class Holder:
 
     @classmethod
     def of(cls, line: str) -> Holder | None:
-        """The holder that a file names, None where it names none."""
+        """The holder that a file names, None if it names none."""
         words = line.split()
         if len(words) != 5 or not all(word.isdigit() for word in (words[0], words[1], words[4])):
             return None
@@ -143,13 +143,13 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
 
 
 class Ranks(Protocol):
-    """What the ranks of one training agree by."""
+    """Communication by which the ranks of one training agree."""
 
     def maximum(self, values: Sequence[int]) -> list[int]: ...
 
 
 def claim_for_ranks(ranks: Ranks, take: Callable[[], Claim | None]) -> Claim | None:
-    """What `take` claims on a rank, if anything. Collective: ends all ranks where another training holds it."""
+    """Claim of a rank by `take`, if any. Collective: ends all ranks if another training holds it."""
     claim, refused = None, 0
     try:
         claim = take()
@@ -169,9 +169,9 @@ def _holder_in(handle: int) -> Holder | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Whether somebody renews the file's time. Opened at each look: on NFS only an open asks the server.
+    """Tell whether somebody renews the file's time. It is opened each time: on NFS only an open asks the server.
 
-    Looks are counted, not seconds: on a machine that stands still the holder needs some time of its own after it.
+    Looks are counted, not seconds: after a machine was paused the holder needs some time of its own.
     """
     first = _time(path)
     for _ in range(20):
@@ -201,7 +201,7 @@ def _refusal(path: Path, other: Holder | None, mine: Holder) -> str:
     if other.job_id and other.job_id == mine.job_id:
         return (
             f"job {other.job_id} trains in {directory} already ({where}), and a second training would overwrite its "
-            "checkpoints: start the script once, with ones-run in the batch script and no srun before it; for two "
+            "checkpoints. Start the script once, with ones-run in the batch script and no srun before it. For two "
             "trainings in one job set ONES_JOB_DIR to another directory for each"
         )
     who = f"job {other.job_id} is running" if other.job_id else "a training runs"

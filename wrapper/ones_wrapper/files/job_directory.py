@@ -27,7 +27,7 @@ from ones_wrapper.protocol import (
 
 TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
 MEMORY = ".memory.json"
-"""What the GPUs turned out to hold; see `ones_wrapper.run.memory`."""
+"""Memory that the GPUs turned out to hold; see `ones_wrapper.run.memory`."""
 STEP_NAME = re.compile(r"step-\d{9,}")
 _REPORTS = re.compile(r"reports-(\d{1,9})\.jsonl", re.ASCII)
 
@@ -49,16 +49,16 @@ def newest_checkpoint(job_dir: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run's reports say so far."""
+    """Summary of a run's reports so far."""
 
     checkpoints: frozenset[str]
     """Those that the run loaded or made."""
     drained: bool
-    """Whether it left because the companion had ordered a drain: the companion requeues it."""
+    """True if it left because the companion had ordered a drain: the companion requeues it."""
     tasks: tuple[int, ...] = ()
-    """Of a job of blocks: the tasks that train together, as far as it says."""
+    """Tasks that train together in a job of blocks, as far as it reports."""
     ended: bool = False
-    """Whether the script came to its end, or left by itself."""
+    """True if the script came to its end, or left by itself."""
 
 
 def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
@@ -83,7 +83,7 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
 
 
 def newest_run(job_dir: Path, most: int) -> int:
-    """The newest run, of those up to `most`, that left reports; `most` where there is none."""
+    """The newest run, of those up to `most`, that left reports; `most` if there is none."""
     try:
         names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
     except OSError:
@@ -92,16 +92,16 @@ def newest_run(job_dir: Path, most: int) -> int:
 
 
 def _start(restart: int, task: int | None) -> str:
-    """What names a start: the blocks of a job share its directory."""
+    """Name of a start: the blocks of a job share its directory."""
     return str(restart) if task is None else f"block{task}-{restart}"
 
 
 def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
     """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
 
-    `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
-    other launchers have rules of their own: so the script's own code would be lost. `task` is the block's, where it is
-    one. False where it could not be written: the launcher's own code then has to do.
+    `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137. Other
+    launchers have rules of their own: so the script's own code would be lost. `task` is the block's, if it is one.
+    False if it could not be written: the launcher's own code then has to do.
     """
     start = _start(restart, task)
     try:
@@ -112,7 +112,7 @@ def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int 
 
 
 def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
-    """Whether `write_exit_code` was called so."""
+    """Tell whether `write_exit_code` was called so."""
     return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
 
 
@@ -134,7 +134,8 @@ def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
 
 
 def error_file(job_dir: Path, env: Mapping[str, str]) -> Path:
-    """What the rank whose script failed first in this start leaves, so that the others need not show it again."""
+    """File in which the rank whose script failed first in this start leaves its error, so that the others need not show
+    it again."""
     block = own_block(env)
     start = _start(number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
     return job_dir / f".exit-{start}-error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

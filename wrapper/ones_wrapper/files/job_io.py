@@ -40,7 +40,7 @@ POLL_S = 0.5
 
 
 def not_ours(path: Path) -> str:
-    """Why a directory can't be used as this user's own, and what to do; empty where it can."""
+    """Reason why a directory can't be used as this user's own, and what to do; empty if it can."""
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
         return "is a link; set ONES_JOB_DIR to the directory itself"
@@ -108,7 +108,7 @@ def write_spec(job_dir: Path, spec: Spec) -> None:
 
 
 def read_spec(job_dir: Path) -> Spec | None:
-    """What the job's last run wrote; None where there is none that can be read."""
+    """Limits that the job's last run wrote; None if there are none that can be read."""
     try:
         return decode_spec(read_small(job_dir / SPEC, MAX_SPEC))
     except (OSError, ValueError):
@@ -145,7 +145,7 @@ class OrderReader:
             try:
                 owners.add(spool.stat().st_uid)
             except OSError as error:
-                log(f"spool {spool} cannot be read ({error.strerror}); orders come from {job_dir} alone")
+                log(f"spool {spool} cannot be read ({error.strerror}); orders come only from {job_dir}")
         self._owners = frozenset(owners)
         self._restart = restart
         self._clock = clock
@@ -198,7 +198,7 @@ class OwnerRequests:
         self._next = -1.0
 
     def due(self) -> bool:
-        """Whether it is time for another look: not at each step, for the file system's sake."""
+        """Tell whether it is time for another look: not at each step, for the file system's sake."""
         now = self._clock()
         if now < self._next:
             return False
@@ -206,7 +206,7 @@ class OwnerRequests:
         return True
 
     def requested(self, name: str) -> bool:
-        """Whether the file is there, and is the owner's or root's."""
+        """Tell whether the file is there, and is the owner's or root's."""
         try:
             return (self._job_dir / name).lstat().st_uid in (os.geteuid(), 0)
         except OSError:
@@ -231,7 +231,7 @@ class Previous:
 
 
 def previous(job_dir: Path, restart: int) -> Previous | None:
-    """The start before this one, of this run or of the one before; None where there was none that left a report."""
+    """The start before this one, of this run or of the one before; None if there was none that left a report."""
     for number in (restart, restart - 1):
         found = _last(job_dir / reports_name(number))
         if found is not None:
@@ -256,7 +256,7 @@ def last_generation(job_dir: Path, term: int) -> int:
 
 
 def _last(path: Path) -> Previous | None:
-    """Of the last whole line of a report file."""
+    """Values of the last whole line of a report file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * MAX_LINE))

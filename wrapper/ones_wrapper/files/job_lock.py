@@ -1,6 +1,6 @@
 """One job at a time holds a job's directory: two would clear away and replace each other's files.
 
-The standard library alone: `ones-run` looks here before torch is imported.
+Needs only the standard library: `ones-run` comes here before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 LOCK = ".lock"
 WAIT_S = 5.0
-"""How long a run that is just ending may still hold the directory."""
+"""Time that a run which is just ending may still hold the directory."""
 
 
 class InUseError(Exception):
@@ -21,12 +21,12 @@ class InUseError(Exception):
 
 
 def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
-    """Hold the directory until this process ends, or until the handle returned is closed; None where it cannot be.
+    """Hold the directory until this process ends, or until the handle returned is closed; None if it cannot be held.
     Who holds it gets `wait_s` to end.
 
-    Raises `InUseError` where another job holds it. A lock is refused to nobody without need: where the file system
-    has none, and where it is this very job's (an earlier run on a node that died, say), this run goes on without.
-    It is one of POSIX, which network file systems know, too, and which forked processes do not keep.
+    Raises `InUseError` if another job holds it. The run goes on without a lock if the file system has none, or if this
+    job itself holds it (say an earlier run on a node that died). The lock is POSIX's: network file systems know it,
+    too, and forked processes do not keep it.
     """
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -51,8 +51,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
-    """Which job holds the directory, and where, in words; empty where none does any more after `wait_s`, as far as can
-    be seen. Changes nothing there."""
+    """Job that holds the directory, and where, in words; empty if none does any more after `wait_s`, as far as can be
+    seen. Changes nothing there."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -66,7 +66,7 @@ def holder(job_dir: Path, wait_s: float = 0.0) -> str:
 
 
 def last_job(job_dir: Path) -> int:
-    """The job that held the directory last; 0 where that is not known."""
+    """The job that held the directory last; 0 if unknown."""
     try:
         word = (job_dir / LOCK).read_text(errors="replace").split()[0]
         return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0
@@ -81,7 +81,7 @@ def _held_by(handle: int) -> list[str]:
 
 
 def try_lock(handle: int) -> bool | None:
-    """Whether the lock is ours now; None if the file system has none."""
+    """Tell whether the lock is ours now; None if the file system has none."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -92,7 +92,7 @@ def try_lock(handle: int) -> bool | None:
 
 
 def _lock(handle: int, wait_s: float) -> bool:
-    """Whether it is ours within `wait_s`; OSError if there are no locks."""
+    """Tell whether it is ours within `wait_s`; OSError if there are no locks."""
     until = time.monotonic() + wait_s
     while (locked := try_lock(handle)) is False and time.monotonic() < until:
         time.sleep(0.1)

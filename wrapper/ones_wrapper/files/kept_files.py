@@ -23,11 +23,11 @@ class KeptFiles:
         self._writes = writes
         self._sizes: dict[str, int] = {}
         self._fresh = True
-        """Whether training begins from scratch."""
+        """True if training begins from scratch."""
         self._open: dict[str, KeptFile] = {}
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """The file, at its end. Raises OSError where rank 0 cannot write it, ValueError where it is open already."""
+        """The file, at its end. Raises OSError if rank 0 cannot write it, ValueError if it is open already."""
         name = os.fspath(path)
         before = self._open.get(name)
         if before is not None and not before.closed:

@@ -1,4 +1,4 @@
-"""Where a job's files are: its directory, the pointer to it, and the site's spool.
+"""Places of a job's files: its directory, the pointer to it, and the site's spool.
 
 The companion looks in the directory that the job was submitted from. So a job whose directory is elsewhere leaves a
 pointer there (`protocol.pointer_name`).
@@ -26,15 +26,15 @@ def own_job(env: Mapping[str, str]) -> int:
 
 
 def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
-    """Where the job's directory is, absolute: ONES_JOB_DIR, or `ones-<job id>` in ONES_JOB_ROOT or else in the working
-    directory, of a job of blocks by the id of its array.
+    """Absolute path of the job's directory: ONES_JOB_DIR, or `ones-<job id>` in ONES_JOB_ROOT or else in the working
+    directory. For a job of blocks the id is that of its array.
     """
     path = cwd / (env.get("ONES_JOB_DIR") or Path(env.get("ONES_JOB_ROOT") or "", directory_name(own_job(env))))
     return path.resolve() if ".." in path.parts else path
 
 
 def make_root(env: Mapping[str, str], cwd: Path) -> None:
-    """Make ONES_JOB_ROOT, where it is what counts. Raises `LaunchError`."""
+    """Make ONES_JOB_ROOT, if it counts. Raises `LaunchError`."""
     root = env.get("ONES_JOB_ROOT")
     if not root or env.get("ONES_JOB_DIR"):
         return
@@ -47,8 +47,7 @@ def make_root(env: Mapping[str, str], cwd: Path) -> None:
 def make_job_directory(path: Path) -> None:
     """Make the job's directory (mode 0755), or check the one that is there.
 
-    Raises `LaunchError` where it is a link, not a directory, another user's, not writable, or its parent is
-    missing.
+    Raises `LaunchError` if it is a link, not a directory, another user's, not writable, or its parent is missing.
     """
     try:
         path.mkdir()
@@ -87,7 +86,7 @@ def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
             if place == submitted:
                 log(
                     f"{pointer} cannot be written ({error}): slurm-ones will not find this job's directory {path}, "
-                    "and not resize it, unless it was submitted with --chdir; submit from a directory that the job "
+                    "and not resize it, unless it was submitted with --chdir. Submit from a directory that the job "
                     "can write to"
                 )
 
@@ -100,7 +99,7 @@ def _point(pointer: Path, text: bytes) -> None:
 
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
-    """The spool that this job reads orders from: ONES_SPOOL, else what the site published; None where there is none.
+    """The spool that this job reads orders from: ONES_SPOOL, else what the site published; None if there is none.
 
     What is published is believed as `protocol.SPOOL_FILE` says.
     """
@@ -112,7 +111,7 @@ def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Pa
         for path in (published.parent, published):
             state = path.lstat()
             if state.st_uid != 0 or state.st_mode & 0o022 or stat.S_ISLNK(state.st_mode):
-                raise ValueError("it, or its folder, is not root's alone to write")
+                raise ValueError("it, or its folder, can be written by others than root")
         text = published.read_text().strip()
         if not text.startswith("/") or not text.isprintable():
             raise ValueError("it is not one absolute path")

@@ -2,7 +2,7 @@
 checkpoints (`ones-run --resume-from JOB`).
 
 Of an earlier job's directory nothing is changed: its good checkpoints are linked, or copied, into the new one. This
-needs the standard library alone.
+needs only the standard library.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Make the directory this job's. What it said there as another job moves to `earlier-<that id>`: reports and orders
-    are counted anew by each job, and an old order, or a sweep's result, is not for this one. Checkpoints stay.
+    """Make the directory this job's. Its content as another job's moves to `earlier-<that id>`. Each job counts reports
+    and orders from the start, and an old order, or a sweep's result, is not for this one. Checkpoints stay.
 
     Raises `LaunchError` where that job still runs.
     """
@@ -108,7 +108,7 @@ def take_over(path: Path, job_id: int) -> None:
 
 
 def _owner(path: Path) -> int:
-    """The job whose directory it is; 0 where that is not known."""
+    """The job whose directory it is; 0 if unknown."""
     try:
         word = (path / OWNER).read_text(errors="replace").strip()
     except OSError:
@@ -118,7 +118,7 @@ def _owner(path: Path) -> int:
 
 
 def _free(path: Path) -> Path:
-    """The path, or with a number behind it where that is taken."""
+    """The path, or with a number behind it if that is taken."""
     number, found = 1, path
     while os.path.lexists(found):
         number += 1
@@ -146,7 +146,9 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
         raise LaunchError(f"{what}: {running} still runs in {earlier}; wait for its end, or end it")
     found = list(_good(earlier, what))
     if not found:
-        raise LaunchError(f"{what}: there is no good checkpoint in {earlier / CHECKPOINTS}; leave it out to start anew")
+        raise LaunchError(
+            f"{what}: there is no good checkpoint in {earlier / CHECKPOINTS}; leave it out to start again"
+        )
     try:
         _copy(found, path, job_id)
         for name in (MEMORY, RUN_ID):  # by the second a script draws the same at its start
@@ -159,7 +161,7 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
 
 def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
-    """The directory of an earlier job, looked for beside this job's and where this one was submitted."""
+    """The directory of an earlier job, looked for next to this job's and where this one was submitted."""
     match = _JOB.fullmatch(source)
     if match is None:
         found = cwd / source

@@ -11,7 +11,7 @@ from pathlib import Path
 from ones_wrapper.files.small_files import create_small
 
 FILE = "run-id"
-"""In the job's directory: who removes that starts from scratch, and gets another name."""
+"""File in the job's directory: who removes it starts from scratch, and gets another name."""
 SEED = "ONES_SEED"
 """Variable with the number by which a script's generators are seeded before its first line."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")

@@ -1,4 +1,4 @@
-"""Small files: read whole, from whoever is believed; written whole or not at all. The standard library alone."""
+"""Small files: read whole, from whoever is believed; written whole or not at all. Needs only the standard library."""
 
 from __future__ import annotations
 
