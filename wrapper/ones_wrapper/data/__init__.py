@@ -1,1 +1,1 @@
-"""What one rank reads in one step: shares of the global batch, samples, streams and random numbers."""
+"""Data of one rank in one step: shares of the global batch, samples, streams and random numbers."""

@@ -1,15 +1,15 @@
 """CRAIG: a weighted subset whose gradient is close to that of all data (Mirzasoleiman et al., ICML 2020,
 arXiv:1906.01827).
 
-The subset S of a class minimises Σ_i min_{j∈S} d_ij over its samples i, with d_ij the distance of gradients (an upper
+The subset S of a class minimises Σ_i min_{j∈S} d_ij over its samples i. d_ij is the distance of gradients (an upper
 bound on it, or that of the last layer). That is a facility location: F(S) = Σ_i (d_max − min_{j∈S} d_ij) is monotone
-and submodular, so the greedy order reaches at least 1 − 1/e of the best F of its size, and lazy evaluation finds it
-(Minoux 1978). A chosen sample weighs as many as are nearest to it (eq. 9 and Algorithm 1 there).
+and submodular. So the greedy order reaches at least 1 − 1/e of the best F of its size. Lazy evaluation finds it (Minoux
+1978). A chosen sample weighs as many as are nearest to it (eq. 9 and Algorithm 1 there).
 
-A class of more than `shard` samples is cut into random shards, in each of which the greedy chooses, and once more among
-what they chose (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend on the data alone and are dealt to the
-ranks, so a selection is the same at any world size; its memory is `shard`² distances a rank, and in the second round at
-most `MOST` of them.
+A class of more than `shard` samples is cut into random shards. The greedy chooses in each, and once more among what
+they chose (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data and are dealt to the ranks, so
+a selection is the same at any world size. Its memory is `shard`² distances a rank, and in the second round at most
+`MOST` of them.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ NORM_BITS = 25
 
 @dataclass(frozen=True)
 class Coreset:
-    """What `Job.loader(dataset, coreset=...)` trains on: a part of the data, with weights of mean 1."""
+    """Coreset that `Job.loader(dataset, coreset=...)` trains on: a part of the data, with weights of mean 1."""
 
     fraction: float
-    """Of the samples."""
+    """Share of the samples."""
     every: int = 0
-    """Epochs after which it is chosen anew; 0: once, before the first."""
+    """Epochs after which it is chosen again; 0: once, before the first."""
     features: Callable[[Any], torch.Tensor] | None = None
-    """From a batch, as the dataset's samples are collated, to a row for each sample, whose distances are those of
-    gradients, such as `last_layer_gradient`. None: the first part of the batch, which bounds them for a convex model.
+    """Function from a batch, as the dataset's samples are collated, to a row for each sample. The distances of rows are
+    those of gradients, as with `last_layer_gradient`. None: the first part of the batch, which bounds them for a convex
+    model.
     """
     labels: Any = None
     """The class of each sample of the dataset, as whole numbers; None: the dataset's own (`targets`, `labels`, or the
-    last of a TensorDataset). Where there are no classes, give zeros.
+    last of a TensorDataset). Without classes, give zeros.
     """
     shard: int = 2048
     """Samples of a class that one greedy round looks at together."""
@@ -67,13 +68,13 @@ class Coreset:
             raise ValueError(f"coreset: every={self.every} must be 0 or more, and shard={self.shard} 1 or more")
 
     def size(self, samples: int) -> int:
-        """How many of so many samples are chosen."""
+        """Number of samples chosen out of `samples`."""
         return max(1, round(self.fraction * samples))
 
 
 def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-    """Each sample's gradient of its cross-entropy with respect to the logits, [samples, classes]; or with the last
-    layer's inputs `hidden`, [samples, width], that with respect to its weights, [samples, classes × width] (§3.4)."""
+    """Each sample's gradient of its cross-entropy with respect to the logits, [samples, classes]. With the last layer's
+    inputs `hidden`, [samples, width], it is that with respect to its weights, [samples, classes × width] (§3.4)."""
     gradient = torch.softmax(logits.detach().float(), 1)
     gradient[torch.arange(len(labels)), labels] -= 1.0
     if hidden is None:
@@ -84,7 +85,7 @@ def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torc
 def distances(one: Floats, other: Floats) -> Floats:
     """Euclidean distances of rows as whole numbers of a quantum, [rows of one, rows of other].
 
-    Features are rounded to whole numbers of the quantum first, so all sums of their products are exact, as are sums of
+    Features are rounded to whole numbers of the quantum first. So all sums of their products are exact, as are sums of
     the distances over all rows: equal features have equal distances, and a greedy chooses alike, on any processor.
     """
     one, other = in_quanta(one, other)
@@ -137,8 +138,8 @@ def cost(distance: Floats, chosen: Sequence[int]) -> float:
 
 
 def budgets(sizes: Sequence[int], count: int) -> list[int]:
-    """How many of each class are chosen: in proportion to its size, one at least where there are enough, and none
-    more than it has. They add up to `count`."""
+    """Number of samples chosen of each class: in proportion to its size, at least one if there are enough, and no more
+    than it has. They add up to `count`."""
     total = sum(sizes)
     found = [count * size // total for size in sizes]
     least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)
@@ -161,7 +162,7 @@ class Chosen:
     indices: Ints
     """Numbers in the dataset, ascending."""
     weights: Floats
-    """Of each; their mean is 1."""
+    """Weight of each; their mean is 1."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class _Part:
     kind: int
     members: Ints
     count: int
-    """To be chosen of the whole class."""
+    """Number to be chosen of the whole class."""
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
@@ -229,7 +230,7 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
     """GreeDi's second round: positions among what all shards chose. The better of the greedy's choice among these, and
-    of what any shard chose alone."""
+    of what any shard chose by itself."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:
@@ -247,7 +248,7 @@ def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floa
 def _nearest(
     mine: list[_Part], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
 ) -> npt.NDArray[np.float64]:
-    """How many of this rank's samples are nearest to each chosen one, by its number in the dataset."""
+    """Number of this rank's samples that are nearest to each chosen one, by its number in the dataset."""
     counts = np.zeros(samples)
     for part, features in zip(mine, rows, strict=True):
         indices, theirs = final[part.kind]

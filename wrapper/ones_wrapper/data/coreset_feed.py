@@ -19,18 +19,18 @@ from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, fetched_indices,
 
 LABELS = (
     "coreset: the class of each sample of {kind} is not known; give them: Coreset(labels=...), a whole number for each "
-    "of the {samples} samples, zeros where there are no classes"
+    "of the {samples} samples, zeros without classes"
 )
 
 
 class Selection:
-    """What is chosen at present; carried as state."""
+    """Samples that are chosen at present; carried as state."""
 
     def __init__(self) -> None:
         self.epoch = -1
         """Epoch from which on it holds; -1 before the first."""
         self.samples = 0
-        """Of the dataset that it was chosen from."""
+        """Size of the dataset that it was chosen from."""
         self.chosen = Chosen(np.empty(0, np.int64), np.empty(0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class CoresetFeed(Feed):
         self._selection = selection
 
     def due(self, epoch: int, cursor: int) -> bool:
-        """Whether a selection is to be made before the epoch goes on. The same on all ranks."""
+        """Tell whether a selection is to be made before the epoch goes on. The same on all ranks."""
         selection = self._selection
         if selection.epoch < 0:
             return True
@@ -88,13 +88,13 @@ class CoresetFeed(Feed):
         return epoch - epoch % self.coreset.every if self.coreset.every else 0
 
     def take(self, epoch: int, chosen: Chosen) -> None:
-        """From this epoch on these are the samples."""
+        """Take these samples from this epoch on."""
         selection = self._selection
         selection.epoch, selection.samples, selection.chosen = self._since(epoch), self._held, chosen
         self._order = None
 
     def features(self, epoch: int, members: Ints, most: int) -> Floats:
-        """The features of these samples, made in passes of at most so many."""
+        """The features of these samples, made in passes of at most `most`."""
         pieces = np.array_split(members, -(-len(members) // most))
         make = self.coreset.features or first_of
         rows = [
@@ -116,7 +116,7 @@ class CoresetFeed(Feed):
             yield part, (local, self.weights(fetched_indices(self.order(epoch), part)))
 
     def weights(self, indices: Sequence[int]) -> torch.Tensor:
-        """Of these samples, in torch's default type."""
+        """Weights of these samples, in torch's default type."""
         chosen = self._selection.chosen
         found = chosen.weights[np.searchsorted(chosen.indices, np.asarray(indices))]
         return torch.as_tensor(found, dtype=torch.get_default_dtype())
@@ -134,7 +134,7 @@ def first_of(batch: Any) -> torch.Tensor:
 
 
 def labels_of(dataset: Any, given: Any) -> Ints:
-    """The class of each sample. Raises ValueError where that is not known."""
+    """The class of each sample. Raises ValueError if it is unknown."""
     samples = len(dataset)
     found = given if given is not None else _own_labels(dataset)
     if found is None:

@@ -18,7 +18,7 @@ BATCH = (
 
 
 def shuffles(sampler: Any) -> bool:
-    """Whether a sampler shuffles. Raises ValueError for one that is neither random nor sequential."""
+    """Tell whether a sampler shuffles. Raises ValueError for one that is neither random nor sequential."""
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None:
         return True
     if sampler is None or isinstance(sampler, SequentialSampler):

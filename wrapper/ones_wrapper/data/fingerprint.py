@@ -1,6 +1,6 @@
 """A fingerprint of a dataset: a later start has the same samples under the same numbers.
 
-A split without a seed, or classes numbered by a set, may come out otherwise at another start, and then samples are used
+A split without a seed, or classes numbered by a set, may come out otherwise at another start. Then samples are used
 twice or never though the dataset is as long as before.
 """
 

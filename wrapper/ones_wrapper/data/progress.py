@@ -1,4 +1,4 @@
-"""How far training has come."""
+"""Position of training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Progress:
-    """How far training has come; all counts are since the job's first run unless said otherwise."""
+    """Position of training; all counts are since the job's first run unless noted otherwise."""
 
     epoch: int = 0
     cursor: int = 0

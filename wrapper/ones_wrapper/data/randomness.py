@@ -1,9 +1,9 @@
 """Random numbers that do not depend on where a sample is fetched or how often the job was restarted.
 
-What a sample's fetching draws (augmentation) follows from (seed, epoch, sample) alone: it is the same on every rank, in
-every worker process, at every world size and after every restart. Everything else that a step draws (dropout) follows
-from (seed, step, rank), or for some strategies (seed, step, replica): the same after a restart at the same world size;
-at another one the ranks have other samples, so no choice of seeds could give each sample its old mask.
+The draws in a sample's fetching (augmentation) follow only from (seed, epoch, sample). They are the same on every rank,
+in every worker process, at every world size and after every restart. Everything else that a step draws (dropout)
+follows from (seed, step, rank), or for some strategies (seed, step, replica). It is the same after a restart at the
+same world size. At another one the ranks have other samples, so no choice of seeds could give each sample its old mask.
 
 The generators are the global ones of `random`, numpy and torch, since that is what transforms draw from. Of torch it is
 the CPU's generator for samples; a `__getitem__` that draws on a GPU is not reproducible.
@@ -101,7 +101,7 @@ def keep_generators() -> Iterator[None]:
 
 
 def may_draw(dataset: Dataset[Any]) -> bool:
-    """Whether fetching a sample may draw random numbers; known of torch's own datasets alone."""
+    """Tell whether fetching a sample may draw random numbers; known only of torch's own datasets."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:

@@ -1,8 +1,8 @@
 """Uneven shares: how a step's samples are divided over ranks of different speed.
 
 Ranks exchange gradients once a step, so a step takes as long as its slowest rank. Shares in proportion to speed let all
-ranks end together (Ma et al., "Adaptive Elastic Training for Sparse Deep Learning on Heterogeneous Multi-GPU Servers",
-arXiv:2110.07029, adapt the batch of each GPU to its speed, too). The gradient stays the exact mean over the step's
+ranks end together. (Ma et al., "Adaptive Elastic Training for Sparse Deep Learning on Heterogeneous Multi-GPU Servers",
+arXiv:2110.07029, adapt the batch of each GPU to its speed, too.) The gradient stays the exact mean over the step's
 samples, since the exchange weighs each rank's by its samples (exchange.py).
 """
 
@@ -15,10 +15,10 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the samples of each step are divided; the same on all ranks."""
+    """Division of the samples of each step; the same on all ranks."""
 
     speeds: tuple[float, ...]
-    """Of each rank, above 0; only their ratios count."""
+    """Speed of each rank, above 0; only their ratios count."""
     most: tuple[int, ...]
     """Samples that each rank holds in a pass."""
 
@@ -26,8 +26,8 @@ class Shares:
         """The samples of each rank in a step of `total` samples, in at most `passes` passes.
 
         They let the slowest rank end as early as it can: each next sample goes to the rank that would be done with it
-        first (the method of highest averages). Each rank gets one at least, so long as there are enough; rank 0
-        always does. Raises ValueError where the ranks cannot hold so many.
+        first (the method of highest averages). Each rank gets one at least, so long as there are enough; rank 0 always
+        does. Raises ValueError if the ranks cannot hold `total`.
         """
         return _divided(self.speeds, self.most, total, passes)
 

@@ -2,8 +2,8 @@
 
 Every rank walks the same stream, and keeps its share of each step's positions. So a step has the same samples at any
 world size, and the cursor is all that a checkpoint needs to hold. The price: each rank reads every sample, so a stream
-does not get faster with more ranks. What is expensive and can be done later belongs into `collate_fn`, which sees the
-rank's own samples alone. While it reads a step, a rank holds the step's samples of all ranks. A run that goes on in
+does not get faster with more ranks. What is expensive and can be done later belongs into `collate_fn`, which sees only
+the rank's own samples. While it reads a step, a rank holds the step's samples of all ranks. A run that goes on in
 mid-epoch reads what was used of it again, unless the stream has `from_position`, or `skip` and no `set_epoch`.
 """
 
@@ -25,13 +25,13 @@ from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, check_options, i
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
 
 SKIP_HELP = (
-    "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have), "
+    "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have). "
     "or from_position(epoch, start), which returns an iterator over the epoch's samples from number `start` on"
 )
 
 
 class StreamFeed:
-    """Fetches one replica's local batches of one epoch from a stream, whose order must depend on the epoch alone."""
+    """Fetches one replica's local batches of one epoch from a stream, whose order must depend only on the epoch."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class StreamFeed:
         num_workers: int = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """As for `Feed`. Raises TypeError for a stream that cannot go on in mid-epoch, ValueError for more than
-        one worker."""
+        """Make the feed as `Feed` does. Raises TypeError for a stream that cannot go on in mid-epoch, ValueError for
+        more than one worker."""
         if isinstance(dataset, DataLoader):
             raise TypeError(
                 "loader: give it the dataset itself, not a DataLoader (and the DataLoader's collate_fn and num_workers)"
@@ -58,9 +58,9 @@ class StreamFeed:
             )
         options = check_options(options)
         if options.pop("persistent_workers", False):
-            raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens anew")
+            raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens again")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
-        """Samples of an epoch, by the stream's own account; 0 where it gives none. The end is where it ends."""
+        """Samples of an epoch, by the stream's own account; 0 if it gives none. The epoch ends with the stream."""
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
@@ -76,13 +76,14 @@ class StreamFeed:
         )
 
     def fingerprint(self) -> str:
-        """None: a stream is read from its beginning alone."""
+        """None: a stream is only read from its beginning."""
         return ""
 
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
+        """Yield batches as `Feed.batches` does. The last step is as large as what is left, and the same on all
+        ranks."""
         return iter(self._loader(epoch, cursor, cut))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
@@ -92,7 +93,7 @@ class StreamFeed:
 
 @dataclass(frozen=True)
 class _Stream:
-    """What makes local batches of a stream."""
+    """Dataset that makes local batches of a stream."""
 
     dataset: Any
     seed: int
@@ -147,7 +148,7 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
 
 
 def can_skip(dataset: Any) -> bool:
-    """Whether a stream can go on in the middle of an epoch."""
+    """Tell whether a stream can go on in the middle of an epoch."""
     return any(callable(getattr(dataset, name, None)) for name in ("from_position", "skip"))
 
 
@@ -184,7 +185,7 @@ def make_feed(
     whole: int = 1,
     chosen: tuple[Coreset, Selection] | None = None,
 ) -> Feed | StreamFeed:
-    """The feed that suits a dataset: by items where it has a length and items, else as a stream.
+    """The feed that suits a dataset: by items if it has a length and items, else as a stream.
 
     A stream comes in its own order: `shuffle` is for datasets with items, and so is `whole` above 1, for which a stream
     raises ValueError. So is a coreset, `chosen` with the state in which its samples are kept.

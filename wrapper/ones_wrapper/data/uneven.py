@@ -4,9 +4,9 @@ A rank's own time in a step begins with fetching its data and ends when backward
 comes then is waiting for slower ranks, and an optimizer's step, which does not depend on the share. The ranks tell each
 other their times per sample with the agreement at a step boundary, and each works out the same shares from them.
 
-The rule is a fixed-point iteration on samples over time: where a step also has a constant part, ranks still come to
-equal times. It is smoothed (`SMOOTHING`), bounded (a change at most halves or doubles a rank's weight), and left alone
-where a change would shorten the step by less than `GAIN`, since each change fetches data anew.
+The rule is a fixed-point iteration on samples over time: if a step also has a constant part, ranks still come to equal
+times. It is smoothed (`SMOOTHING`), and bounded (a change at most halves or doubles a rank's weight). It is left alone
+if a change would shorten the step by less than `GAIN`, since each change fetches data again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GAIN = 0.05
 BOUND = 2.0
 """Most by which one change raises or lowers a rank's weight."""
 WARM_UP = 2
-"""Steps after each change that are not measured: data is fetched anew, and after a start memory is set up."""
+"""Steps after each change that are not measured: data is fetched again, and after a start memory is set up."""
 STEPS = 8
 """Least steps that a measurement takes."""
 WINDOW = 64
@@ -38,7 +38,7 @@ WINDOW = 64
 LATE = 16
 """Steps whose times are kept until the GPU has done them: the processor runs ahead of it."""
 UNIT = 1e-12
-"""Of the times that the ranks tell each other, in seconds: they agree on integers."""
+"""Unit of the times that the ranks exchange, in seconds: they agree on integers."""
 
 
 class Watch:
@@ -62,7 +62,7 @@ class Watch:
             self._events.append((_recorded(), _recorded()))
 
     def leave_out(self, seconds: float) -> None:
-        """So much time since the step began was not the step's."""
+        """Leave out that much time since the step began."""
         self._began += seconds
 
     def arrived(self) -> None:
@@ -89,7 +89,7 @@ class Taken:
     events: tuple[tuple[Any, Any], ...] = ()
 
     def seconds(self) -> float | None:
-        """On the processor or the GPU, whichever took longer; None while the GPU is not done."""
+        """Time on the processor or the GPU, whichever was longer; None while the GPU is not done."""
         if not all(end.query() for _, end in self.events):
             return None
         return max(self.processor_s, sum(float(start.elapsed_time(end)) for start, end in self.events) / 1000.0)
@@ -113,7 +113,7 @@ class Uneven:
         self.ranks_changed()
 
     def ranks_changed(self) -> None:
-        """Other ranks, or others beside this one: shares are even until they are measured."""
+        """Begin again after ranks changed: shares are even until they are measured."""
         self.shares = None
         self._times: tuple[float, ...] = ()
         """Smoothed seconds a sample of each rank, as all know them."""
@@ -123,7 +123,7 @@ class Uneven:
         self._left = WARM_UP
 
     def step(self, samples: int) -> None:
-        """A step is over, in which this rank had so many samples."""
+        """End a step in which this rank had `samples` samples."""
         if self._left:
             self._left -= 1
         elif samples:
@@ -133,8 +133,8 @@ class Uneven:
             self._new.extend([seconds / held] if seconds else [])
 
     def proposal(self, rank: int, world: int) -> list[int]:
-        """What this rank tells the others: a slot for each rank's time a sample, and one for what it holds; 0 in
-        others' slots, and where it has not measured enough."""
+        """Slots of this rank for the others: one for each rank's time a sample, and one for what it holds; 0 in others'
+        slots, and if it has not measured enough."""
         if world == 1:
             return []
         slots = [0] * (2 * world)
@@ -144,7 +144,7 @@ class Uneven:
         return slots
 
     def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
-        """What all ranks told of each other; whether the shares changed. `total` is the global batch in force, in as
+        """Take what all ranks reported; returns whether the shares changed. `total` is the global batch in force, in as
         many `passes`."""
         world = len(slots) // 2
         if not all(slots) or not world:
