@@ -1,1 +1,1 @@
-"""How gradients become the mean over a step's samples: exchange, accumulation and the noise scale."""
+"""Mean of the gradients over a step's samples: exchange, accumulation and the noise scale."""

@@ -2,7 +2,7 @@
 
 Where a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
 The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them, in either order, and
-the wrappers let that do what it should: optimizer and gradient scaler act in the last accumulation step alone, and
+the wrappers let that do what it should: optimizer and gradient scaler act only in the last accumulation step, and
 zeroing acts before the first or after the step. (Accelerate's wrappers do the same.) Schedulers have wrappers of their
 own (`schedule.py`), which ask here whether they are due.
 
@@ -41,7 +41,7 @@ UNREGISTERED_SCALER = (
 
 
 class Accumulation:
-    """Which accumulation step the script is in. The wrapped objects share it."""
+    """Accumulation step that the script is in. The wrapped objects share it."""
 
     def __init__(self) -> None:
         self._index, self._count = 0, 1
@@ -54,7 +54,7 @@ class Accumulation:
 
     @property
     def updates(self) -> bool:
-        """Whether this accumulation step ends with the optimizer's step."""
+        """True if this accumulation step ends with the optimizer's step."""
         return self._index == self._count - 1
 
     @contextmanager
@@ -91,14 +91,14 @@ class Accumulation:
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Whether a wrapped method acts now; `asks` says that it asks for the optimizer's step."""
+        """Tell whether a wrapped method acts now; `asks` says that it asks for the optimizer's step."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
         return self.updates
 
     def may_zero(self) -> bool:
-        """Whether zeroing takes no gradient away that the step needs."""
+        """Tell whether zeroing takes no gradient away that the step needs."""
         begins = self._index == 0 and not (self._asked or self._backward)
         return self._count == 1 or begins or (self.updates and self._asked)
 
@@ -119,7 +119,7 @@ class Accumulation:
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
-                "register: LBFGS evaluates the model several times a step through a closure, which cannot be averaged "
+                "register: LBFGS evaluates the model several times a step through a closure. That cannot be averaged "
                 "over ranks and accumulation steps here; use an optimizer that steps from .grad"
             )
         self._optimizers.append(optimizer)
@@ -216,7 +216,7 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_scale(self) -> Any:
-        """What torch's gradient scalers give an optimizer; the registered one gives it to `optimizer`."""
+        """Scale that torch's gradient scalers give an optimizer; the registered one gives it to `optimizer`."""
         raise AttributeError("grad_scale")
 
     @grad_scale.setter

@@ -1,8 +1,8 @@
 """Exchanges whose ranks train parameters of their own, and average or copy them now and then.
 
-A rank's gradient is the mean over its own samples. What the job evaluates, saves and publishes is one model that
-the ranks agree upon: `published` puts it into all of them for a while, `settle` for good. Between steps that leaves
-each rank's own parameters, which go on where they were.
+A rank's gradient is the mean over its own samples. What the job evaluates, saves and publishes is one model that the
+ranks agree upon: `published` puts it into all of them for a while, `settle` for good. Between steps that leaves each
+rank's own parameters, which then train on unchanged.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ApartExchange(Exchange):
     hot = True
     steps_together = False
     name = ""
-    """In messages."""
+    """Name in messages."""
 
     def __init__(self, group: Group, noise: NoiseScale | None = None) -> None:
         super().__init__(group, None)  # the noise scale compares gradients at one and the same point
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._bucket = 25 * MB
         self._apart = False
-        """Whether the ranks' parameters may differ; the same on all of them."""
+        """True if the ranks' parameters may differ; the same on all of them."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model itself, which `.module` names too, as a script for DistributedDataParallel expects.
@@ -67,7 +67,7 @@ class ApartExchange(Exchange):
         return model
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """From the mean over the pass's samples to its part of the mean over this rank's samples of the step."""
+        """Weigh the mean over the pass's samples as its part of the mean over this rank's samples of the step."""
         if self.trying:
             return gradient
         part = self._now()
@@ -97,7 +97,7 @@ class ApartExchange(Exchange):
             self._step_made()
 
     def _step_made(self) -> None:
-        """After each step, whether or not its optimizer moved the parameters. Collective."""
+        """Act after each step, whether or not its optimizer moved the parameters. Collective."""
 
     def finish(self) -> None:
         super().finish()
@@ -129,8 +129,8 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """What is published in these tensors, and this rank's own values afterwards: `always`, or where others were
-        lost on the way, so that what this rank then saves is one model and not parts of two."""
+        """Give back this rank's own values after a publication in these tensors. That is `always`, or if others were
+        lost on the way. Then what this rank saves is one model and not parts of two."""
         if not self._apart:
             yield
             return
@@ -195,7 +195,7 @@ class ApartExchange(Exchange):
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _from(self, source: int, tensors: Iterable[torch.Tensor]) -> None:
-        """What rank `source` has in `tensors`, on all ranks. Collective."""
+        """Broadcast the `tensors` of rank `source` to all ranks. Collective."""
         for some in together(tensors, self._bucket):
             flat = flattened(some, self._group.device)
             dist.broadcast(flat, source)
@@ -255,7 +255,7 @@ def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, s
 
 
 def trained_bytes(model: torch.nn.Module) -> int:
-    """Of the parameters that are trained: what one message of all of them holds."""
+    """Bytes of the parameters that are trained: what one message of all of them holds."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 

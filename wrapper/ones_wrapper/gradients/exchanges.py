@@ -24,7 +24,7 @@ class Exchanges:
         self._trained: list[frozenset[torch.nn.Parameter]] = []
         """The parameters whose gradients each exchanges."""
         self._of: dict[torch.optim.Optimizer, tuple[int, list[Exchange]]] = {}
-        """By optimizer: how many groups it had, and the exchanges of its parameters."""
+        """Number of groups of each optimizer, and the exchanges of its parameters."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -49,11 +49,11 @@ class Exchanges:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all gradients that they exchange in a step: of the whole models, also where a rank holds a part."""
+        """Bytes of all gradients that they exchange in a step: of the whole models, also if a rank holds a part."""
         return sum(p.numel() * p.element_size() for trained in self._trained for p in trained)
 
     def owns(self, model: torch.nn.Module) -> bool:
-        """Whether it is a model that `add` returned."""
+        """Tell whether it is a model that `add` returned."""
         return any(exchange.owns(model) for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -152,17 +152,17 @@ class Exchanges:
 
     @property
     def gathers(self) -> bool:
-        """Whether forward passes are collective."""
+        """True if forward passes are collective."""
         return any(exchange.gathers for exchange in self._all)
 
     @property
     def steps_together(self) -> bool:
-        """Whether a rank's steps are those of all."""
+        """True if a rank's steps are those of all."""
         return all(exchange.steps_together for exchange in self._all)
 
     @property
     def hot(self) -> bool:
-        """Whether the ranks may change while the job trains."""
+        """True if the ranks may change while the job trains."""
         return bool(self._all) and all(exchange.hot for exchange in self._all)
 
     def ranks_changed(self) -> None:

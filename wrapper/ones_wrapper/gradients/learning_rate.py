@@ -1,4 +1,4 @@
-"""How an optimizer's step follows the global batch: a rule by the optimizer's class.
+"""Rules by which an optimizer's step follows the global batch, by the optimizer's class.
 
 A step of k base batches shall go as far as k steps, and forget as many samples. So the rate is multiplied by k, and
 momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the steps that it remembers, which
@@ -6,7 +6,7 @@ are fewer now, so it is scaled once, and the rate likewise: the rate times what 
 times as large. β₂, ε and weight decay stay as they are.
 
 That holds up to a part of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. There, and
-before a noise scale is known, momentum stays as the script set it, and no rate exceeds `CAP` times the largest that the
+before a noise scale is known, momentum stays as the script set it. No rate exceeds `CAP` times the largest that the
 script's schedule has had; Adam's never does. Other optimizers get the square root of k, under the same cap.
 """
 
@@ -37,8 +37,8 @@ def common_rule(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 class Rate:
-    """What a job's optimizers do with rate and momentum, during their steps alone: schedulers, checkpoints and logs see
-    those that the script set.
+    """Rate and momentum of a job's optimizers, only during their steps: schedulers, checkpoints and logs see those that
+    the script set.
     """
 
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
@@ -51,7 +51,7 @@ class Rate:
         self._peaks = [0.0 for _ in optimizers]
         """The largest rate of each one's schedule so far."""
         self.stepped = False
-        """Whether an optimizer has stepped since `expect`."""
+        """True if an optimizer has stepped since `expect`."""
         self._own: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}
         for number, optimizer in enumerate(optimizers):
             optimizer.register_step_pre_hook(lambda one, *_, number=number: self._before(number, one))
@@ -138,7 +138,7 @@ class Rate:
         self.stepped = True
 
     def words(self, progress: Progress, batch: float) -> str:
-        """What a job's log says of it."""
+        """Words about it for a job's log."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"
         if self.rule in (OTHER, SILENT) or batch <= self._base:

@@ -1,8 +1,8 @@
 """Gradients averaged over samples by MPI, where torch.distributed has no fitting backend.
 
-The parameters lie in buckets, the last ones first, since backward reaches them first. When the last pass of a step
-has brought all gradients of a bucket, its reduction starts while backward goes on (as in Li et al., VLDB 2020, §3.2).
-All ranks start the buckets in the same order, so they can't wait for one another in a circle.
+The parameters lie in buckets, the last ones first, since backward reaches them first. Once the last pass of a step has
+brought all gradients of a bucket, its reduction starts while backward goes on (Li et al., VLDB 2020, §3.2). All ranks
+start the buckets in the same order, so they can't wait for one another in a circle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bucket:
     """Some parameters of one type, their gradients in one flat buffer.
 
     Behind the gradients the buffer holds a mark for each parameter, so that the sum shows which of them no rank used:
-    those get what a process alone would have.
+    those get what a single process would have.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -47,7 +47,7 @@ class Bucket:
         self.array = self.flat.numpy()  # the same memory
         self.used = [False] * len(parameters)
         self.arrived = [False] * len(parameters)
-        """Which parameters the present pass has brought the gradient of."""
+        """Parameters whose gradient the present pass has brought."""
 
     def add(self, slot: int, gradient: torch.Tensor, weight: float) -> None:
         """Add a pass's gradient of one parameter."""
@@ -106,9 +106,9 @@ class MpiExchange(Exchange):
         self._buckets: list[Bucket] = []
         self._buffers: list[torch.Tensor] = []
         self._requests: list[MPI.Request] = []
-        """Of the buckets whose reduction has started, in order."""
+        """Requests of the buckets whose reduction has started, in order."""
         self._over = False
-        """Whether the step's gradients were handed out."""
+        """True if the step's gradients were handed out."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model itself, which `.module` names too, as a script for DistributedDataParallel expects.
@@ -166,15 +166,15 @@ class MpiExchange(Exchange):
             raise RuntimeError("ddp: sparse gradients cannot be exchanged with backend mpi; use sparse=False")
         if self._over or len(self._requests) > number or (part.last and bucket.arrived[slot]):
             raise RuntimeError(
-                "ddp: a parameter got a gradient twice in one step: call backward once for each batch, on the sum of "
-                "the losses, use_reentrant=False for activation checkpoints, and of several models freeze those that "
+                "ddp: a parameter got a gradient twice in one step. Call backward once for each batch, on the sum of "
+                "the losses, with use_reentrant=False for activation checkpoints. Of several models freeze those that "
                 "a loss does not train (requires_grad_(False)) while it goes backward"
             )
         bucket.arrived[slot] = True
         if part.samples:
             bucket.add(slot, gradient, part.samples / part.share.samples)
         if not part.last:
-            parameter.grad = None  # so that the next pass's gradient comes alone
+            parameter.grad = None  # so that the next pass's gradient comes by itself
             return
         while len(self._requests) < len(self._buckets) and all(self._buckets[len(self._requests)].arrived):
             self._start(part)

@@ -5,7 +5,7 @@ E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed wi
 |G|² + k tr(Σ)/n. Hence tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the noise scale is
 the ratio of their running means.
 
-A rank alone compares each step's gradient a with the last one's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
+A single rank compares each step's gradient a with the last one's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
 as far as the model stays the same meanwhile. That takes one copy of the gradients.
 """
 
@@ -26,23 +26,23 @@ WINDOWS = 24
 LEAST = 5
 """Fewest of them that a lower bound is taken from."""
 PART = 2
-"""Of N equal parts of the measured steps the newest is kept. A run's first gradients are so much longer than those to
-come that in the means they outweigh them, and the noise scale, which grows, would seem small for long. With 3 one rank
-alone let a batch grow beyond the cliff (docs/benchmarks/training.md)."""
+"""Number of equal parts of the measured steps; the newest part is kept. A run's first gradients are so much longer than
+later ones that they outweigh them in the means. The noise scale, which grows, would seem small for long. With 3 a
+single rank let a batch grow beyond the cliff (docs/benchmarks/training.md)."""
 LOW = 0.84
 """Standard deviations below its estimate that the bound lies: 20 % of a normal distribution are lower."""
 EVERY = 4
-"""Of so many steps one is measured: its squares take time, and the noise scale changes over thousands of steps."""
+"""One in this many steps is measured: its squares take time, and the noise scale changes over thousands of steps."""
 FIRST = 32
-"""Of the job's first steps each is measured, so that its first report tells something."""
+"""First steps of the job that are each measured, so that its first report has a noise scale."""
 MOST = 1e4
-"""Batches beyond which a noise scale is not told apart: there the signal is lost in the noise."""
+"""Batches beyond which noise scales are not distinguished: there the signal is lost in the noise."""
 PENDING = 64
 """Squares that are kept before they are added up: together they cost what each would."""
 
 
 class Window(NamedTuple):
-    """What the steps between two exchanges showed on average."""
+    """Averages over the steps between two exchanges."""
 
     steps: int
     trace: float
@@ -57,17 +57,17 @@ class NoiseScale:
         self.known = self.known_low = 0.0
         """The noise scale, in samples, that an earlier run ended with, and its lower bound; 0 for none."""
         self.measures = True
-        """Whether the present step is measured; the same on all ranks."""
+        """True if the present step is measured; the same on all ranks."""
         self._keeps = True
-        """Whether the next one is, which a rank alone compares with this one."""
+        """True if the next one is, which a single rank compares with this one."""
         self.looks = True
-        """Whether the present step's gradients are needed: else nobody need show them."""
+        """True if the present step's gradients are needed: else nobody need show them."""
         self._alone: dict[int, torch.Tensor] = {}
-        """Last gradient of each bucket, where there is one rank."""
+        """Last gradient of each bucket, with one rank."""
         self._alone_samples = 0
         self._step: list[tuple[torch.Tensor, float, float]] = []
-        """Of each bucket of the step: a square, and how often it counts in the estimate of tr(Σ), and in that of |G|²;
-        this rank's part of either."""
+        """Squares of each bucket of the step, with their weights in the estimates of tr(Σ) and of |G|²; this rank's
+        part of either."""
         self._seen: list[tuple[torch.Tensor, float, float]] = []
         """The same of the steps of the window, as far as it is not in there yet."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
@@ -76,7 +76,7 @@ class NoiseScale:
         self._batch = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)
         self._measured_steps = 0
-        """Of all windows there were since the ranks changed, so that all ranks drop the same ones."""
+        """Number of steps in all windows since the ranks changed, so that all ranks drop the same ones."""
 
     def ranks_changed(self, known: float, known_low: float) -> None:
         """Begin again, since the ranks changed. `known` and its lower bound are what all of them go on with."""
@@ -173,7 +173,7 @@ class NoiseScale:
             kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
-        """Of the windows in the means, 1 together: older ones count less, short ones as their steps."""
+        """Weights of the windows in the means, 1 together: older ones count less, short ones as their steps."""
         found, after = [], 1.0
         for window in reversed(self._windows):
             keep = math.exp(-window.steps / SPAN)
@@ -202,9 +202,9 @@ class NoiseScale:
     def low(self) -> float:
         """A bound that the noise scale exceeds with a probability of 80 %, in samples; 0 while nothing is known.
 
-        Fieller's: the least N of which tr(Σ) − N |G|² is not clearly above 0. The variance of such a difference is
-        taken from how windows differ, each by its steps, and is that of the means by their weights. If |G|² is clearly
-        negative, as of a rank alone whose every step turns the gradient round, nothing can be said.
+        Fieller's bound: the least N for which tr(Σ) − N |G|² is not clearly above 0. The variance of such a difference
+        is taken from how windows differ, each by its steps, and is that of the means by their weights. If |G|² is
+        clearly negative, as for a single rank whose every step turns the gradient round, nothing is known.
         """
         if len(self._windows) < LEAST:
             return self.known_low

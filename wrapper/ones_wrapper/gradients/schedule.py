@@ -2,8 +2,8 @@
 
 A script's schedule is written in steps of its base batch: a cosine over `epochs * len(loader)` of them, say. A step of
 twice the batch uses the samples of two of those, so the schedule must advance by two, or it never ends. So
-`Job.register` returns each scheduler in a wrapper, whose `step()` inside the loop over batches advances the script's
-own by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a fixed
+`Job.register` returns each scheduler in a wrapper. Its `step()` inside the loop over batches advances the script's own
+by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a fixed
 base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
 
 What a step leaves of a base batch is carried in the scheduler's state; all else follows from `Progress`.
@@ -43,7 +43,7 @@ REST = "ones:samples"
 
 
 def base_steps(samples: int, base_batch: int) -> int:
-    """Steps of the base batch that so many samples take; the last one may be smaller."""
+    """Steps of the base batch that `samples` samples take; the last one may be smaller."""
     return -(-samples // base_batch)
 
 
@@ -62,7 +62,7 @@ def counted(progress: Progress, total: int, batch: int, base_batch: int, least_s
 
 
 def is_scheduler(thing: Any) -> bool:
-    """Whether it changes learning rates by steps: torch's, or another that works like these."""
+    """Tell whether it changes learning rates by steps: torch's, or another that works like these."""
     if isinstance(thing, LRScheduler):
         return True
     methods = all(callable(getattr(thing, name, None)) for name in ("step", "state_dict", "load_state_dict"))
@@ -77,9 +77,9 @@ class Schedules:
         self.base_batch = base_batch
         self.due = due
         self.samples = 0
-        """What the present step counts."""
+        """Samples that the present step counts."""
         self.within = False
-        """Whether the script is in the loop over batches."""
+        """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
         self.differences: list[str] = []
         """Schedules that are not those of the checkpoint."""
@@ -96,7 +96,7 @@ class Schedules:
         return self._wrapped[-1]
 
     def enter(self, samples: int) -> None:
-        """A step begins that counts so many samples."""
+        """Begin a step that counts `samples` samples."""
         self.samples, self.within = samples, True
         for wrapped in self._wrapped:
             wrapped.mark()
@@ -174,7 +174,7 @@ class ProgressScheduler:
             raise RuntimeError(EPOCH.format(name=name, given="..."))
 
     def _over(self) -> bool:
-        """Whether the schedule is at its end, where some (OneCycleLR) raise an error."""
+        """True if the schedule is at its end, at which some (OneCycleLR) raise an error."""
         last, total = (getattr(self.scheduler, name, None) for name in ("last_epoch", "total_steps"))
         return isinstance(last, int) and isinstance(total, int) and last >= total
 
@@ -201,13 +201,13 @@ class ProgressScheduler:
 
 
 def _marks(scheduler: Any) -> list[Any]:
-    """What changes with each step of it, or of those it is made of."""
+    """Values that change with each step of it, or of those it is made of."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """That its functions, which no checkpoint holds, give another rate than the one that was saved."""
+    """Differences of its functions, which no checkpoint holds, that give another rate than the one that was saved."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:

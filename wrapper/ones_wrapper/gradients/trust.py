@@ -9,5 +9,5 @@ TRUST = (0.01, 10.0)
 
 
 def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """The trust ratio of tensors of this norm, whose steps have that one; 1 where either is 0."""
+    """The trust ratio of tensors of this norm, whose steps have that one; 1 if either is 0."""
     return torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)
