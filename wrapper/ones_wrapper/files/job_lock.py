@@ -25,8 +25,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
     Who holds it gets `wait_s` to end.
 
     Raises `InUseError` if another job holds it. The run goes on without a lock if the file system has none, or if this
-    job itself holds it (say an earlier run on a node that died). The lock is POSIX's: network file systems know it,
-    too, and forked processes do not keep it.
+    job itself holds it. That may be an earlier run on a node that died. The lock is POSIX's: network file systems know
+    it, too, and forked processes do not keep it.
     """
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
