@@ -1,4 +1,4 @@
-"""Which device a rank trains on, and by what backend ranks exchange.
+"""Choice of the device that a rank trains on, and of the backend by which ranks exchange.
 
 A rank takes a GPU of its own, or the job ends: training on CPUs is for those who ask for it, or who have no GPU.
 """
@@ -20,7 +20,7 @@ from ones_wrapper.process.faults import ConfigurationError
 from ones_wrapper.process.log import log
 
 OWN_CARD = "ONES_OWN_CARD"
-"""Set in a rank that sees one card alone, which is its own (MIG)."""
+"""Set in a rank that sees only one card, which is its own (MIG)."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -53,7 +53,7 @@ def choose(env: Mapping[str, str], local_rank: int, local_world: int, backend: s
         raise ConfigurationError(
             f"{reason}, and {local_world} ranks of this node see {count} GPUs"
             f"{f' (torch: {said})' if said else ''}. Check nvidia-smi on {os.uname().nodename}, --gres=gpu:N, a "
-            "container's --nv, and that this torch is built for CUDA and for this driver; to train on CPUs say "
+            "container's --nv, and that this torch is built for CUDA and for this driver. To train on CPUs say "
             "backend='gloo' or ONES_DEVICE=cpu"
         )
     return DeviceChoice(torch.device("cpu"), backend or "gloo")
@@ -74,7 +74,7 @@ def visible() -> tuple[int, str]:
 
 
 def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
-    """Why ranks of this node should have GPUs; empty if nothing says so.
+    """Reason why ranks of this node should have GPUs; empty if nothing says so.
 
     A build of torch without CUDA on a node without cards is a test's: Slurm then counts what is not there.
     """
@@ -94,7 +94,7 @@ def _count(cards: Path) -> int:
 
 
 def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) -> None:
-    """Give a rank its own slice, before CUDA is initialised: of several MIG slices a process can use the first alone
+    """Give a rank its own slice, before CUDA is initialised: of several MIG slices a process can use only the first
     (CUDA C++ Programming Guide, "Multi-Instance GPU")."""
     slices = [one for one in env.get(_VISIBLE, "").split(",") if one.startswith("MIG-")]
     if len(slices) >= local_world and len(slices) > 1:
@@ -116,7 +116,7 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
 
 
 def _numbers(text: str) -> set[int]:
-    """As in /sys: 0-3,8-11."""
+    """Numbers as in /sys: 0-3,8-11."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -125,7 +125,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def check_fork(preloads: str, cards: Path = CARDS) -> str:
-    """Why CUDA cannot be used in this rank, which was forked; empty if it can, or if this node has no card."""
+    """Reason why CUDA cannot be used in this rank, which was forked; empty if it can, or if this node has no card."""
     if not torch.cuda._is_in_bad_fork() or not (_count(cards) or torch.version.hip):
         return ""
     text = f"--preload {preloads}: one of these initialises CUDA when it is imported, which no forked rank can use"

@@ -1,4 +1,5 @@
-"""Environment variables that ranks have unless the user says otherwise. Standard library alone, before any import."""
+"""Environment variables that ranks have unless the user says otherwise. Needs only the standard library, before any
+import."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CHUNK = 64 << 20
 
 
 def memory_of(row: torch.Tensor) -> memoryview:
-    """That of a row of bytes on the CPU."""
+    """Memory of a row of bytes on the CPU."""
     return memoryview(row.numpy())  # type: ignore[arg-type]
 
 
@@ -25,8 +25,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    """Fill a row of bytes by `read`, which fills what it is given: straight, or on a device in chunks, of which one is
-    copied while the next comes."""
+    """Fill a row of bytes by `read`, which fills what it is given. On a device it goes in chunks: one is copied while
+    the next comes."""
     if row.device.type == "cpu":
         read(memory_of(row))
         return

@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, as the user says: one limit for steps and for collectives."""
+"""Time that ranks wait for each other, as the user says: one limit for steps and for collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FOR_EVER = timedelta(days=365)
 
 
 def limit_s(env: Mapping[str, str]) -> float:
-    """How long a rank may take from one step boundary to the next; 0 for ever."""
+    """Seconds that a rank may take from one step boundary to the next; 0 for ever."""
     try:
         return float(env.get("ONES_HANG_S") or HANG_S)
     except ValueError:
@@ -19,6 +19,6 @@ def limit_s(env: Mapping[str, str]) -> float:
 
 
 def collective(env: Mapping[str, str]) -> timedelta:
-    """How long a collective may take: the evaluation of one rank holds up the others. NCCL's own 10 minutes abort
+    """Time that a collective may take: the evaluation of one rank holds up the others. NCCL's own 10 minutes abort
     them."""
     return timedelta(seconds=limit_s(env)) or _FOR_EVER

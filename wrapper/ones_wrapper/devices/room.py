@@ -14,7 +14,7 @@ RESERVE = 1 << 30
 
 
 def reserve_bytes(env: Mapping[str, str]) -> int:
-    """What is left to NCCL: ONES_RESERVE_BYTES, or for one communicator, and in blocks for two."""
+    """Bytes that are left to NCCL: ONES_RESERVE_BYTES, or for one communicator, and in blocks for two."""
     try:
         return max(0, int(env["ONES_RESERVE_BYTES"]))
     except (KeyError, ValueError):
@@ -23,8 +23,8 @@ def reserve_bytes(env: Mapping[str, str]) -> int:
 
 @contextmanager
 def reserved(device: torch.device, world: int) -> Iterator[None]:
-    """Hold that memory while the largest local batch is tried: NCCL takes its own at the first collective. A rank that
-    stays alone needs none."""
+    """Hold that memory while the largest local batch is tried: NCCL takes its own at the first collective. A rank
+    without others needs none."""
     size = reserve_bytes(os.environ)
     if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
         size = 0

@@ -19,9 +19,9 @@ import torch
 from ones_wrapper.process.log import log
 
 END_S = 10.0
-"""How long a rank that lost its peers may take to end, besides a checkpoint whose copying cannot hang."""
+"""Time that a rank that lost its peers may take to end, besides a checkpoint whose copying cannot hang."""
 DONE_S = 2.0
-"""How long a rescue waits for the device to finish the newest step."""
+"""Time that a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
 
 
@@ -80,7 +80,7 @@ class EndTimer:
         threading.Thread(target=self._run, name="ones-deadline", daemon=True).start()
 
     def allow(self, seconds: float) -> None:
-        """So long from now."""
+        """Allow this many seconds from now."""
         self._at = time.monotonic() + seconds
 
     def _run(self) -> None:

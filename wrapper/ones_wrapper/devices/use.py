@@ -1,4 +1,4 @@
-"""How busy a GPU is, as NVIDIA's management library (NVML) says: the share of time in which it computed anything."""
+"""Use of a GPU by NVIDIA's management library (NVML): the share of time in which it computed anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 EVERY_S = 1.0
-"""Between two readings, each of which is of up to the last second."""
+"""Time between two readings, each over up to the last second."""
 
 
 class _Rates(ctypes.Structure):
