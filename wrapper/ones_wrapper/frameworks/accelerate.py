@@ -35,12 +35,12 @@ from ones_wrapper.script.line import line
 
 TOGETHER = (
     "accelerator.prepare: an elastic job prepares its model, its optimizer and its training DataLoader in one call, "
-    "the training DataLoader first among several; this one has {models} model(s), {optimizers} optimizer(s) and "
+    "the training DataLoader first among several. This one has {models} model(s), {optimizers} optimizer(s) and "
     "{loaders} DataLoader(s)"
 )
 RANKS = "Accelerate found {theirs} process(es) and ones-run started {ours}: on CPUs say Accelerator(cpu=True)"
 CONTINUE = (
-    "load_state({given!r}): this job has no checkpoint of its own yet, and Accelerate's says nothing of which samples "
+    "load_state({given!r}): this job has no checkpoint of its own yet, and Accelerate's does not say which samples "
     "were used. Load its weights into the model before accelerator.prepare, or start the job with "
     "`ones-run --resume-from`"
 )
@@ -74,7 +74,8 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def num_processes(self) -> int:
-        """As Accelerate's. A script that asks before `prepare` may write its schedule by it, which is said."""
+        """Number of processes, as Accelerate's. A script that asks before `prepare` may write its schedule by it, which
+        is reported."""
         found: int = self.state.num_processes
         at = line(sys._getframe(1), 1) if self._asks() else ""
         if at:
@@ -87,7 +88,7 @@ class Accelerator(accelerate.Accelerator):
         return getattr(self, "_job", self) is None and not self._said
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """As Accelerate's, and the job's checkpoints carry them, too: before `prepare` or after it."""
+        """Register as Accelerate does; the job's checkpoints carry them, too: before `prepare` or after it."""
         super().register_for_checkpointing(*objects)
         for one in objects:
             self._registered.add(one)
@@ -114,14 +115,14 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def job(self) -> Job:
-        """What `ones.init` returned. Raises RuntimeError before `prepare`."""
+        """Job that `ones.init` returned. Raises RuntimeError before `prepare`."""
         if self._job is None:
             raise RuntimeError(NOT_YET.format(name="job"))
         return self._job
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """As Accelerate's. The call that is given an optimizer makes the job elastic, and loads its newest checkpoint;
-        what is prepared in other calls, such as a DataLoader to evaluate on, is Accelerate's alone.
+        """Prepare as Accelerate does. The call that is given an optimizer makes the job elastic, and loads its newest
+        checkpoint. What is prepared in other calls, such as a DataLoader to evaluate on, is only Accelerate's.
         """
         models = [one for one in args if isinstance(one, torch.nn.Module)]
         optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
@@ -172,7 +173,7 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the optimizer steps in this accumulation step."""
+        """True if the optimizer steps in this accumulation step."""
         return self._job.updates if self._job is not None else bool(self.gradient_state.sync_gradients)
 
     @sync_gradients.setter
@@ -186,7 +187,8 @@ class Accelerator(accelerate.Accelerator):
 
 
 class Registered:
-    """What a script gave to `register_for_checkpointing`, by its number; also what it gives once state was loaded."""
+    """Objects that a script gave to `register_for_checkpointing`, by their number; also those given once state was
+    loaded."""
 
     def __init__(self) -> None:
         self._objects: list[Any] = []

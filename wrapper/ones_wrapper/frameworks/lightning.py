@@ -7,9 +7,9 @@ The base batch is what the script takes on one GPU: the DataLoader's `batch_size
 `max_steps`, `val_check_interval` and schedules that step with each batch are in steps of it. A batch of Lightning's is
 a whole step, with all its accumulation steps; `global_step` and `batch_idx` count those that were made.
 
-A strategy is where Lightning puts who the ranks are, how gradients are exchanged and how an optimizer steps. Data,
-gradient exchange and checkpoints are ours; the loops, evaluation, logs and callbacks are Lightning's. Beyond the
-methods of a strategy this uses attributes of its loops, and two private names, which are marked where they are used.
+In Lightning a strategy knows the ranks, exchanges gradients and lets an optimizer step. Data, gradient exchange and
+checkpoints are ours; the loops, evaluation, logs and callbacks are Lightning's. Beyond the methods of a strategy this
+uses attributes of its loops, and two private names, which are marked at their use.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ DATA = (
 )
 DEVICE = "the Trainer chose {theirs} and ones-run's ranks have {ours}: leave out accelerator, devices and num_nodes"
 WORLD = (
-    "world_size was asked for before training begins{line}: the DataLoader's batch_size is what one GPU takes, at any "
+    "world_size was asked for before training begins{line}: the DataLoader's batch_size is for one GPU, at any "
     "number of them, so do not divide it; a batch for all GPUs together is ElasticStrategy(batch=N)"
 )
 CONTINUE = (
-    "ckpt_path={given!r}: this job has no checkpoint of its own yet, and Lightning's says nothing of which samples "
+    "ckpt_path={given!r}: this job has no checkpoint of its own yet, and Lightning's does not say which samples "
     "were used. Load its weights (`load_from_checkpoint`) and leave out ckpt_path, or start the job with "
     "`ones-run --resume-from`"
 )
@@ -96,17 +96,17 @@ class ElasticStrategy(ParallelStrategy):
         self._given: list[Any] = []
         """DataLoaders that Lightning found to train on."""
         self._asking = False
-        """Whether Lightning asks for the data to train on, or how much it is."""
+        """True if Lightning asks for the data to train on, or how much it is."""
         self._passes: list[Pass] = []
-        """Of the present step."""
+        """Passes of the present step."""
         self._local: Any = None
-        """Of a pass after the first: its samples, on the device."""
+        """Samples of a pass after the first, on the device."""
         self._checkpoint: Any = None
         """Lightning's own that the script wants to go on from."""
 
     @property
     def job(self) -> Job:
-        """What `ones.init` returned, once training has begun."""
+        """Job that `ones.init` returned, once training has begun."""
         assert self._job is not None
         return self._job
 
@@ -114,7 +114,8 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """As Lightning's. A module that asks before training may divide its batch by it, which is said."""
+        """World size, as Lightning's. A module that asks before training may divide its batch by it, which is
+        reported."""
         at = line(sys._getframe(1), 2) if self._job is None and not self._said else ""
         if at:
             self._said = True
@@ -137,7 +138,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether Lightning distributes the samples of a DataLoader: those to evaluate on, never ours."""
+        """True if Lightning distributes the samples of a DataLoader: those to evaluate on, never ours."""
         return self.world_size > 1 and not self._asking
 
     @property
@@ -145,7 +146,7 @@ class ElasticStrategy(ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Lightning calls it once the Trainer is made: what is for rank 0 alone, such as its log, is for that one."""
+        """Lightning calls it once the Trainer is made: what is only for rank 0, such as its log, is for that one."""
         only: Any = rank_zero_only
         only.rank = self.global_rank
 
@@ -219,7 +220,7 @@ class ElasticStrategy(ParallelStrategy):
         trainer.fit_loop.max_batches = len(self._loader)  # for `estimated_stepping_batches`
 
     def _register(self, trainer: Any) -> None:
-        """Load the newest checkpoint of the job, and put Lightning's loops where it was taken."""
+        """Load the newest checkpoint of the job, and put Lightning's loops to that point."""
         job, model = self.job, self.model
         if len(self.optimizers) != 1:
             raise ValueError(MANUAL)
@@ -261,7 +262,7 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = True  # until the first batch
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """To train, nothing of it is read: the job has checkpoints of its own."""
+        """Load nothing of it for training: the job has checkpoints of its own."""
         if self.lightning_module is None or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
             return super().load_checkpoint(checkpoint_path, weights_only)
         self._checkpoint = str(checkpoint_path)
@@ -325,7 +326,7 @@ class ElasticStrategy(ParallelStrategy):
         return accumulation.stepping()
 
     def _on_device(self, local: Any) -> Any:
-        """What Lightning's loop does with the samples of the first pass."""
+        """Prepare the samples of the first pass as Lightning's loop does."""
         module = self.lightning_module
         assert module is not None
         # Private: it asks the module or the datamodule, whichever has the hook.
@@ -339,13 +340,13 @@ class ElasticStrategy(ParallelStrategy):
 
 
 class _Batches:
-    """Where Lightning believes its batches to come from."""
+    """Source from which Lightning believes its batches to come."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         self._strategy = strategy
 
     def __len__(self) -> int:
-        """In steps of the base batch, for schedules; its loop is told another (`MANY`)."""
+        """Length in steps of the base batch, for schedules; Lightning's loop gets another (`MANY`)."""
         strategy = self._strategy
         return MANY if strategy._asking or strategy._loader is None else len(strategy._loader)
 

@@ -18,7 +18,7 @@ NEVER = 1 << 62
 
 
 class Carried:
-    """What Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
+    """State that Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
 
     carries_averages = True
     """A callback that keeps one saves it by its hooks."""
@@ -26,7 +26,7 @@ class Carried:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.over = False
-        """Whether training has come to its end."""
+        """True if training has come to its end."""
 
     def _callbacks(self) -> dict[str, Callback]:
         return {one.state_key: one for one in self._trainer.callbacks}
@@ -42,7 +42,7 @@ class Carried:
         }
 
     def _hooks(self) -> dict[str, Any]:
-        """What the hooks `on_save_checkpoint` of callbacks, module and DataModule make of a checkpoint."""
+        """Result of the hooks `on_save_checkpoint` of callbacks, module and DataModule."""
         trainer, module = self._trainer, self._trainer.lightning_module
         weights = module.state_dict()
         checkpoint: dict[str, Any] = {**self._begun(), "state_dict": weights}
@@ -56,7 +56,7 @@ class Carried:
         return {name: value for name, value in checkpoint.items() if name not in self._begun()}
 
     def _begun(self) -> dict[str, Any]:
-        """What Lightning's own checkpoints begin with."""
+        """Entries that Lightning's own checkpoints begin with."""
         return {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Carried:
 
 
 class Boundaries(Callback):
-    """Where epochs begin, and how far Lightning's loops are."""
+    """Beginnings of epochs, and the position of Lightning's loops."""
 
     def __init__(
         self, job: Job, loader: Loader, steps: Steps, trainer: Any, carried: Carried, ask: Callable[[], None]
@@ -87,9 +87,9 @@ class Boundaries(Callback):
         self._per_epoch = len(loader)
         self._base = job._run.sizes.spec.base_batch
         self._max_steps = trainer.max_steps
-        """In steps of the base batch, or -1."""
+        """Limit in steps of the base batch, or -1."""
         self._within = False
-        """Whether an epoch was begun that has not ended."""
+        """True if an epoch was begun that has not ended."""
 
     def restore(self) -> None:
         """Lightning goes on in the epoch that the checkpoint stopped in, or finds that nothing is left to do."""
@@ -110,8 +110,8 @@ class Boundaries(Callback):
         run.begin()
 
     def expect(self, total: int) -> None:
-        """A step of so many samples comes next: say how many follow it, whether to evaluate after it, and whether it
-        is the last of `max_steps`.
+        """Announce a step of `total` samples: how many follow it, whether to evaluate after it, and whether it is the
+        last of `max_steps`.
         """
         trainer, run, progress = self._trainer, self._job._run, self._job.progress
         loop = trainer.fit_loop.epoch_loop
@@ -119,7 +119,7 @@ class Boundaries(Callback):
         left = -(-(progress.dataset - end) // run.sizes.batch)
         trainer.fit_loop.max_batches = loop.batch_progress.current.ready + 1 + left
         first, last = progress.cursor // self._base, end // self._base if left else self._per_epoch
-        if trainer.val_check_batch is not None:  # None where an interval of time is given
+        if trainer.val_check_batch is not None:  # None if an interval of time is given
             every = trainer.val_check_interval
             every = every if isinstance(every, int) else max(1, int(self._per_epoch * every))
             before = progress.epoch * self._per_epoch if trainer.check_val_every_n_epoch is None else 0

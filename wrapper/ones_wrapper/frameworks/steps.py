@@ -1,4 +1,4 @@
-"""What a framework's own loop needs of a job: the next step's data, and where a step begins and ends.
+"""Needs of a framework's own loop: the next step's data, and where a step begins and ends.
 
 A framework asks for data, trains on it, and then logs, evaluates and saves before it asks again. So a step ends where
 the next one is asked for: what the framework noted of a step is then in the checkpoint that is taken there. The last
@@ -41,7 +41,7 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
 
 
 def meet(backend: str | None) -> Group:
-    """Who the ranks are, for a framework that copies that. They are these until the run ends: in a job of blocks each
+    """Meet the ranks, for a framework that copies them. They are these until the run ends: in a job of blocks each
     change begins a term. Collective, the first time.
     """
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
@@ -74,7 +74,7 @@ class Steps:
         self._run = job._run
         self._loader = loader
         self._data: Iterator[Pass] | None = None
-        """What is fetched of the present epoch, at the batch in force."""
+        """Data of the present epoch, at the batch in force."""
         self._pending: AccumulationStep | None = None
         """The last pass of a step that was handed out and has not ended."""
 

@@ -8,7 +8,7 @@ several of them at once, so that training ends where it would have. `Trainer(ela
 `ones.init`, such as `max_batch`.
 
 Data, gradient exchange and checkpoints are ours; the loop, losses, evaluation, logs and callbacks are the Trainer's.
-What is overridden are methods that the Trainer documents for that, but for two, which are named where they are.
+What is overridden are methods that the Trainer documents for that, but for two, which are named at their place.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ RANKS = (
     "TrainingArguments(use_cpu=True); DataParallel and TPUs are not supported"
 )
 CONTINUE = (
-    "resume_from_checkpoint={given!r}: this job has no checkpoint of its own yet, and the Trainer's says nothing of "
+    "resume_from_checkpoint={given!r}: this job has no checkpoint of its own yet, and the Trainer's does not say "
     "which samples were used. Load its weights (from_pretrained) and leave out resume_from_checkpoint, or start the "
     "job with `ones-run --resume-from`"
 )
 OWN_LOADER = (
-    "{name}.get_train_dataloader returns batches by a {found}: which samples a step uses is decided by slurm-ones, so "
-    "return a torch DataLoader with batch_size=, or override the dataset and the collator alone"
+    "{name}.get_train_dataloader returns batches by a {found}: slurm-ones decides which samples a step uses. So "
+    "return a torch DataLoader with batch_size=, or override only the dataset and the collator"
 )
 
 
@@ -80,12 +80,13 @@ class Trainer(transformers.Trainer):
 
     @property
     def job(self) -> Job:
-        """What `ones.init` returned, once training has begun."""
+        """Job that `ones.init` returned, once training has begun."""
         assert self._job is not None
         return self._job
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; it goes on from the job's own checkpoint, so `resume_from_checkpoint` is not read."""
+        """Train as the Trainer does; it goes on from the job's own checkpoint, so `resume_from_checkpoint` is not
+        read."""
         if self._job is not None:
             raise RuntimeError("trainer.train: an elastic job trains once")
         self._resume = resume_from_checkpoint
@@ -221,8 +222,8 @@ class Trainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The Trainer's, as the mean over this pass's samples: where it is a sum over the step's tokens, the gradients
-        of all passes and ranks so become the mean over the step's tokens.
+        """The Trainer's loss, as the mean over this pass's samples. If it is a sum over the step's tokens, the
+        gradients of all passes and ranks so become the mean over the step's tokens.
         """
         found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         part = self._part
@@ -271,7 +272,7 @@ class _Step(dict[str, Any]):
 
 
 class _Batches:
-    """Where the Trainer believes its batches to come from; `Trainer.get_batch_samples` takes them."""
+    """Source from which the Trainer believes its batches to come; `Trainer.get_batch_samples` takes them."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.dataset = trainer.train_dataset
@@ -284,21 +285,21 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
-        raise RuntimeError("an elastic Trainer's data is taken by its own loop alone")
+        raise RuntimeError("an elastic Trainer's data is only taken by its own loop")
 
 
 class _Carried:
-    """What the Trainer counts and notes: it survives a resize with the checkpoint."""
+    """Counts and notes of the Trainer: they survive a resize with the checkpoint."""
 
     LOST = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "max_steps", "num_train_epochs")
-    """Of the Trainer's state, what each run sets anew."""
+    """Parts of the Trainer's state that each run sets again."""
     SUMS = ("_total_loss_scalar", "_globalstep_last_logged")
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._loaded: dict[str, Any] = {}
         self.over = False
-        """Whether training has come to its end."""
+        """True if training has come to its end."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -317,7 +318,7 @@ class _Carried:
         self.over = state["over"]
 
     def restore(self) -> None:
-        """Give the Trainer what was loaded, once it has made its state anew."""
+        """Give the Trainer what was loaded, once it has made its state again."""
         trainer, loaded = self._trainer, self._loaded
         if not loaded:
             return
@@ -332,12 +333,12 @@ class _Carried:
 
 
 class _Boundaries(TrainerCallback):
-    """Where steps and epochs end, and how many steps of the base batch were made."""
+    """Ends of steps and epochs, and the number of steps of the base batch."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._within = False
-        """Whether an epoch was begun that has not ended."""
+        """True if an epoch was begun that has not ended."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self._trainer
