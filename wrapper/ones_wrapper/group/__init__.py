@@ -114,7 +114,7 @@ class Group(ABC):
         return results[0]
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Run `function` on rank 0 alone; its result on every rank. Raises `RankError` where it failed."""
+        """Run `function` only on rank 0; its result on every rank. Raises `RankError` if it failed."""
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
@@ -126,7 +126,7 @@ class TorchGroup(Group):
     """A gloo group for small agreements, so that they never wait for the GPU's stream: one of torch.distributed's, or
     a raw one."""
     main: bool = True
-    """Whether closing this ends torch.distributed, rather than `control` alone."""
+    """True if closing this ends torch.distributed, rather than only `control`."""
     again: Callable[[], Any] | None = None
     """Makes another group like `control`, where torch.distributed does not know that one."""
 
@@ -138,7 +138,7 @@ class TorchGroup(Group):
     def become(
         self, rank: int, world: int, nodes: int, gpus_per_node: int, control: Any, again: Callable[[], Any] | None
     ) -> None:
-        """From now on these are the ranks. Not collective; who holds this object sees the change."""
+        """Set the ranks from now on. Not collective; who holds this object sees the change."""
         self.rank, self.world, self.nodes, self.gpus_per_node = rank, world, nodes, gpus_per_node
         self.control, self.again = control, again
 
@@ -203,7 +203,7 @@ class TorchGroup(Group):
 
 
 def _alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """In lists of one type and device, of at most `TOGETHER` bytes or one tensor."""
+    """Lists of one type and device, of at most `TOGETHER` bytes or one tensor."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         some = kinds.setdefault((tensor.dtype, tensor.device), [])

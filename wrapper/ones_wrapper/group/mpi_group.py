@@ -1,6 +1,6 @@
 """The ranks that an MPI launcher started (`ibrun`, `mpirun`, `srun --mpi=…`), and how they agree.
 
-mpi4py is imported here, which initialises MPI: this module is for those who asked for MPI alone.
+mpi4py is imported here, which initialises MPI: this module is only for those who asked for MPI.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SPIN_S = 0.002
 """A rank that waits this long for the others stops burning its core."""
 SLEEP_S = 0.001
 EXIT_WAIT_S = 5.0
-"""How long a rank that ends with an error waits for the others to end too, before it brings them down."""
+"""Time that a rank that ends with an error waits for the others to end too, before it brings them down."""
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-"""Where launchers say how many ranks they started; the surest first."""
+"""Variables in which launchers say how many ranks they started; the surest first."""
 
 
 class MpiError(Exception):
@@ -40,9 +40,9 @@ class MpiGroup(Group):
     """The ranks of an MPI communicator, on CPUs."""
 
     comm: MPI.Intracomm
-    """Ours alone, so nothing that the script says over MPI meets our messages."""
+    """Communicator of our own, so nothing that the script says over MPI meets our messages."""
     exit_comm: MPI.Intracomm
-    """For the ranks that end with an error."""
+    """Communicator for the ranks that end with an error."""
     main: bool = True
 
     def duplicate(self) -> MpiGroup:
@@ -119,8 +119,8 @@ def wait(request: MPI.Request) -> None:
 
 
 def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
-    """The group of the ranks that the MPI launcher started. Raises `MpiError` where they are not those that
-    were asked for.
+    """The group of the ranks that the MPI launcher started. Raises `MpiError` if they are not those that were asked
+    for.
     """
     world = MPI.COMM_WORLD
     check_world(world.size, env)
@@ -144,8 +144,8 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
 def check_world(world: int, env: Mapping[str, str]) -> None:
     """Raises `MpiError` where MPI found another number of ranks than was started.
 
-    What `ones-run` asked for has to be there exactly. The launchers' own variables count where a rank is
-    alone: some of them count nodes, not ranks.
+    What `ones-run` asked for has to be there exactly. The launchers' own variables count if a rank has no others: some
+    of them count nodes, not ranks.
     """
     launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
     asked = None
@@ -156,9 +156,9 @@ def check_world(world: int, env: Mapping[str, str]) -> None:
     if world == 1:
         found = f"{launched[0]} says {launched[1]}" if launched and launched[1] > 1 else f"ones-run asked for {asked}"
         raise MpiError(
-            f"each rank is alone: {found} ranks, but MPI found one. Either mpi4py was built for another MPI than the "
-            f"launcher's (here it uses {MPI.Get_library_version().strip().splitlines()[0]}): reinstall it with the "
-            "cluster's MPI module loaded (pip install --no-binary=mpi4py mpi4py); or the script was not started "
+            f"each rank is by itself: {found} ranks, but MPI found one. Either mpi4py was built for another MPI than "
+            f"the launcher's (here it uses {MPI.Get_library_version().strip().splitlines()[0]}): reinstall it with the "
+            "cluster's MPI module loaded (pip install --no-binary=mpi4py mpi4py). Or the script was not started "
             "through ibrun, mpirun or srun with an --mpi type that this MPI knows (srun --mpi=list)"
         )
     if asked not in (None, world):
