@@ -14,12 +14,12 @@ class Block:
     """Job id of the array, which names the job."""
     task: int
     restart: int
-    """How often Slurm requeued the task."""
+    """Number of times that Slurm requeued the task."""
 
 
 def own_block(env: Mapping[str, str]) -> Block | None:
-    """The block that this process belongs to; None for a plain job, and for a task of an array that is a job of its
-    own (a sweep's)."""
+    """The block that this process belongs to. None for a plain job, and for a task of an array that is a job of its own
+    (a sweep's)."""
     if env.get("ONES_BLOCKS") != "1":
         return None
     values = [env.get(name) or "" for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]

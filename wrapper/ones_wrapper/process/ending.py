@@ -1,8 +1,8 @@
 """The end of a rank's process: what the script wrote is there, its `atexit` handlers ran, its exit code stays.
 
 The interpreter does not take itself apart here. While it does, a thread of gloo that still holds a Python callback
-aborts the process now and then (torch 2.13), and a finished job would count as failed. So what the interpreter would do
-for the script is done by hand, in its order: threads, `atexit`, the names of the main module, open files.
+aborts the process now and then (torch 2.13). A finished job would then count as failed. So what the interpreter would
+do for the script is done by hand, in its order: threads, `atexit`, the names of the main module, open files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ones_wrapper.process.hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_
 from ones_wrapper.process.log import log
 
 LONGEST_S = 10.0
-"""How long each rank may take for its end where others wait for it: a resize, a stop, an error. Slurm kills 30 s after
+"""Time that each rank may take for its end while others wait for it: a resize, a stop, an error. Slurm kills 30 s after
 its signal (KillWait). A script that has come to its end may take as long as it likes."""
 
 
 _FILE: type = io.IOBase.__mro__[1]
-"""What all files are, in C or Python: asking for it costs a tenth of asking for the abstract class."""
+"""Base of all files, in C or Python: asking for it costs a tenth of asking for the abstract class."""
 
 
 def flush_files() -> None:
@@ -59,7 +59,7 @@ def flush_files() -> None:
 def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
     """End this rank's process with an exit code, as the interpreter would, but for taking itself apart.
 
-    `main` holds the names of the script's main module, which are dropped, so that what they alone held is finalised
+    `main` holds the names of the script's main module, which are dropped, so that what only they held is finalised
     (archives, HDF5 files). From another thread than the main one the script's threads and names are left alone, and its
     exit hooks do not run: it did not come to its end.
     """

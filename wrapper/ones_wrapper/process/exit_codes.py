@@ -47,7 +47,7 @@ asked for by Slurm or the owner, and kill a process only in the moment before it
 
 
 def explaining_code(codes: Sequence[int]) -> int:
-    """Of the codes of one run, in the order in which they came, the one that explains the others; 0 for none.
+    """Code among those of one run, in their order, that explains the others; 0 for none.
 
     When a rank is killed or hangs, the others fail with errors of their own that are mere consequences.
     """

@@ -1,8 +1,8 @@
 """Four classes of errors with four ends: a device's, the configuration's, a peer's, the script's own.
 
-CUDA's and NCCL's texts are read first, for they name the cause; "NCCL" or "peer" alone says little: "peer access is not
-supported" is no peer's end, and an NCCL error may carry a card's. Texts are those of cudaGetErrorString (CUDA 12, 13),
-ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
+CUDA's and NCCL's texts are read first, for they name the cause; "NCCL" or "peer" by itself says little: "peer access is
+not supported" is no peer's end, and an NCCL error may carry a card's. Texts are those of cudaGetErrorString (CUDA 12,
+13), ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import Enum
 
 
 class Fault(Enum):
-    """What failed, and so what follows."""
+    """Kind of failure, from which follows what is done."""
 
     DEVICE = "device"
     """A GPU, its driver or its links: the ranks start again, and if that fails too, the job is requeued."""
     CONFIGURATION = "configuration"
-    """What would fail again anywhere: the job ends with a sentence."""
+    """Failure that would come again anywhere: the job ends with a sentence."""
     PEER = "peer"
     """Other ranks are gone: a block begins again without them, and counts no try."""
     SCRIPT = "script"

@@ -20,31 +20,31 @@ _ENTRY = struct.Struct("d")
 
 
 class Heartbeats:
-    """The time of each local rank's last beat, on the machine's monotonic clock; 0 where it is not watched.
+    """The time of each local rank's last beat, on the machine's monotonic clock; 0 if it is not watched.
 
-    Made before the fork. Each rank writes its own entry alone, in one store.
+    Made before the fork. Each rank writes only its own entry, in one store.
     """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
         self._excused = [(0.0, 0.0)] * ranks
-        """Of each rank: a beat, and the seconds after it that do not count."""
+        """Last beat of each rank, and the seconds after it that do not count."""
 
     def beat(self, local_rank: int, now: float) -> None:
         """This rank was at a step boundary; with 0 it is watched no longer."""
         _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """All ranks stood still for so long until now, with the caller. It adds up: a scheduler that suspends jobs in
-        turn does so more often than a limit ends.
+        """Excuse all ranks for this time until now: they were paused, with the caller. It adds up: a scheduler that
+        suspends jobs in turn does so more often than a limit ends.
         """
         for rank, beat in enumerate(self._beats()):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
 
     def hung(self, now: float, limit_s: float) -> list[int]:
-        """Local ranks that trained and were at no step boundary for so long, standstills aside. None where `limit_s` is
-        0.
+        """Local ranks that trained and were at no step boundary for so long, pauses of the machine aside. None of them
+        if `limit_s` is 0.
         """
         if limit_s <= 0:
             return []
@@ -63,14 +63,14 @@ _own: tuple[Heartbeats, int] | None = None
 
 
 def watch_rank(board: Heartbeats, local_rank: int) -> None:
-    """From now on this process is that rank."""
+    """Watch this process as that rank from now on."""
     global _own
     _own = (board, local_rank)
 
 
 def beat() -> None:
-    """This rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a
-    microsecond; does nothing where nobody watches.
+    """This rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a microsecond;
+    does nothing if nobody watches.
     """
     if _own is not None:
         _own[0].beat(_own[1], time.monotonic())
@@ -83,7 +83,7 @@ def pause() -> None:
 
 
 def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
-    """Where no node launcher watches (MPI): a thread calls `end` when this process hangs.
+    """Watch without a node launcher (MPI): a thread calls `end` when this process hangs.
 
     It runs while the main thread waits in a library, which is how ranks hang.
     """

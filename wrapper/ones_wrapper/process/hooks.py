@@ -1,11 +1,11 @@
-"""What a rank's process reacts to: signals, the end of the script, and libraries that requeue the job too.
+"""Reactions of a rank's process: signals, the end of the script, and libraries that requeue the job too.
 
 Signals set a flag; the ranks act on it together at the next step boundary. SIGTERM and SIGUSR2 ask to stop after a
-checkpoint (`srun` passes on the second but not the first), SIGUSR1 asks for a checkpoint alone. Slurm may send a signal
+checkpoint (`srun` passes on the second but not the first), SIGUSR1 asks only for a checkpoint. Slurm may send a signal
 to launcher and ranks alike, so each may come twice.
 
-Exit hooks run when the script ends, with its exit code. `atexit` alone does not know the code of `sys.exit(3)`, so the
-process that runs the script calls them.
+Exit hooks run when the script ends, with its exit code. `atexit` by itself does not know the code of `sys.exit(3)`, so
+the process that runs the script calls them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ QUIET_S = 2.0
 
 
 class Flags:
-    """What has been asked for by signals since it was last acted on."""
+    """Requests by signals since they were last acted on."""
 
     def __init__(self) -> None:
         self.stop = False
         self.checkpoint = self.look = False
         self.armed = False
-        """Whether a step boundary will come that looks at the flags; where none will, a stop ends the
-        script.
+        """True if a step boundary will come that looks at the flags; if none will, a stop ends the script.
         """
         self.leaving = False
-        """Whether others wait for the end of this process although it ends with 0."""
+        """True if others wait for the end of this process although it ends with 0."""
         self.tested = False
-        """Whether this is a test's rank, which leaves its loop to go on at another size."""
+        """True if this is a test's rank, which leaves its loop to go on at another size."""
         self._quiet_until = 0.0
         self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
         """The script's own handlers, by signal, which are called after ours."""
@@ -110,7 +109,7 @@ ExitHook = Callable[[int, str], None]
 """Takes the exit code and, after an uncaught error, its text."""
 
 ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
-"""Takes an uncaught error: the exit code and text that it shall end with, None where it says nothing special."""
+"""Takes an uncaught error: the exit code and text that it shall end with, None if it is nothing special."""
 
 _callbacks: list[ExitHook] = []
 _classifiers: list[ErrorClassifier] = []
@@ -187,13 +186,13 @@ _HANDLERS = {
     ("lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
     ("lightning", "_sigterm_handler_fn"): _LIGHTNING,
 }
-"""By the package and the name of a signal's handler."""
+"""Handlers of signals, by their package and name."""
 _DEEP = 4
 """Handlers that hold other handlers are followed so far."""
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
-    """What is wrong and what to do, for people; empty where nobody else was noticed.
+    """Conflict and what to do, for people; empty if nobody else was noticed.
 
     A batch script that calls `scontrol requeue` by itself is not seen.
     """

@@ -1,9 +1,9 @@
-"""Which nodes and ranks the job has this time, and which rank each process is.
+"""Nodes and ranks that the job has this time, and each process's rank.
 
-Slurm sets the shape anew at each start. The environment that `sbatch` froze still holds the counts of the job's first
-shape, and launchers would obey them, so those variables are removed. Each process then checks the rank that its
-launcher gave it against the plan of `ones-run`: a wrong placement fails at the start, not as ranks that train side
-by side without each other.
+Slurm sets the shape at each start. The environment that `sbatch` froze still holds the counts of the job's first shape,
+and launchers would obey them, so those variables are removed. Each process then checks the rank that its launcher gave
+it against the plan of `ones-run`: a wrong placement fails at the start, not as ranks that train side by side without
+each other.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ class Allocation:
     hosts: str = ""
     """Slurm's list of the nodes; empty outside Slurm."""
     gpus_known: bool = False
-    """Whether Slurm counts GPUs, and hands them out to steps that ask."""
+    """True if Slurm counts GPUs, and hands them out to steps that ask."""
     job_id: int = 0
     restart: int = 0
 
     @property
     def slurm(self) -> bool:
-        """Whether this is a Slurm job."""
+        """True if this is a Slurm job."""
         return bool(self.hosts)
 
 
 def number(env: Mapping[str, str], name: str) -> int | None:
-    """An environment variable that is a count; None where it is not set. Raises `LaunchError`."""
+    """An environment variable that is a count; None if it is not set. Raises `LaunchError`."""
     text = env.get(name, "").strip()
     if not text:
         return None
@@ -137,8 +137,8 @@ def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
 
 
 def idle_gpus(env: Mapping[str, str], world: int) -> str:
-    """What is wrong where another launcher than `ones-run` started another number of ranks than the job has GPUs, and
-    what to do; empty where nothing is, or Slurm does not count GPUs."""
+    """Error if another launcher than `ones-run` started another number of ranks than the job has GPUs, and what to do.
+    Empty if all is well, or Slurm does not count GPUs."""
     each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
     if "ONES_LAUNCHED" in env or not each or each * nodes == world:
         return ""
@@ -168,7 +168,7 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", "", ""),
 )
-"""(rank, size, local rank, local size) as process managers name them; an empty name where there is none."""
+"""(rank, size, local rank, local size) as process managers name them; an empty name if there is none."""
 
 
 class PlacementError(LaunchError):
@@ -177,7 +177,7 @@ class PlacementError(LaunchError):
 
 @dataclass(frozen=True)
 class Task:
-    """A process as its starter numbers it; None where it does not say."""
+    """A process as its starter numbers it; None if it does not say."""
 
     rank: int
     size: int | None = None
@@ -188,7 +188,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank a process is."""
+    """Rank of a process."""
 
     rank: int
     world: int
@@ -215,7 +215,7 @@ class Placement:
 
 
 def contract(has: Allocation, attempt: int, retries: int) -> dict[str, str]:
-    """What torchrun tells all ranks of a run alike, beside `MASTER_ADDR` and `MASTER_PORT`.
+    """Environment that torchrun gives to all ranks of a run alike, besides `MASTER_ADDR` and `MASTER_PORT`.
 
     `attempt` is how often the ranks were started before in this allocation, and `retries` how often they may be. So
     scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the job. No
@@ -235,7 +235,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> Task:
-    """What the starter says of this process. Raises `PlacementError` where it says nothing.
+    """Task by the starter of this process. Raises `PlacementError` if it says nothing.
 
     Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
     """
@@ -255,7 +255,7 @@ def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
     """Compare with the plan. Raises `PlacementError` with the reason and what to do."""
     wrong = ""
     if task.size == 1 < tasks:
-        wrong = f"each process believes that it is alone, and there should be {tasks}"
+        wrong = f"each process believes that it has no others, and there should be {tasks}"
     elif task.size is not None and task.size != tasks:
         wrong = f"there are {task.size} processes, not {tasks}"
     elif task.rank >= tasks:

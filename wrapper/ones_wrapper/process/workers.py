@@ -33,13 +33,13 @@ def _in_child() -> None:
 
 
 def leave_signals_to_rank() -> None:
-    """In a worker: react to no signal but its rank's SIGTERM, by which multiprocessing ends it."""
+    """React in a worker to no signal but its rank's SIGTERM, by which multiprocessing ends it."""
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}):
         return  # done before
     # A handler rather than SIG_IGN, which programs that the worker starts would inherit.
     for number in {*STOP, *CHECKPOINT, *LOOK, signal.SIGINT} - {signal.SIGTERM}:
         signal.signal(number, _nothing)
-    # A handler is not told who sent a signal, and torch puts its own there, which ends the worker whoever it was.
+    # A handler does not learn who sent a signal. torch puts its own there, which ends the worker whoever it was.
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 
