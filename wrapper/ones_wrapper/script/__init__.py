@@ -1,1 +1,1 @@
-"""What a script does besides its loop, and what of that a resize would not carry."""
+"""Checks of what a script does besides its loop, and what of that a resize would not carry."""

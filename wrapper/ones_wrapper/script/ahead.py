@@ -1,7 +1,7 @@
 """Tell a script that asks for its batches ahead from one that left a batch out.
 
 Both ask for a second batch before a backward pass. The first then trains on the batch that it has, the second on the
-one that it got; which of them, the inputs of the model show.
+one that it got. The inputs of the model show which of them it is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class AskedAhead:
     def __init__(
         self, model: torch.nn.Module, held: Any, asked: Any, trained: Callable[[], bool], left_out: Callable[[], None]
     ) -> None:
-        """`held` is the batch that the script had, `asked` the one that it gets; `trained` says that a backward pass
-        was made, and `left_out` is called before the forward pass that shows that the first was left out.
+        """`held` is the batch that the script had, `asked` the one that it gets. `trained` says that a backward pass
+        was made. `left_out` is called before the forward pass that shows that the first was left out.
         """
         self._held, self._asked = list(_tensors(held)), list(_tensors(asked))
         self._trained, self._left_out = trained, left_out

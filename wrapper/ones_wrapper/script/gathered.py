@@ -1,4 +1,4 @@
-"""A look at the script's own collectives: they gather a batch, of which ranks may have unequally many samples.
+"""A look at the script's own collectives: they gather a batch, and ranks may have unequally many samples of it.
 
 gloo aborts one rank and gives another what was in its memory; NCCL hangs, or reads what is not there.
 """
@@ -20,7 +20,7 @@ NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", 
 _LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
 
 MAY = (
-    "{name}{line} gathers the samples of a batch, of which ranks may have unequally many at another number of GPUs or "
+    "{name}{line} gathers the samples of a batch. Ranks may have unequally many at another number of GPUs or "
     "in an epoch's last step: write ones.init(shares='equal')"
 )
 CANNOT = (
@@ -30,12 +30,12 @@ CANNOT = (
 
 
 class BatchShares(NamedTuple):
-    """What ranks have of a pass."""
+    """Samples that ranks have of a pass."""
 
     samples: int
     """This rank's."""
     alike: bool
-    """Whether all have as many."""
+    """True if all have as many."""
     say: Callable[[str], None]
     """Says a sentence once."""
 

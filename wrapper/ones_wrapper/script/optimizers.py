@@ -24,7 +24,7 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Tell if its state is carried as plain data, since torch.distributed.checkpoint cannot fill it: one made of
-    others, one with another `state_dict` than torch's, and one that steps by a closure alone.
+    others, one with another `state_dict` than torch's, and one that only steps by a closure.
     """
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
         return True

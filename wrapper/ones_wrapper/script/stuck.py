@@ -1,8 +1,8 @@
 """Ranks that wait for each other for ever, since one made fewer backward passes than another.
 
 A rank that skips a loss, or makes one micro-batch less, is at its next step boundary while the others wait for its
-gradients. Each rank counts the exchanges of gradients that it began. One that stands still says where it is, in a file
-in the job's directory, and reads those of the others: who has completed as many steps with fewer exchanges names
+gradients. Each rank counts the exchanges of gradients that it began. One that makes no progress writes its place to a
+file in the job's directory, and reads those of the others. Who has completed as many steps with fewer exchanges names
 itself, and ends with an error.
 """
 
@@ -21,7 +21,7 @@ from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
 STILL_S = 4.0
-"""A rank that is at the same place for so long, and for three of its steps, says where it is."""
+"""Time at one place after which a rank writes its place, if it is also that of three of its steps."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {rank} made {fewer} backward pass(es) fewer than rank {other} by step {step}, so the ranks wait for each "
@@ -123,13 +123,13 @@ class Watch:
 
 
 def meeting(env: Mapping[str, str], generation: int) -> str:
-    """The name of a start's ranks, of which others may have been in the same directory."""
+    """The name of a start's ranks, since others may have been in the same directory."""
     names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 
 
 def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
-    """What is wrong if this rank completed its steps with fewer exchanges than another began in them; else empty."""
+    """Error if this rank completed its steps with fewer exchanges than another began in them; else empty."""
     for other in sorted(others):
         ahead = mine.steps > other.steps and mine.begun < other.begun
         if ahead or (mine.steps == other.steps and mine.done < other.done):
