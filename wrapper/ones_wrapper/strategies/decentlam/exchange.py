@@ -65,8 +65,8 @@ class DecentLamExchange(ApartExchange):
         super().trained_by(optimizers)
         if scaled:
             raise ValueError(
-                "decentlam: a gradient scaler lets a rank alone leave out a step, in which its neighbours wait for "
-                "it; train in bfloat16 by torch.autocast, which needs none"
+                "decentlam: a gradient scaler lets a single rank leave out a step, and its neighbours wait for "
+                "it. Train in bfloat16 by torch.autocast, which needs none"
             )
         wanted = f"torch.optim.SGD(model.parameters(), lr=..., momentum={self._momentum})"
         if len(optimizers) != 1:
@@ -109,7 +109,7 @@ class DecentLamExchange(ApartExchange):
     def _correct(
         self, parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], rate: float, decay: float
     ) -> None:
-        """From g to g̃, without the decay, which the optimizer adds."""
+        """Correct g to g̃, without the decay, which the optimizer adds."""
         at, gradient = flattened(parameters), flattened(gradients)
         gradient.add_(at, alpha=decay)
         sent = at.add(gradient, alpha=-rate)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecentLam(Strategy):
-    """DecentLaM. Each step a rank exchanges its parameters with its neighbours alone.
+    """DecentLaM. Each step a rank exchanges its parameters only with its neighbours.
 
     `topology` is ring, grid, exponential or complete, or a function that gives the weights W [ranks, ranks] for a
     number of ranks: symmetric, doubly stochastic and connected. The optimizer is `torch.optim.SGD` with `momentum`.
@@ -37,7 +37,7 @@ class DecentLam(Strategy):
     topology: Topology = "ring"
     momentum: float = 0.9
     model_bytes: int = field(default=0, init=False)
-    """Of what is trained, once `job.ddp` was given it."""
+    """Bytes of what is trained, once `job.ddp` was given it."""
 
     name = "decentlam"
     hot = True
@@ -68,11 +68,11 @@ class DecentLam(Strategy):
 
     @property
     def _given(self) -> bool:
-        """Whether the topology is a function of the script's, which may fit some numbers of ranks alone."""
+        """True if the topology is a function of the script's, which may fit only some numbers of ranks."""
         return not isinstance(self.topology, str)
 
     def _degree(self, world: int) -> int | None:
-        """Messages that a rank sends in a step, at most; None where the topology does not fit."""
+        """Messages that a rank sends in a step, at most; None if the topology does not fit."""
         if isinstance(self.topology, str):
             return degree(self.topology, world)
         try:

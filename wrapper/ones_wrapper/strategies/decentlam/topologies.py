@@ -1,4 +1,4 @@
-"""Who averages with whom: static, symmetric, doubly stochastic matrices W over the ranks.
+"""Topologies of averaging: static, symmetric, doubly stochastic matrices W over the ranks.
 
 W[i, j] is the weight that rank i gives to what rank j sends. Rows and columns sum to 1, so that averaging keeps the
 mean over the ranks; W is symmetric, so that its eigenvalues are real, which momentum needs (`largest_momentum`).
@@ -24,7 +24,7 @@ def _ring(world: int) -> set[tuple[int, int]]:
 
 
 def _grid(world: int) -> set[tuple[int, int]]:
-    """As square as the number allows; of a prime number a path."""
+    """Edges of a grid, as square as the number allows; of a prime number a path."""
     columns = world // _rows(world)
     across = {(i, i + 1) for i in range(world) if (i + 1) % columns}
     return across | {(i, i + columns) for i in range(world - columns)}
@@ -58,7 +58,7 @@ DIRECTED = {
     "directed-ring": lambda world: [1],
     "directed-exponential": _powers,
 }
-"""Known, and refused: each rank sends to those so many ranks further on, and gets from others."""
+"""Known topologies that are refused: each rank sends to those this many ranks further on, and gets from others."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
 """Known, and refused: other neighbours in each step."""
 
@@ -94,7 +94,7 @@ def directed(name: str, world: int) -> Matrix:
 
 
 def mixing(topology: Topology, world: int) -> Matrix:
-    """W for so many ranks. Raises ValueError for topologies that averaging with momentum cannot use, saying why."""
+    """W for `world` ranks. Raises ValueError for topologies that averaging with momentum cannot use, saying why."""
     if isinstance(topology, str):
         check_name(topology)
         return metropolis(world, _EDGES[topology](world) if world > 1 else set())
@@ -148,7 +148,7 @@ def largest_momentum(weights: Matrix) -> float:
 
 
 def neighbours(weights: Matrix, rank: int) -> list[tuple[int, float]]:
-    """Whom a rank exchanges with, and the weights; in the order of ranks, without itself."""
+    """Ranks that a rank exchanges with, and the weights; in the order of ranks, without itself."""
     row: Sequence[float] = weights[rank].tolist()
     return [(other, weight) for other, weight in enumerate(row) if weight > 0 and other != rank]
 

@@ -88,7 +88,7 @@ def gain(
     values: Mapping[str, Sequence[float]] | None = None,
     steps: int = 3,
 ) -> Gain:
-    """What fusing these members brings, measured with a local batch (x, *targets) on the batch's device: on a CPU in
+    """Gain of fusing these members, measured with a local batch (x, *targets) on the batch's device: on a CPU in
     processor time. Takes some ten steps of each member, on copies."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
@@ -107,8 +107,8 @@ def largest(
     batch: Sequence[Any],
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
-    """How many of these members, the first ones, fit on the batch's device at once: by steps taken with ever more of
-    them. 0 where not even one does."""
+    """Number of these members, the first ones, that fit on the batch's device at once: by steps taken with ever more of
+    them. 0 if not even one does."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     device = next((thing.device for thing in batch if isinstance(thing, torch.Tensor)), torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""Whether models may be fused: all of one architecture, alike in all but their tensors' values."""
+"""Check that models may be fused: all of one architecture, alike in all but their tensors' values."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def check_models(models: Mapping[str, torch.nn.Module]) -> None:
                 )
         if why := difference(first, dict(_traits(model)), names[0]):
             raise ValueError(
-                f"fuse: member {name!r} cannot be fused with {names[0]!r}: {why}. Members may differ in the values of "
-                "their tensors and in their optimizers' numbers alone; train this one by itself"
+                f"fuse: member {name!r} cannot be fused with {names[0]!r}: {why}. Members may differ only in the "
+                "values of their tensors and in their optimizers' numbers; train this one by itself"
             )
 
 
 def difference(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
-    """The first trait in which the two differ, in words; empty where they are alike. `name` is the first's."""
+    """The first trait in which the two differ, in words; empty if they are alike. `name` is the first's."""
     for trait in [*first, *(trait for trait in other if trait not in first)]:
         if trait not in other:
             return f"it has no {trait}"
@@ -60,7 +60,7 @@ def _shown(value: Any) -> str:
 
 
 def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """All that a forward pass depends on beside the values of tensors, as far as it can be seen, by name."""
+    """All that a forward pass depends on besides the values of tensors, as far as it can be seen, by name."""
     for path, module in model.named_modules(remove_duplicate=False):
         where = path or "the model"
         yield f"the type of {where}", f"{type(module).__module__}.{type(module).__qualname__}"
@@ -78,7 +78,7 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Something that is equal for things that do the same, where that can be told; else their type."""
+    """Something that is equal for things that do the same, if that can be found out; else their type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
-"""Whether fusing pays on this device, and for how many members: measured, since nothing else tells.
+"""Measurement of whether fusing pays on this device, and for how many members, since nothing else shows it.
 
-Fused layers are larger operations, which pays where a model alone leaves the device idle or spends its time on starting
-operations. It does not pay where one model fills the device: there it may even cost. So a few steps of both ways are
-taken before (HFTA, §4, chooses by measurement, too).
+Fused layers are larger operations. That pays if a single model leaves the device idle or spends its time on starting
+operations. It does not pay if one model fills the device: there it may even cost. So a few steps of both ways are taken
+before (HFTA, §4, chooses by measurement, too).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ones_wrapper.strategies.fusion.model import Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
 LEAST = 1.2
-"""What fusing must save at least: less is within what a probe of a few steps can be wrong by."""
+"""Least factor that fusing must save: less is within what a probe of a few steps can be wrong by."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What fusing brings on the device that it was measured on."""
+    """Gain of fusing on the device that it was measured on."""
 
     members: int
     alone_s: float
-    """Of one step of each member, in turn, together: processor time on a CPU, time on a GPU."""
+    """Seconds of one step of each member, in turn, together: processor time on a CPU, time on a GPU."""
     fused_s: float
-    """Of one fused step."""
+    """Seconds of one fused step."""
 
     @property
     def speedup(self) -> float:
@@ -53,7 +53,7 @@ class NoGainError(ValueError):
     """Fusing was refused: it does not pay here. `gain` is what was measured."""
 
     def __init__(self, gain: Gain) -> None:
-        super().__init__(f"fuse: {gain}; train the members each alone, or more of them at once")
+        super().__init__(f"fuse: {gain}; train each member by itself, or more of them at once")
         self.gain = gain
 
 

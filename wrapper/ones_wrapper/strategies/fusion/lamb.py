@@ -1,5 +1,5 @@
 """LAMB for one model (You et al. 2020, arXiv 1904.00962, Algorithm 2, without bias correction): what a member that is
-trained alone has, and what its state loads into."""
+trained by itself has, and what its state loads into."""
 
 from __future__ import annotations
 

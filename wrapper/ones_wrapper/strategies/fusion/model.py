@@ -1,5 +1,5 @@
-"""The fused model: each parameter and buffer holds those of all members, one behind the other in a new first
-dimension, and one vectorised call (`torch.func.vmap`) makes all forward passes.
+"""The fused model: each parameter and buffer holds those of all members, one behind the other in a new first dimension.
+One vectorised call (`torch.func.vmap`) makes all forward passes.
 
 The sum of the members' losses has each member's own gradient in its own row, since no member's loss depends on
 another's row. So an ordinary backward pass, exchange and optimizer train all of them.
@@ -48,7 +48,7 @@ class FusedModel(torch.nn.Module):
         if self._values and len(self._losses) > 1:
             raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
         self.active = [True] * len(self.members)
-        """Which members still train. The optimizer's state carries it; a buffer would be sent at each step."""
+        """Members that still train. The optimizer's state carries it; a buffer would be sent at each step."""
         self.train(given[0].training)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class FusedModel(torch.nn.Module):
         return len(self.members)
 
     def row(self, name: str) -> int:
-        """Where a member is. Raises KeyError with the names that there are."""
+        """Row of a member. Raises KeyError with the names that there are."""
         try:
             return self.members.index(name)
         except ValueError:
@@ -67,8 +67,8 @@ class FusedModel(torch.nn.Module):
         return [row for row, active in enumerate(self.active) if active]
 
     def stop(self, name: str) -> None:
-        """This member trains no further: its tensors and its optimizer's state stay as they are, and from now on the
-        others alone are computed. All ranks stop the same members at the same step. Checkpoints keep it stopped."""
+        """Stop the training of this member: its tensors and its optimizer's state stay as they are, and from now on
+        only the others are computed. All ranks stop the same members at the same step. Checkpoints keep it stopped."""
         self.active[self.row(name)] = False
 
     def forward(self, x: Any, *targets: Any) -> torch.Tensor:
@@ -128,7 +128,7 @@ class FusedModel(torch.nn.Module):
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
         """Clip each member's gradient to a norm of at most `most`, as `torch.nn.utils.clip_grad_norm_` does for one
-        model; that one would clip all by the norm of them together. The norms, of shape [B]."""
+        model. That one would clip all by the norm of them together. Returns the norms, of shape [B]."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
         each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
         norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)

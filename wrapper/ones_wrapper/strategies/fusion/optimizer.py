@@ -145,7 +145,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return state
 
     def member(self, name: str) -> dict[str, Any]:
-        """What an ordinary script saves of this member: `{"model": model.state_dict(), "optimizer":
+        """State of this member as an ordinary script saves it: `{"model": model.state_dict(), "optimizer":
         optimizer.state_dict()}`, on the CPU, copies."""
         row, one = self.model.row(name), self.optimizers[name]
         groups = one.state_dict()["param_groups"]
@@ -181,7 +181,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     held[key][row].copy_(value if value is not None else torch.zeros_like(held[key][row]))
 
     def save(self, folder: str | os.PathLike[str], *names: str) -> None:
-        """Write `NAME.pt` of these members, or of all, into a folder, which is made where it is missing. A file is
+        """Write `NAME.pt` of these members, or of all, into a folder, which is made if it is missing. A file is
         complete or not there. An ordinary script goes on from it:
 
             saved = torch.load("results/a.pt")

@@ -1,4 +1,5 @@
-"""What a fused training tells the scheduler: it takes any number of GPUs, and the memory and bytes of all members."""
+"""Limits of a fused training for the scheduler: it takes any number of GPUs, and the memory and bytes of all
+members."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ones_wrapper.protocol.limits import Limits, SizeLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 COPIES = 4
-"""Of each parameter: itself, its gradient and two moments."""
+"""Copies of each parameter: itself, its gradient and two moments."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Fused(Strategy):
     members: int
     """B."""
     parameter_bytes: int = 0
-    """Of one member's parameters; 0, as below: not said."""
+    """Bytes of one member's parameters; 0, as below: not given."""
     sample_bytes: int = 0
-    """Of one member's activations, for each sample of a GPU's local batch."""
+    """Bytes of one member's activations, for each sample of a GPU's local batch."""
 
     name = "fused"
 
@@ -36,7 +37,7 @@ class Fused(Strategy):
             )
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
-        """A row for each number of GPUs where bytes were given; none where not, so that any number is valid."""
+        """A row for each number of GPUs if bytes were given; none if not, so that any number is valid."""
         if not (self.parameter_bytes or self.sample_bytes):
             return Limits(self.name)
         return Limits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))

@@ -9,7 +9,7 @@
         members.save(sweep.folder(name), name)
         sweep.done(name)
 
-Without others it has its own job alone, so the same script trains one.
+Without others it has only its own job, so the same script trains one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Sweep:
         return gone
 
     def alone(self) -> None:
-        """Train the script's own member alone: where fusing does not pay, say. The others start by themselves."""
+        """Train only the script's own member: if fusing does not pay, say. The others start by themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
         self.members, self._gone = {self._own: self.members[self._own]}, []

@@ -26,9 +26,9 @@ class Update(ABC):
     """One kind of optimizer."""
 
     numbers: tuple[str, ...]
-    """What each member has of its own in a parameter group; `betas` are two."""
+    """Numbers that each member has of its own in a parameter group; `betas` are two."""
     same: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """What must be the same for all members, and which values are supported."""
+    """Options that must be the same for all members, and the values that are supported."""
 
     @abstractmethod
     def keeps(self, groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -36,7 +36,8 @@ class Update(ABC):
 
     @abstractmethod
     def scalars(self, own: Numbers, steps: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """What `apply` needs of the members, of shape [B], from their numbers and the steps made with this one."""
+        """Scalars that `apply` needs of the members, of shape [B], from their numbers and the steps made with this
+        one."""
 
     @abstractmethod
     def apply(
@@ -48,10 +49,10 @@ class Update(ABC):
         group: Mapping[str, Any],
     ) -> None:
         """One step in place. `by` are the scalars, in the parameter's type, ready to be broadcast; `decay` is left out
-        where it is 0 for all."""
+        if it is 0 for all."""
 
     def alone(self, kept: dict[str, torch.Tensor], step: torch.Tensor, own: Mapping[str, Any]) -> dict[str, Any]:
-        """What the optimizer of one model keeps, from the row of a member that has stepped."""
+        """State that the optimizer of one model keeps, from the row of a member that has stepped."""
         return {STEP: step, **kept}
 
     def steps(self, kept: Mapping[str, Any]) -> float:

@@ -1,9 +1,9 @@
 """Leader SGD (Teng et al. 2019, arXiv 1905.10395), with a leader for each node and one for all.
 
 Each rank trains by itself, on its own samples. Every step pulls it a little towards its leaders, the ranks whose mean
-training loss was lowest, as they were at the last round. Rounds are synchronous: each `local_period` steps the ranks of
+training loss was lowest, as they were at the last round. Rounds are synchronous. Each `local_period` steps the ranks of
 a node take their leader's parameters, each `period` steps all ranks take those of the best. Unlike an average, a leader
-is a point that some rank reached, so ranks on both sides of a barrier do not meet on top of it.
+is a point that some rank reached. So ranks on both sides of a barrier do not meet on top of it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class LsgdExchange(ApartExchange):
     def __init__(
         self, group: Group, noise: NoiseScale | None = None, *, period: int, local_period: int, pull: float
     ) -> None:
-        """`period` and `local_period` are the steps between rounds, the first a multiple of the second. `pull` is by
-        how much of the way a rank moves to a leader at a round, and once more over the steps to the next one.
+        """`period` and `local_period` are the steps between rounds, the first a multiple of the second. `pull` is the
+        share of the way that a rank moves to a leader at a round. It moves as far once more over the steps to the next
+        one.
         """
         super().__init__(group, noise)
         self._period, self._local_period, self._pull = period, local_period, pull
@@ -82,7 +83,7 @@ class LsgdExchange(ApartExchange):
         self._begin()
 
     def _begin(self) -> None:
-        """All ranks are where the leader is: count to the next round anew."""
+        """All ranks are at the leader's point: count to the next round again."""
         self._losses, self._since, self.leader = [], 0, 0
         self._local, self._global = Leader(), Leader()
 
@@ -91,7 +92,7 @@ class LsgdExchange(ApartExchange):
 
     @property
     def _nodes(self) -> bool:
-        """Whether nodes have leaders of their own."""
+        """True if nodes have leaders of their own."""
         size = self._group.gpus_per_node
         return 1 < size < self._group.world and self._local_period < self._period
 
@@ -117,7 +118,8 @@ class LsgdExchange(ApartExchange):
             self._global.pull(buckets, self._pull)
 
     def _mean_losses(self) -> list[float]:
-        """Each rank's mean training loss since the last round; infinite where it is none or no number. Collective."""
+        """Each rank's mean training loss since the last round; infinite without one, or if it is no number.
+        Collective."""
         world, rank = self._group.world, self._group.rank
         total = sum(float(loss) * samples for loss, samples in self._losses)
         seen = sum(samples for _, samples in self._losses)
@@ -131,7 +133,7 @@ class LsgdExchange(ApartExchange):
         return [found[3 * r] / found[3 * r + 1] if found[3 * r + 2] else math.inf for r in range(world)]
 
     def _sent(self, tensors: list[torch.Tensor], ranks: range, source: int) -> torch.Tensor:
-        """What rank `source` has in `tensors`, as one vector, on all of `ranks`; these call it together."""
+        """Broadcast `tensors` of rank `source`, as one vector, to all of `ranks`; these call it together."""
         flat = flattened(tensors)
         if len(ranks) == self._group.world:
             dist.broadcast(flat, source)

@@ -39,7 +39,7 @@ class Lsgd(Strategy):
     local_period: int | None = None
     pull: float = 0.1
     model_bytes: int = field(default=0, init=False)
-    """Of what is trained, once `job.ddp` was given it."""
+    """Bytes of what is trained, once `job.ddp` was given it."""
 
     name = "lsgd"
     hot = True

@@ -34,7 +34,7 @@ class OneBitMean:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self._server: torch.Tensor | None = None
-        """What this rank keeps back of its chunk; None for nothing."""
+        """Residual of its chunk that this rank keeps back; None for nothing."""
         self.sent = 0
         """Bytes of payload that this rank has sent so far."""
 
@@ -44,7 +44,7 @@ class OneBitMean:
 
     def __call__(self, values: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(the mean of all ranks' `values`, about; this rank's new error), both of the shape [n] of `values` and of
-        `error`, this rank's error of the last time. Alone a rank gets values + error, and no error is left.
+        `error`, this rank's error of the last time. A single rank gets values + error, and no error is left.
 
         A rank sends 2 (N-1)/N n bits, and 2 (N-1) scales.
         """
@@ -95,7 +95,7 @@ class OneBitMean:
 
 
 def sent_bytes(n: int, world: int, element: int = 4) -> int:
-    """What a rank sends for a mean of [n], with elements and scales of so many bytes."""
+    """Bytes that a rank sends for a mean of [n], with elements and scales of `element` bytes."""
     return 2 * (world - 1) * (-(-n // (8 * world)) + element)
 
 
@@ -130,10 +130,10 @@ class Compressing(Protocol):
 
     @property
     def frozen(self) -> bool:
-        """Whether it exchanges its momentum."""
+        """True if it exchanges its momentum."""
 
     def settle(self) -> None:
-        """What ranks keep back becomes one. Collective."""
+        """Merge what ranks keep back. Collective."""
 
 
 class OneBitExchange(DdpExchange):

@@ -17,7 +17,7 @@ from ones_wrapper.gradients.trust import trust
 from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 
 MEMORY = 0.9
-"""How much of the running mean of trust ratios stays at each step."""
+"""Share of the running mean of trust ratios that stays at each step."""
 FACTOR = (0.5, 4.0)
 """Least and largest factor of a frozen trust ratio."""
 CHANGE = 0.1
@@ -27,10 +27,10 @@ CHANGE = 0.1
 class CompressedLamb(torch.optim.Optimizer):
     """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. Made by `OneBitLamb.optimizer`.
 
-    State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (what it would be),
-    `residual` (what this rank kept back of the momentum), and of its whole tensor `trust` (running mean of trust
-    ratios), `factor` and `scale` (by which tensors become alike before they share one scale). While momentum is
-    exchanged, `step` is collective and `.grad` is this rank's own part of the gradient.
+    State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (what it would be) and
+    `residual` (what this rank kept back of the momentum). Of its whole tensor: `trust` (running mean of trust ratios),
+    `factor` and `scale` (by which tensors become alike before they share one scale). While momentum is exchanged,
+    `step` is collective and `.grad` is this rank's own part of the gradient.
     """
 
     _step_supports_amp_scaling = True
@@ -57,7 +57,7 @@ class CompressedLamb(torch.optim.Optimizer):
         self._mean = mean
         self._warmup_steps = warmup_steps
         self._untrained: set[torch.Tensor] | None = None
-        """Parameters that had no gradient in the warm-up; None where that is to be found out."""
+        """Parameters that had no gradient in the warm-up; None if that is to be found out."""
         counts = {"warmed": 0, "frozen": False, "batch": 0}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **counts})
 
@@ -73,7 +73,7 @@ class CompressedLamb(torch.optim.Optimizer):
 
     @property
     def frozen(self) -> bool:
-        """Whether the warm-up is over: momentum is exchanged, in one bit an element."""
+        """True if the warm-up is over: momentum is exchanged, in one bit an element."""
         return bool(self.param_groups[0]["frozen"])
 
     @property
@@ -83,12 +83,12 @@ class CompressedLamb(torch.optim.Optimizer):
 
     @property
     def elements(self) -> int:
-        """How many elements are exchanged at a step."""
+        """Number of elements that are exchanged at a step."""
         return sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
 
     @property
     def grad_scale(self) -> Any:
-        """What a gradient scaler sets; there is none."""
+        """Scale that a gradient scaler sets; there is none."""
         raise AttributeError("grad_scale")
 
     @grad_scale.setter
@@ -126,7 +126,8 @@ class CompressedLamb(torch.optim.Optimizer):
             self._freeze()
 
     def settle(self) -> None:
-        """What ranks kept back becomes one residual, the same on all, before state is written or sent. Collective."""
+        """Merge what ranks kept back into one residual, the same on all, before state is written or sent.
+        Collective."""
         trained = list(self._trained())
         if not self.frozen or not trained:
             return

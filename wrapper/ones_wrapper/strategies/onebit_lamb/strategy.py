@@ -25,7 +25,7 @@ class OneBitLamb(Strategy):
         optimizer = lamb.optimizer(model.parameters(), lr=0.005, weight_decay=0.01)
 
     After the warm-up the global batch must not change, and `.grad` is this rank's own part of the gradient. A batch
-    that changes all the same, at a requeue or since fewer GPUs hold less, begins the warm-up anew.
+    that changes all the same, at a requeue or since fewer GPUs hold less, begins the warm-up again.
     """
 
     name = "onebit_lamb"
@@ -40,7 +40,7 @@ class OneBitLamb(Strategy):
         self._group: Group | None = None
         self._made: CompressedLamb | None = None
         self._told: bool | None = None
-        """Whether the limits were made for frozen variance; None where the model was not known."""
+        """True if the limits were made for frozen variance; None if the model was not known."""
 
     def optimizer(self, params: Any, **options: Any) -> CompressedLamb:
         """The optimizer of all that the job trains; `options` are `lr`, `betas`, `eps` and `weight_decay`, as of
@@ -75,7 +75,8 @@ class OneBitLamb(Strategy):
         return rows_within(rows, any_number=True)
 
     def sent_bytes(self, world: int) -> int:
-        """What a rank sends in an optimizer step of the present phase: gradients in 32 bits, or momentum in one."""
+        """Bytes that a rank sends in an optimizer step of the present phase: gradients in 32 bits, or momentum in
+        one."""
         elements = self._made.elements if self._made is not None else 0
         return sent_bytes(elements, world) if self.batch_fixed() else 2 * (world - 1) * 4 * elements // world
 
@@ -106,5 +107,5 @@ class OneBitLamb(Strategy):
             return ""
         return (
             f"{self.name}: the global batch was {before} and is {batch}, so the warm-up of {self._warmup_steps} steps "
-            "begins anew"
+            "begins again"
         )

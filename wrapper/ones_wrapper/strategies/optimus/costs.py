@@ -1,4 +1,4 @@
-"""What a transformer on a q × q mesh needs of memory and network: formulas, without torch.
+"""Memory and network traffic of a transformer on a q × q mesh: formulas, without torch.
 
 In elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et al. 2021 (arXiv
 2104.05343): in a pass forward each rank sends (q − 1)/q² of every product's two matrices, backward twice that.
@@ -25,7 +25,7 @@ class MeshTransformer:
 
     @property
     def known(self) -> bool:
-        """Whether costs can be told."""
+        """True if costs are known."""
         return bool(self.layers and self.length)
 
     @property
@@ -35,7 +35,7 @@ class MeshTransformer:
 
     @property
     def vectors(self) -> int:
-        """Elements of what is split over the columns alone: biases, norms, positions."""
+        """Elements of what is split only over the columns: biases, norms, positions."""
         return self.layers * 13 * self.hidden + (2 + self.length) * self.hidden + self.vocab
 
     def fixed(self, q: int) -> Fraction:
@@ -52,9 +52,9 @@ class MeshTransformer:
         return self.layers * (block + Fraction(2 * self.length, q))
 
     def sample(self, q: int) -> Fraction:
-        """Elements that a rank holds for a sample of its replica where it holds most, as backward begins: those of the
-        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient; and
-        about eight numbers a token, of the loss."""
+        """Elements that a rank holds for a sample of its replica at the peak, as backward begins. They are those of the
+        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient. About
+        eight numbers a token come from the loss."""
         ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
         return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
 

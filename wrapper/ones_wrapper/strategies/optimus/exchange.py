@@ -2,7 +2,7 @@
 
 Within a replica the products have summed the gradients already, so each rank has its blocks' gradient of the mean over
 the replica's local batch. A pass's gradient is weighed with its part of the step's samples before it is added up (see
-gradients/exchange.py), so what is left is a sum over the replicas. It goes in buckets, the last parameters first, while
+gradients/exchange.py). So what is left is a sum over the replicas. It goes in buckets, the last parameters first, while
 backward goes on (Li et al., VLDB 2020, §3.2).
 """
 
@@ -29,14 +29,15 @@ BUCKET_MB = 25.0
 
 
 class MeshExchange(Exchange):
-    """For models whose parameters are blocks on a mesh. Forward and backward passes are collective over a replica."""
+    """Exchange for models whose parameters are blocks on a mesh. Forward and backward passes are collective over a
+    replica."""
 
     def __init__(self, group: Group, mesh: Mesh) -> None:
         super().__init__(group, None)
         self._mesh = mesh
         self._buckets: list[_Bucket] = []
         self._begun = self._over = False
-        """Whether the last pass's backward has begun, and whether the step's gradients were handed out."""
+        """True if the last pass's backward has begun, and if the step's gradients were handed out."""
         self._started = 0
         """Buckets whose sum is under way; all ranks start them in order."""
 
@@ -84,7 +85,7 @@ class MeshExchange(Exchange):
                 self._finish_all()  # a script that makes no step here must not leave messages under way
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """From the mean over the pass's samples to its part of the mean over the step's."""
+        """Weigh the mean over the pass's samples as its part of the mean over the step's."""
         if self.trying:
             return gradient
         part = self._now()

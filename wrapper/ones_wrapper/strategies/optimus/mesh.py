@@ -18,12 +18,12 @@ MATRIX = (Shard(1), Shard(0))
 TABLE = (Shard(0), Shard(1))
 """Embeddings [vocabulary, hidden]: rows of the mesh split the vocabulary, columns the hidden dimension."""
 FEATURES = (Replicate(), Shard(-1))
-"""What has the hidden dimension last and is the same for all samples, such as a bias."""
+"""Placement of what has the hidden dimension last and is the same for all samples, such as a bias."""
 
 
 class Mesh:
-    """This rank's place, and the groups that it belongs to. Methods are collective over the row or column they name;
-    where that is one rank they send nothing."""
+    """This rank's place, and the groups that it belongs to. Methods are collective over the row or column they name; if
+    that is one rank, they send nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
         """Build the groups of all meshes, of all ranks. Collective. Raises ValueError where q² does not divide them."""
@@ -97,7 +97,7 @@ class Mesh:
 
 
 class _SameForAllRows(torch.autograd.Function):
-    """What all rows of a mesh use; its gradient is the sum over theirs."""
+    """Parameter that all rows of a mesh use; its gradient is the sum over theirs."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, mesh: Mesh) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """The layers of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
 Each takes and gives blocks: of activations [samples, length, hidden] rank (i, j) has [samples of row i, length, hidden
-/ q]. Each draws its parameters as the dense layer of torch does, whole, from the default generator, and keeps its
-block: with one seed on all ranks the model is the dense one at any mesh. The parameters are DTensors with the names and
-whole shapes of the dense layer's, so a checkpoint loads at any mesh, and into the dense model.
+/ q]. Each draws its whole parameters as the dense layer of torch does, from the default generator, and keeps its block.
+With one seed on all ranks the model is the dense one at any mesh. The parameters are DTensors with the names and whole
+shapes of the dense layer's. So a checkpoint loads at any mesh, and into the dense model.
 """
 
 from __future__ import annotations

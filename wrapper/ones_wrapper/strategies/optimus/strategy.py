@@ -72,14 +72,14 @@ class Optimus2D(Strategy):
         self._mesh: Mesh | None = None
 
     def side(self, world: int) -> int | None:
-        """The side of the mesh at a world size; None where it cannot be used."""
+        """The side of the mesh at a world size; None if it cannot be used."""
         sides = [q for q in self.sides if world % (q * q) == 0 and self._fits(q)]
         if not sides:
             return None
         return sides[0] if self._memory_bytes else sides[-1]
 
     def _fits(self, q: int) -> bool:
-        """Whether a GPU holds its blocks and a sample of each row."""
+        """Tell whether a GPU holds its blocks and a sample of each row."""
         if not self._memory_bytes:
             return True
         elements = self.costs.fixed(q) + q * self.costs.sample(q)

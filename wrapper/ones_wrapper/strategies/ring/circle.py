@@ -13,7 +13,7 @@ FORWARD, BACK = 0, 1
 
 
 class Circle:
-    """This rank's place among `size` consecutive ranks, of which the first is rank `first` of the default group.
+    """This rank's place among `size` consecutive ranks, from rank `first` of the default group on.
 
     No group of its own: the default group changes in a job of blocks, and messages then go to its new ranks.
     """
@@ -24,7 +24,7 @@ class Circle:
         """Payload that this rank has sent."""
 
     def source(self, step: int) -> int:
-        """Whose block is here after `step` shifts."""
+        """Rank whose block is here after `step` shifts."""
         return (self.rank - step) % self.size
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
@@ -59,7 +59,7 @@ class Circle:
 
 
 def _arrived(works: Sequence[dist.Work], arriving: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-    """What came; until then this holds what is `sent`."""
+    """Tensor that came; until then this holds what is `sent`."""
     for work in works:
         work.wait()
     return arriving

@@ -1,8 +1,8 @@
 """Exact attention over sequences that are split over a circle of ranks, by blocks and with an online softmax.
 
-Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and
-values go around; each rank keeps its queries, its output and one logsumexp a query, and computes the scores anew in the
-backward pass. Nothing of the size of a whole sequence squared is ever kept.
+Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and values go
+around. Each rank keeps its queries, its output and one logsumexp a query, and computes the scores again in the backward
+pass. Nothing of the size of a whole sequence squared is ever kept.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ones_wrapper.strategies.ring.tile import Dropout, Place
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the sequences lie on the ranks of a circle."""
+    """Layout of the sequences on the ranks of a circle."""
 
     circle: Circle
     length: int
     """Tokens of a whole sequence."""
     causal: bool = False
-    """Whether a token sees only itself and those before. Then each rank holds two pieces of the sequence, an early and
-    a late one (numbers n and 2N - 1 - n of 2N), so that all ranks have the same work; else one piece."""
+    """True if a token sees only itself and those before. Then each rank holds two pieces of the sequence, an early and
+    a late one (numbers n and 2N - 1 - n of 2N). So all ranks have the same work; else it holds one piece."""
 
     def __post_init__(self) -> None:
         size, pieces = self.circle.size, self.circle.size * (2 if self.causal else 1)
@@ -46,7 +46,7 @@ class Arrangement:
         return self.length // self.circle.size
 
     def positions(self, rank: int, device: torch.device | None = None) -> torch.Tensor:
-        """Where a rank's tokens are in the whole sequence, in the order in which it holds them, (tokens,)."""
+        """Positions of a rank's tokens in the whole sequence, in the order in which it holds them, (tokens,)."""
         if not self.causal:
             return torch.arange(rank * self.tokens, (rank + 1) * self.tokens, device=device)
         half, last = self.tokens // 2, 2 * self.circle.size - 1 - rank
@@ -54,7 +54,7 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Which queries of this rank see which keys of rank `source`, and whether only those before them.
+        """Queries of this rank and keys of rank `source` that meet, and whether they see only those before them.
 
         Causal: from another rank either all queries see the early half of the keys, or the late half of the queries
         sees all keys. So each meeting of two ranks is half the work of a whole one.
@@ -74,7 +74,7 @@ def padded_length(length: int, size: int, causal: bool) -> int:
 
 
 def fits(length: int, size: int, causal: bool) -> bool:
-    """Whether sequences of `length` tokens split over `size` ranks."""
+    """Tell whether sequences of `length` tokens split over `size` ranks."""
     return length % (size * (2 if causal else 1)) == 0
 
 
@@ -97,7 +97,7 @@ def ring_attention(
 
     `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width); so is the result, whose memory is in the
     order (batch, tokens, heads, width). `real` says which tokens of the whole sequences are no padding, (batch, length)
-    in their natural order, the same on all ranks; a query that sees no key gets 0. `scale` is 1/√width unless given.
+    in their natural order, the same on all ranks. A query that sees no key gets 0. `scale` is 1/√width unless given.
     The gradients are those of the dense attention; nothing is divided by the number of ranks.
 
     Raises ValueError for shapes that contradict the arrangement.
@@ -129,7 +129,7 @@ def check(
 def place(
     arrangement: Arrangement, source: int, real: torch.Tensor | None, dropout: Dropout | None, device: torch.device
 ) -> tuple[slice, slice, Place]:
-    """What of this rank's queries meets what of a rank's keys, and where these are."""
+    """Queries of this rank and keys of another that meet, and their positions."""
     rows, columns, triangular = arrangement.meeting(source)
     mine, its = arrangement.positions(arrangement.circle.rank, device), arrangement.positions(source, device)
     keys = its[columns]
@@ -166,7 +166,7 @@ class _Ring(torch.autograd.Function):
                 if coming is not None:
                     both = coming()
         assert output is not None
-        # Heads beside their tokens: what follows joins the heads, and so takes a view rather than another copy.
+        # Heads next to their tokens: what follows joins the heads, and so takes a view rather than another copy.
         found: torch.Tensor = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, found, total)
         ctx.rest = arrangement, real, dropout, scale, kernel

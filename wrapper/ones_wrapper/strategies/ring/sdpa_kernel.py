@@ -1,8 +1,8 @@
 """The same as `block` by torch's fused kernels (flex attention), on CUDA.
 
 A kernel gives a block's output and logsumexp, and its own backward pass takes gradients of both. That of the output is
-weighed by the block's part of the whole softmax, w = exp(its logsumexp - the whole one); that of the logsumexp is
-w (gradient · its output - gradient · whole output). So the block is computed once more in the backward pass, and the
+weighed by the block's part of the whole softmax, w = exp(its logsumexp - the whole one). That of the logsumexp is w
+(gradient · its output - gradient · whole output). So the block is computed once more in the backward pass, and the
 result is exact.
 """
 
@@ -16,11 +16,11 @@ import torch
 from ones_wrapper.strategies.ring.tile import Dropout, Place, finite, precise
 
 if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask  # where it is used: it takes a second to import
+    from torch.nn.attention.flex_attention import BlockMask  # imported at its use: it takes a second to import
 
 
 def usable(q: torch.Tensor, dropout: Dropout | None) -> bool:
-    """Whether the kernels take it: on CUDA, without dropout, in a type and a width that they have."""
+    """Tell whether the kernels take it: on CUDA, without dropout, in a type and a width that they have."""
     width = q.shape[-1]
     return q.is_cuda and dropout is None and q.dtype != torch.float64 and 16 <= width <= 256 and not width & width - 1
 
@@ -28,7 +28,7 @@ def usable(q: torch.Tensor, dropout: Dropout | None) -> bool:
 def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `block.forward`."""
+    """Compute as `block.forward`."""
     output, total = _attend(q, k, v, place, scale)
     return precise(output), precise(total)
 
@@ -43,7 +43,7 @@ def backward(
     total: torch.Tensor,
     delta: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `block.backward`."""
+    """Compute as `block.backward`."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         output, its_total = _attend(q, k, v, place, scale)

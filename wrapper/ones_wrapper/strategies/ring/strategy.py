@@ -69,7 +69,7 @@ class Ring(Strategy):
     # -- what the scheduler sees --------------------------------------------------------------------------------------
 
     def size(self, world: int) -> int:
-        """Ranks of a ring at a world size; 0 where none can be made."""
+        """Ranks of a ring at a world size; 0 if none can be made."""
         if self.ranks is not None:
             return self.ranks if world % self.ranks == 0 else 0
         holds = self._memory_known
@@ -83,7 +83,7 @@ class Ring(Strategy):
         return self.model is not None and self.memory_bytes > 0
 
     def _holds(self, size: int) -> bool:
-        """Whether a ring of so many ranks has the memory for one sequence."""
+        """Tell whether a ring of `size` ranks has the memory for one sequence."""
         return self._row(size, size).most_local(self.memory_bytes) != 0
 
     def replicas(self, world: int) -> int:
@@ -141,12 +141,12 @@ class Ring(Strategy):
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent around its ring since the ranks were known or changed."""
+        """Bytes that this rank has sent around its ring since the ranks were known or changed."""
         return self._arrangement.circle.sent_bytes
 
     def positions(self) -> torch.Tensor:
-        """Where this rank's tokens are in the whole sequence, (tokens,): for embeddings of positions, and all else that
-        depends on where a token is. Ask anew in each step: ranks may change.
+        """Positions of this rank's tokens in the whole sequence, (tokens,): for embeddings of positions, and all else
+        that depends on them. Ask again in each step: ranks may change.
         """
         return self._positions
 
@@ -183,7 +183,7 @@ class Ring(Strategy):
         """Attention of this rank's queries with the whole sequences, (batch, heads, tokens, width) each.
 
         `real`, (batch, length), says which tokens of the whole sequences are no padding. Of the probabilities the share
-        `dropout` is dropped, by where they are in the whole sequences, so the ring's size does not matter. Collective.
+        `dropout` is dropped, by their place in the whole sequences, so the ring's size does not matter. Collective.
         """
         function = two_pass_attention if self.two_pass else ring_attention
         dropped = Dropout(dropout, _key(), self.length) if dropout else None
@@ -201,8 +201,8 @@ class Ring(Strategy):
         return x * (uniform(places, _key()) >= rate).view(x.shape).to(x.dtype) / (1 - rate)
 
     def mean(self, losses: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """This rank's part of the loss, from the losses of its tokens, (batch, tokens): the parts of a ring's ranks add
-        up to the mean over the sequences of each one's mean over its tokens, of its `real` ones (batch, length) alone.
+        """This rank's part of the loss, from the losses of its tokens, (batch, tokens). The parts of a ring's ranks add
+        up to the mean over the sequences of each one's mean over its tokens. Only `real` ones (batch, length) count.
 
         Nothing is to be divided by the number of ranks: `job.ddp` adds up the gradients of a ring.
         """

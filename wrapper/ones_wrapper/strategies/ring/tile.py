@@ -17,7 +17,7 @@ SCORES = 1 << 22
 
 @dataclass(frozen=True)
 class Dropout:
-    """Which scores are dropped: a function of the key and of where they are in the whole sequences.
+    """Choice of the scores that are dropped: a function of the key and of their place in the whole sequences.
 
     So a mask is the same however the sequences are split over ranks, and again in the backward pass.
     """
@@ -31,21 +31,21 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block's queries and keys are, and what hides keys from queries."""
+    """Place of a block's queries and keys, and what hides keys from queries."""
 
     rows: torch.Tensor
     """Positions of the queries in the whole sequence, (queries,)."""
     columns: torch.Tensor
     """Positions of the keys, (keys,)."""
     triangular: bool = False
-    """Whether a query sees only keys at its own position and before. Of a whole block: its queries and keys are then of
+    """True if a query sees only keys at its own position and before. Of a whole block: its queries and keys are then of
     the same tokens, in rising order."""
     real: torch.Tensor | None = None
-    """Which keys are no padding, (batch, keys); None: all."""
+    """Keys that are no padding, (batch, keys); None: all."""
     dropout: Dropout | None = None
 
     def hidden(self) -> torch.Tensor | None:
-        """Which scores do not count, to broadcast over (batch, heads, queries, keys); None: all do."""
+        """Scores that do not count, to broadcast over (batch, heads, queries, keys); None: all do."""
         hidden = self.rows[:, None] < self.columns if self.triangular else None
         if self.real is not None:
             padding = ~self.real[:, None, None, :]
@@ -53,7 +53,7 @@ class Place:
         return hidden
 
     def factors(self, p: torch.Tensor) -> torch.Tensor | None:
-        """What dropout multiplies the probabilities `p` with, (batch, heads, queries, keys); None: nothing."""
+        """Factors of dropout for the probabilities `p`, (batch, heads, queries, keys); None: nothing."""
         if self.dropout is None:
             return None
         batch, heads = p.shape[:2]
@@ -63,7 +63,7 @@ class Place:
         return kept.to(p.dtype) / (1 - rate)
 
     def slice(self, start: int, stop: int, seen: int) -> Place:
-        """That of these queries and the first keys."""
+        """Place of these queries and the first keys."""
         real = None if self.real is None else self.real[:, :seen]
         return replace(self, rows=self.rows[start:stop], columns=self.columns[:seen], real=real)
 
@@ -99,7 +99,7 @@ def backward(
     total: torch.Tensor,
     delta: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the block adds to the gradients of q, k and v, in `precise` type.
+    """Parts of the gradients of q, k and v from the block, in `precise` type.
 
     `gradient` is that of the whole output, `total` the logsumexp over all blocks, and `delta` the sum of gradient
     times output over the width: (batch, heads, queries, width), and twice (batch, heads, queries).
@@ -131,12 +131,12 @@ def merge(output: torch.Tensor, total: torch.Tensor, more: torch.Tensor, its_tot
 
 
 def finite(total: torch.Tensor) -> torch.Tensor:
-    """The logsumexp, 0 where there is nothing to sum: so that what is hidden weighs 0 and not NaN."""
+    """The logsumexp, 0 if there is nothing to sum: so that what is hidden weighs 0 and not NaN."""
     return total.masked_fill(total == -torch.inf, 0.0)
 
 
 def precise(x: torch.Tensor) -> torch.Tensor:
-    """In at least single precision."""
+    """The tensor in at least single precision."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -145,7 +145,7 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Random numbers from 0 to 1 (exclusive), each a function of its place and of the key alone.
+    """Random numbers from 0 to 1 (exclusive), each a function only of its place and of the key.
 
     `places` are int64. The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014).
     """

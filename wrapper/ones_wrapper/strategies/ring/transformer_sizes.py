@@ -1,9 +1,9 @@
-"""What a transformer takes of a GPU's memory and of the wire where its sequences are split over ranks. No torch.
+"""GPU memory and network traffic of a transformer whose sequences are split over ranks. No torch.
 
-Of one layer (attention, two layer norms, a feed-forward layer of four times the width, no dropout) the forward pass
-keeps 16 LH elements of a sequence of L tokens and width H for the backward pass, inputs and outputs of its linear
-layers and norms, and 4 L for the norms' statistics. Attention adds ZL with Z heads where it keeps one logsumexp a
-query, or ZL² where it keeps the probabilities. All of it is split over the N ranks of a ring.
+One layer has attention, two layer norms, a feed-forward layer of four times the width, and no dropout. Its forward pass
+keeps 16 LH elements of a sequence of L tokens and width H for the backward pass: inputs and outputs of its linear
+layers and norms. 4 L more are the norms' statistics. Attention adds ZL with Z heads if it keeps one logsumexp a query,
+or ZL² if it keeps the probabilities. All of it is split over the N ranks of a ring.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Transformer:
     vocabulary: int = 0
     """Rows of the embedding, and outputs of the last layer; 0: neither counts."""
     element_bytes: int = 4
-    """Of an activation. Parameters are taken to have 4, but 8 where activations have."""
+    """Bytes of an activation. Parameters are taken to have 4, but 8 if activations have."""
 
     parameters: int = 0
     """Their number; 0: about that of the weights of linear layers and embeddings."""
@@ -37,7 +37,7 @@ class Transformer:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of one parameter, its gradient, or a moment of it."""
+        """Bytes of one parameter, its gradient, or a moment of it."""
         return max(4, self.element_bytes)
 
     @property
@@ -46,7 +46,7 @@ class Transformer:
         return 4 * self.parameters * self.parameter_bytes
 
     def layer_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
-        """What one layer keeps of one sequence on each of `ranks` ranks."""
+        """Bytes that one layer keeps of one sequence on each of `ranks` ranks."""
         scores = self.heads * length * (length if two_pass else 1) * self.parameter_bytes
         return ((16 * self.width + 4) * length * self.element_bytes + scores) // ranks
 

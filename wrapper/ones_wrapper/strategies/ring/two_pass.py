@@ -28,7 +28,7 @@ def two_pass_attention(
     dropout: Dropout | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """As `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
+    """Attend as `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
     check(q, k, v, arrangement, real)
     found: torch.Tensor = _TwoPass.apply(q, k, v, arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))  # type: ignore[no-untyped-call]
     return found
