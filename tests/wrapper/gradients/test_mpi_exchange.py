@@ -297,7 +297,7 @@ def check_alone() -> None:
         {"PMI_SIZE": "2"},
         {"ONES_NODES": "2", "ONES_GPUS_PER_NODE": "1"},
     ):
-        with pytest.raises(MpiError, match="each rank is alone"):
+        with pytest.raises(MpiError, match="each rank is by itself"):
             check_world(1, env)
     with pytest.raises(MpiError, match="MPI found 2 ranks, but ones-run asked for 3"):
         check_world(2, {"ONES_NODES": "1", "ONES_GPUS_PER_NODE": "3"})
@@ -347,7 +347,7 @@ def test_a_rank_alone_says_so() -> None:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 1
-    assert "MpiError: each rank is alone" in done.stderr
+    assert "MpiError: each rank is by itself" in done.stderr
     assert "mpi4py was built for another MPI" in done.stderr
 
 

@@ -77,7 +77,7 @@ def test_node_launchers() -> None:
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (hydra(0, 1, 0, 1), "each process believes that it is alone, and there should be 4"),
+        (hydra(0, 1, 0, 1), "each process believes that it has no others, and there should be 4"),
         (srun(0, 1, 0), "alone.*without task counts"),
         (srun(0, 3, 0), "3 processes, not 4"),
         (hydra(3, 4, 3, 4), "4 processes, not 2"),

@@ -58,7 +58,7 @@ def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:
     hold.unlink()
     hello = again.wait_for(Hello)
     assert hello.batch == 2 * BATCH
-    assert f"was {BATCH} and is {2 * BATCH}, so the warm-up of {WARMUP} steps begins anew" in hello.note
+    assert f"was {BATCH} and is {2 * BATCH}, so the warm-up of {WARMUP} steps begins again" in hello.note
     limits_of(tmp_path, True)
     hurry.touch()
     assert again.end() == 0, again.errors
