@@ -1,6 +1,6 @@
 """A look at the first steps of a run: what works on these ranks, and would not survive the first resize.
 
-Each thing is reported once, by rank 0, with the script's line and what to write. Training goes on.
+Each thing is said once, by rank 0, with the script's line and what to write. Training goes on.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "trans
 _AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
 FORGOTTEN = {
     LRScheduler: (
-        "{name} drives a registered optimizer and is not registered, so it begins again at each resize: give it to "
+        "{name} drives a registered optimizer and is not registered, so it begins anew at each resize: give it to "
         "job.prepare, or to accelerator.prepare, together with model and optimizer"
     ),
     torch.amp.GradScaler: "{name} is not registered, so its scale is lost at each resize: give it to job.prepare",
     AveragedModel: "{name} is not registered, so the average begins again at each resize: give it to job.prepare",
 }
-"""Words by the type of what training should carry."""
+"""By the type of what training should carry."""
 FORGOTTEN_AVERAGE = (
     "{name} has a state and is not registered, so it begins again at each resize: give it to job.prepare, or to "
     "accelerator.register_for_checkpointing"
@@ -129,8 +129,7 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 
 def _own_average(thing: Any) -> bool:
-    """Tell whether it is an average of weights by its class's name, with a state, and none of torch's or a
-    framework's."""
+    """Whether it is an average of weights by its class's name, with a state, and none of torch's or a framework's."""
     kind = type(thing)
     if not _AVERAGE.search(kind.__name__) or kind.__module__.split(".")[0] in _FRAMEWORKS:
         return False

@@ -1,4 +1,4 @@
-"""The line that a script is at, for the sentences that its owner reads."""
+"""The line that a script is at, for the sentences that are said to its owner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib"
 
 def line(frame: FrameType | None = None, deep: int = 0) -> str:
     """The innermost line outside this package and installed ones, as ` (train.py:12)`; empty for none, and where `deep`
-    is given for none in that many frames.
+    is given for none in so many frames.
     """
     left = deep or 1 << 30
     frame = frame or sys._getframe(1)
