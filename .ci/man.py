@@ -5,15 +5,12 @@ python .ci/man.py build/man1
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Iterator
-from enum import Enum
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperOption
 
 from slurm_ones import __version__
 from slurm_ones.cli import app
@@ -25,63 +22,49 @@ def plain(text: str) -> str:
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in lines)
 
 
-def said(command: Any) -> str:
-    """What a command does, its first paragraph first."""
-    return inspect.cleandoc(command.help or "")
+class Groff(typer.Context.formatter_class):  # type: ignore[misc]
+    """What `--help` prints, as groff reads it."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        title = "SYNOPSIS" if prog.count(" ") < 2 else prog.rpartition(" ")[2].upper()
+        self.write(f".SH {plain(title)}\n.B {plain(f'{prog} {args}')}\n.PP\n")
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f".SH {plain(heading).upper()}\n")
+
+    def write_text(self, text: str) -> None:
+        self.write("".join(f"{plain(' '.join(part.split()))}\n.PP\n" for part in text.split("\n\n")))
+
+    def write_paragraph(self) -> None:
+        pass
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *_: Any, **__: Any) -> None:
+        self.write("".join(f".TP\n\\fB{plain(name)}\\fR\n{plain(text)}\n" for name, text in rows))
 
 
-def value_of(one: Any) -> str:
-    """The word for an option's value; empty if it takes none."""
-    kind = one.type_descriptor.annotation
-    if one.metavar or kind is bool:
-        return one.metavar or ""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return "|".join(str(value.value) for value in kind)
-    return str(getattr(kind, "__name__", "value")).upper()
-
-
-def parameters(command: Any) -> Iterator[str]:
-    """Arguments and options, each with its value and its help."""
-    for one in command.params:
-        option = isinstance(one, TyperOption)
-        names = ", ".join([*one.opts, *one.secondary_opts]) if option else one.metavar or one.name.upper()
-        yield f".TP\n\\fB{plain(names)}\\fR {plain(value_of(one) if option else '')}\n{plain(one.help or '')}"
-
-
-def page(name: str, command: Any, others: list[str]) -> str:
-    """The page of one command, those below it included."""
-    words = said(command).split("\n\n")
-    first = " ".join(words[0].split()).rstrip(".")
-    lines = [f'.TH {name.upper()} 1 "" "slurm\\-ones {__version__}"', ".SH NAME", f"{plain(name)} \\- {plain(first)}"]
-    lines += [
-        ".SH SYNOPSIS",
-        f".B {plain(spoken(name))}" + (" \\fICOMMAND\\fR" if hasattr(command, "commands") else ""),
-    ]
-    lines += [".SH DESCRIPTION", *(f"{plain(' '.join(part.split()))}\n.PP" for part in words)]
-    lines += [".SH OPTIONS", *parameters(command)]
-    for below, its in sorted(getattr(command, "commands", {}).items()) if name != "slurm-ones" else ():
-        lines += [f".SH {plain(below).upper()}", plain(said(its)), *parameters(its)]
-    if others:
-        lines += [".SH SEE ALSO", ",\n".join(f"\\fB{plain(other)}\\fR(1)" for other in others)]
-    return "\n".join(line for line in lines if line) + "\n"
-
-
-def spoken(name: str) -> str:
-    """The command as it is typed: slurm-ones jobs for slurm-ones-jobs."""
-    head, _, command = name.partition("slurm-ones-")
-    return f"slurm-ones {command}" if not head and command else name
+def body(command: Any, name: str, parent: Any = None) -> str:
+    """A command's help, and that of those below it."""
+    context = typer.Context(command, info_name=name, parent=parent, **command.context_settings)
+    text, command.rich_markup_mode = Groff(width=10_000), None
+    command.format_help(context, text)
+    below = getattr(command, "commands", {}) if parent is not None else {}
+    return str(text.getvalue()) + "".join(body(one, its, context) for its, one in sorted(below.items()))
 
 
 def main(folder: Path) -> None:
     """Write all pages."""
     folder.mkdir(parents=True, exist_ok=True)
     group: Any = typer.main.get_command(app)
-    names = group.list_commands(None)
-    pages = {"slurm-ones": page("slurm-ones", group, [f"slurm-ones-{name}" for name in names])}
-    for name in names:
-        pages[f"slurm-ones-{name}"] = page(f"slurm-ones-{name}", group.get_command(None, name), ["slurm-ones"])
-    for name, text in pages.items():
-        (folder / f"{name}.1").write_text(text, encoding="utf-8")
+    whole = typer.Context(group, info_name="slurm-ones", **group.context_settings)
+    commands = {f"slurm-ones-{name}": group.get_command(whole, name) for name in group.list_commands(whole)}
+    pages = {"slurm-ones": (group, body(group, "slurm-ones"), commands)}
+    for name, one in commands.items():
+        pages[name] = (one, body(one, one.name, whole), ["slurm-ones"])
+    for name, (one, text, others) in pages.items():
+        first = " ".join(one.help.partition("\n\n")[0].split()).rstrip(".")
+        head = f'.TH {name.upper()} 1 "" "slurm\\-ones {__version__}"\n.SH NAME\n{plain(f"{name} - {first}")}\n'
+        also = ",\n".join(f"\\fB{plain(other)}\\fR(1)" for other in others)
+        (folder / f"{name}.1").write_text(f"{head}{text}.SH SEE ALSO\n{also}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,22 +13,25 @@ import pytest
 
 from ones_db import Store, migrate
 from tests.db.make import job
+from tests.guide import guide
 
-TEXT = (Path(__file__).parents[1] / "docs/operations.md").read_text(encoding="utf-8")
-PLACES = ("/var/lib/slurm-ones", "/var/backups", "/var/spool/slurm-ones", "/shared/slurm-ones", "/etc/slurm-ones")
+PLACES = (
+    "/var/lib/slurm-ones",
+    "/var/backups",
+    "/var/spool/slurm-ones",
+    "/shared/slurm-ones",
+    "/etc/slurm-ones",
+    "/etc/prometheus",
+    "/etc/systemd/system",
+)
 PROGRAMS = ("/opt/slurm-ones", "/usr/lib/systemd/system", "/usr/lib/sysusers.d", "/usr/lib/tmpfiles.d")
 NOT_HERE = ("systemctl ", "chown ")
 """What a test cannot do without a system of its own."""
-ACCOUNT = "sudo -u slurm-ones HOME=/var/lib/slurm-ones /opt/slurm-ones/bin/slurm-ones"
 
 
 def lines_of(section: str) -> list[list[str]]:
-    """The commands of each SQLite block of a section."""
-    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", TEXT, flags=re.MULTILINE | re.DOTALL)
-    assert found is not None, section
-    blocks = re.findall(r"^```console sqlite\n(.*?)^```", found[1], flags=re.MULTILINE | re.DOTALL)
-    assert blocks
-    return [[line.removeprefix("# ") for line in block.splitlines()] for block in blocks]
+    """The commands of each block of a section that can be typed here."""
+    return [[command.line for command in block] for block in guide.blocks(section, "console (?:sqlite|files)")]
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def type_block(place: Path) -> Callable[[list[str]], str]:
         for line in lines:
             if line.startswith(NOT_HERE):
                 continue
-            here = line.replace(ACCOUNT, "PROGRAM")
+            here = re.sub("^(slurm-ones) (.*)", r"PROGRAM \2 --config /etc/slurm-ones/config.toml", line)
             for name in (*PLACES, *PROGRAMS):
                 here = here.replace(name, f"{place}{name}")
             done = subprocess.run(
@@ -110,6 +113,8 @@ def test_nothing_is_left(place: Path, type_block: Callable[[list[str]], str]) ->
     """What the installation of docs/admin.md writes is gone."""
     for name in ("slurm-ones.service", "slurm-ones-maintain.service", "slurm-ones-maintain.timer", "other.service"):
         (place / "usr/lib/systemd/system" / name).touch()
+    (place / "etc/systemd/system/slurm-ones.service.d").mkdir()
+    (place / "etc/prometheus/slurm-ones-alerts.yml").touch()
     for folder in ("sysusers.d", "tmpfiles.d"):
         (place / "usr/lib" / folder / "slurm-ones.conf").touch()
     (block,) = lines_of("Uninstall")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ones_db import RESIZE_DONE, RESIZE_OVERTAKEN, RESIZE_PREEMPTED, ResizeRecord
+from ones_db import RESIZE_DONE, RESIZE_OVERTAKEN, RESIZE_PREEMPTED
 from ones_db.reasons import NO_REASON, SITE_LIMITS, WRONG, Reason
 from slurm_ones.companion import Tick
 from slurm_ones.config import EventKind
@@ -15,8 +15,13 @@ from slurm_ones.text import changed, plain
 
 AGAIN_S = 6 * 3600.0
 """After so long a job's owner hears of the same reason again."""
-SOON = frozenset({"near_time_limit"})
-HELD_BACK = (SITE_LIMITS - SOON) | {"growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays"}
+GROWTH = ("growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays")
+KINDS: dict[str, EventKind] = {
+    **dict.fromkeys((*SITE_LIMITS, *GROWTH), "held_back"),
+    **dict.fromkeys(WRONG, "cannot_resize"),
+    "near_time_limit": "limited",
+}
+"""By a reason's code."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
 """Codes of refusals that nobody needs to be notified of."""
 
@@ -75,7 +80,8 @@ class Happenings:
             if resize.state == RESIZE_DONE:
                 yield _about(one, "resized", f"resized, {changed(resize)}", now)
             else:
-                yield _about(one, "cannot_resize", f"was not resized ({changed(resize)}): {_outcome(resize)}", now)
+                why = str(resize.outcome) or resize.state.replace("_", " ")
+                yield _about(one, "cannot_resize", f"was not resized ({changed(resize)}): {why}", now)
 
     def _preemptions(self, tick: Tick, now: float) -> Iterator[Notice]:
         for job_id, history in tick.histories.items():
@@ -96,20 +102,9 @@ def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
                 yield job_id, "cannot_resize", one.refusal
             continue
         for why in (tick.outcomes.get(job_id, NO_REASON), given.get(job_id, NO_REASON)):
-            kind = _kind_of(why.code)
-            if kind is not None:
-                yield job_id, kind, why
+            if why.code in KINDS:
+                yield job_id, KINDS[why.code], why
                 break
-
-
-def _kind_of(code: str) -> EventKind | None:
-    if code in SOON:
-        return "limited"
-    return "cannot_resize" if code in WRONG else "held_back" if code in HELD_BACK else None
-
-
-def _outcome(resize: ResizeRecord) -> str:
-    return str(resize.outcome) or resize.state.replace("_", " ")
 
 
 def _about(one: Elastic, kind: EventKind, text: str, now: float) -> Notice:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from email.message import EmailMessage
+from html import escape
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -82,9 +83,7 @@ def as_json(message: Message) -> bytes:
 
 def as_slack(message: Message) -> bytes:
     """A text whose names of jobs are no markup, call nobody and lead nowhere."""
-    text = f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}"
-    for sign, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(sign, instead)
+    text = escape(f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}", quote=False)
     return json.dumps({"text": text, "mrkdwn": False, "link_names": False}).encode()
 
 
@@ -106,16 +105,10 @@ def deliver(settings: NotifySettings, address: str, to: str, message: Message) -
     try:
         if settings.form == "mail":
             mail = as_mail(message, settings.sender, to)
-            if address:
-                _send_mail(address, mail)
-            else:
-                _run(settings.argv, mail.as_bytes())
+            _send_mail(address, mail) if address else _run(settings.argv, mail.as_bytes())
             return
         body = as_slack(message) if settings.form == "slack" else as_json(message)
-        if settings.command:
-            _run(settings.argv, body)
-        else:
-            _post(address, body)
+        _run(settings.argv, body) if settings.command else _post(address, body)
     except (OSError, HTTPException, subprocess.SubprocessError, ValueError) as error:
         raise NotDelivered(plain(str(error) or type(error).__name__, 200)) from None
 
@@ -182,8 +175,8 @@ class _Box:
     """What is still to be sent to one address."""
 
     due: float
-    wait_s: float
-    """Until the next try, should this one fail."""
+    failed: int = 0
+    """How often in turn."""
     events: list[Notice] = field(default_factory=list)
     left_out: int = 0
 
@@ -219,8 +212,7 @@ class Outbox(threading.Thread):
             if box is None:
                 if len(self._boxes) >= BOXES or sum(user == key[1] != "" for _, user in self._boxes) >= BOXES_OF_ONE:
                     return
-                every_s = self._settings.every_s
-                box = self._boxes[key] = _Box(self._clock() + min(every_s, 1.0), max(every_s, 1.0))
+                box = self._boxes[key] = _Box(self._clock() + min(self._settings.every_s, 1.0))
             box.put([event])
 
     def _key(self, event: Notice) -> Key | None:
@@ -249,36 +241,31 @@ class Outbox(threading.Thread):
         """Send what is due; at the end all but what could not be delivered before."""
         with self._lock:
             now = self._clock()
-            due = [key for key, box in self._boxes.items() if box.due <= now or (last and box.wait_s <= self._first_s)]
-        for key in due:
-            with self._lock:
-                box = self._boxes[key]
-                message = Message(self._cluster, tuple(box.events), box.left_out)
-                box.events, box.left_out = [], 0
-                if not message.events:
+            due = [(key, box) for key, box in self._boxes.items() if box.due <= now or (last and not box.failed)]
+            for key, box in due:
+                if not box.events:
                     # Nothing came since its last message.
                     del self._boxes[key]
-                    continue
-            self._send(key, box, message)
+        for key, box in due:
+            if box.events:
+                self._send(key, box)
 
-    @property
-    def _first_s(self) -> float:
-        return max(self._settings.every_s, 1.0)
-
-    def _send(self, key: Key, box: _Box, message: Message) -> None:
-        address, user = key
+    def _send(self, key: Key, box: _Box) -> None:
+        with self._lock:
+            message = Message(self._cluster, tuple(box.events), box.left_out)
+            box.events, box.left_out = [], 0
+        wait_s, failed = self._settings.every_s, 0
         try:
-            deliver(self._settings, address, self._settings.to or user, message)
+            deliver(self._settings, key[0], self._settings.to or key[1], message)
         except NotDelivered as error:
             # Not at the level of errors, of which the companion would tell in turn; nor with the address, a secret.
             log.warning("%s: %d events were not delivered: %s", self.name, len(message.events), error)
-            with self._lock:
+            wait_s, failed = min(max(wait_s, 1.0) * 2 ** min(box.failed, 12), LONGEST_WAIT_S), box.failed + 1
+        with self._lock:
+            if failed:
                 newer, box.events, box.left_out = box.events, [], box.left_out + message.left_out
                 box.put([*message.events, *newer])
-                box.due, box.wait_s = self._clock() + box.wait_s, min(2 * box.wait_s, LONGEST_WAIT_S)
-        else:
-            with self._lock:
-                box.due, box.wait_s = self._clock() + self._settings.every_s, self._first_s
+            box.due, box.failed = self._clock() + wait_s, failed
 
 
 class _ErrorEvents(logging.Handler):

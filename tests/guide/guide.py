@@ -1,14 +1,16 @@
-"""docs/admin.md as a program reads it: what is to be typed at which step, and what can break."""
+"""docs/admin.md and docs/operations.md as a program reads them: what is to be typed when, and what can break."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from tests.cluster import paths
 
-TEXT = paths.REPOSITORY / "docs/admin.md"
+ADMIN, OPERATIONS = (paths.REPOSITORY / "docs" / name for name in ("admin.md", "operations.md"))
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,29 @@ class Row:
         return str(found).replace(r"\|", "|")
 
 
-def _section(title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT.read_text(), flags=re.MULTILINE | re.DOTALL)
+def _section(title: str, page: Path = ADMIN) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     if found is None:
-        raise LookupError(f"{TEXT.name} has no section {title!r}")
+        raise LookupError(f"{page.name} has no section {title!r}")
     return found[1]
+
+
+def blocks(title: str, kind: str = "console", page: Path = OPERATIONS) -> list[list[Command]]:
+    """The commands of each block of a section, of these kinds (a regular expression)."""
+    return [[*_commands(block)] for block in _blocks(_section(title, page), kind)]
+
+
+def preamble() -> str:
+    """What docs/operations.md has typed before all else."""
+    (block,) = _blocks(OPERATIONS.read_text().partition("\n## ")[0], "console")
+    return "\n".join(command.line for command in _commands(block))
 
 
 def steps() -> list[Step]:
     """The steps of the installation, in order."""
     parts = re.split(r"^\*\*(\d+)\. ([^*]+?)\.?\*\*", _section("Install"), flags=re.MULTILINE)[1:]
     return [
-        Step(int(number), title, tuple(_commands(body)), tuple(_blocks(body, "ini")))
+        Step(int(number), title, tuple(chain(*map(_commands, _blocks(body, "console")))), tuple(_blocks(body, "ini")))
         for number, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     ]
 
@@ -68,14 +81,13 @@ def _blocks(text: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def _commands(text: str) -> Iterator[Command]:
-    for block in _blocks(text, "console"):
-        for line in block.splitlines():
-            prompt, _, command = line.partition(" ")
-            if prompt not in ("#", "$"):
-                raise ValueError(f"a line without a prompt: {line!r}")
-            # A remark stands at least two blanks behind.
-            yield Command(re.split(r"\s{2,}#\s", command)[0].strip(), prompt == "#")
+def _commands(block: str) -> Iterator[Command]:
+    for line in block.splitlines():
+        prompt, _, command = line.partition(" ")
+        if prompt not in ("#", "$"):
+            raise ValueError(f"a line without a prompt: {line!r}")
+        # A remark stands at least two blanks behind.
+        yield Command(re.split(r"\s{2,}#\s", command)[0].strip(), prompt == "#")
 
 
 def row(title: str, name: str) -> Row:
@@ -83,7 +95,7 @@ def row(title: str, name: str) -> Row:
     return next(one for one in table(title) if one.name == name)
 
 
-def table(title: str) -> list[Row]:
+def table(title: str, page: Path = ADMIN) -> list[Row]:
     """The rows of a section's table, without its head."""
-    lines = [line for line in _section(title).splitlines() if line.startswith("|")]
+    lines = [line for line in _section(title, page).splitlines() if line.startswith("|")]
     return [Row(tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])) for line in lines[2:]]

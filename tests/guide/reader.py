@@ -7,13 +7,13 @@ import time
 
 from rich.console import Console
 
-from tests.guide import guide, install
+from tests.guide import guide, install, operations
 from tests.guide.breaks import ROWS, Break
 from tests.guide.daily import TASKS
 from tests.guide.follow import Outcome, carry_out, carry_out_task
 from tests.guide.host import Host
 from tests.guide.place import Place
-from tests.guide.service import ObservedService
+from tests.guide.service import ObservedService, Record
 from tests.guide.site import DROP_IN, SETTINGS
 
 console = Console(highlight=False, stderr=True)
@@ -63,7 +63,7 @@ class Reader:
         install.administer_database(self.place)
 
     def all(self) -> None:
-        """Install, break, install the standby, break that, and go through a day."""
+        """Install, break, install the standby, break that, go through a day, and on until it is uninstalled."""
         self.prepare()
         self.install(self.place.one)
         install.nights(self.place.one, self.say)
@@ -76,6 +76,18 @@ class Reader:
         for name, work in TASKS.items():
             if self._only.search(name):
                 self._tell(carry_out_task(self.service, name, work))
+        self._operate()
+
+    def _operate(self) -> None:
+        """Follow docs/operations.md, to its end."""
+        for title, work in operations.SECTIONS.items():
+            if self._only.search(f"operations: {title}"):
+                self._tell(carry_out_task(self.service, title, work))
+        if self._only.search("operations: Uninstall"):
+            began = time.monotonic()
+            faults = operations.uninstall(self.service)
+            record = Record(how="done as written")
+            self._tell(Outcome("Uninstall", "", record, time.monotonic() - began, faults))
 
     def _break(self, breaks: list[Break]) -> None:
         for one in breaks:

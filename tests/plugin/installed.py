@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from subprocess import CompletedProcess
 
 from tests.cluster import Cluster
+from tests.guide import guide
 from tests.waiting import until
 
 ETC = "etc/slurm"
 LINES = "JobSubmitPlugins=lua\nCliFilterPlugins=lua\n"
 SPANK = "optional /etc/slurm/slurm_ones_spank.so\n"
-OURS = ("plugstack.conf", "slurm_ones.lua", "job_submit.lua", "cli_filter.lua", "slurm_ones_spank.so")
+OURS = ("slurm_ones.lua", "job_submit.lua", "cli_filter.lua", "slurm_ones_spank.so")
 PLAIN = ("-H", "--wrap", "true")
 """A job that says nothing of ours, and waits."""
 
@@ -40,9 +41,12 @@ def installed(cluster: Cluster, lines: str = LINES, spank: str = SPANK) -> Itera
     finally:
         clear(cluster)
         conf.write_text(before)
+        (block,) = guide.blocks("Uninstall", "console plugin")
+        for command in block:
+            cluster.run(["bash", "-c", command.line], user="root")
         reconfigure(cluster)
-        for name in OURS:
-            (etc / name).unlink(missing_ok=True)
+        (etc / "plugstack.conf").unlink()
+        assert not [name for name in OURS if (etc / name).exists()]
 
 
 def clear(cluster: Cluster) -> None:

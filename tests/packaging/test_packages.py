@@ -1,4 +1,7 @@
-"""The Debian package of the companion, in a Debian of its own: built, installed, upgraded, removed and purged."""
+"""Packages of the companion, in a Debian of its own: a deb from its build to its purge, an rpm of the same files.
+
+The rpm is built by Debian's rpmbuild, and not installed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import host as cluster_host
 from tests.cluster import root, unavailable
+from tests.cluster.cli import Progress
 from tests.guide import mirror
 from tests.guide.site import HOST
 from tests.packaging.environment import TOP, release
@@ -21,12 +26,19 @@ mount -t tmpfs none {work} && mkdir {work}/upper {work}/work {work}/root
 mount -t overlay overlay -o lowerdir={root},upperdir={work}/upper,workdir={work}/work {work}/root
 mount -t proc proc {work}/root/proc && mount --bind /dev {work}/root/dev
 cp -r {source} {work}/root/source && cp -r {wheels} {work}/root/wheels
-typed() {{ chroot {work}/root env -i PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 PIP_NO_INDEX=1 "$@"; }}
-typed env PIP_FIND_LINKS=/wheels DPKG_DEB_COMPRESSOR_TYPE=none python3 /source/.ci/deb.py /source/dist
+typed() {{ chroot {work}/root env -i PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 PIP_NO_INDEX=1 {proxies} "$@"; }}
+typed sh -c "apt-get -q update && apt-get -qy install --no-install-recommends rpm" >{work}/apt.log
+typed env PIP_FIND_LINKS=/wheels DPKG_DEB_COMPRESSOR_TYPE=none python3 /source/.ci/package.py deb rpm /source/dist
 typed sh -ec '{lines}'
 """
 LINES = """
 cd /tmp
+dpkg-deb -c /source/dist/*.deb | grep -v ^d | awk "{print \\$1, \\$2, \\$6}" | sort >deb
+packed="[%{FILEMODES:perms} %{FILEUSERNAME}/%{FILEGROUPNAME} .%{FILENAMES}\\n]"
+rpm -qp --qf "$packed" /source/dist/*/*.rpm | grep -v ^d | sort >rpm
+diff deb rpm
+test "$(rpm -qcp /source/dist/*/*.rpm)" = /etc/slurm-ones/config.toml
+rpm -qp --scripts /source/dist/*/*.rpm | grep "systemctl disable"
 dpkg -i /source/dist/*.deb
 test "$(slurm-ones --version)" = "slurm-ones $(dpkg-query -W -f "\\${Version}" slurm-ones)"
 slurm-ones db upgrade --database sqlite:////var/lib/slurm-ones/ones.sqlite
@@ -53,9 +65,15 @@ def test_from_its_build_to_its_purge(tmp_path: Path) -> None:
     shutil.copytree(TOP / ".ci", source / ".ci")
     release(source / "dist")
     work.mkdir()
-    host = root.build(HOST, lambda line: None)
+    host = root.build(HOST, Progress())
+    proxies = " ".join(f"{name}={value}" for name, value in cluster_host.proxies().items())
     script = SCRIPT.format(
-        work=work, root=host, source=source, wheels=mirror.folder(), lines=LINES.strip().replace("'", "'\\''")
+        work=work,
+        root=host,
+        source=source,
+        wheels=mirror.folder(),
+        proxies=proxies,
+        lines=LINES.strip().replace("'", "'\\''"),
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=1800
