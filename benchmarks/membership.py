@@ -100,29 +100,37 @@ def _in_child(work: Callable[[], None]) -> int:
 
 
 def group_formed(ranks: int) -> dict[str, Any]:
-    """Seconds until so many processes of this machine have formed a group."""
+    """Seconds until this number of processes of this machine, which are connected to the store, have formed a group."""
     from ones_wrapper.membership.board import Board
     from ones_wrapper.membership.connections import control_group
 
     network = JobNetwork.here()
-    took = []
+    took, processor = [], []
     for number in range(ROUNDS):
         board = Board.hosted(network, number)
-        begin = time.monotonic() + 1.0
 
-        def work(rank: int, place: str = board.place, begin: float = begin) -> None:
-            mine = Board(network, network.host, network.port, place, 20.0)
-            time.sleep(max(0.0, begin - time.monotonic()))
+        def work(rank: int, place: str = board.place) -> None:
+            mine = Board(network, network.host, network.port, place, 60.0)
+            mine.count("here", 1)
+            mine.wait("go", 60.0)
+            before = time.process_time()
             control_group(mine, "group", rank, ranks, 60.0)
+            mine.ask("append", b"processor", b"%.6f " % (time.process_time() - before))
             mine.count("done", 1)
 
         children = [_in_child(lambda rank=rank: work(rank)) for rank in range(ranks)]  # type: ignore[misc]
-        while board.count("done") < ranks:
-            time.sleep(0.01)
-        took.append(time.monotonic() - begin)
+        _until(lambda board=board: board.count("here") == ranks)  # type: ignore[misc]
+        began = time.monotonic()
+        board.put("go", "")
+        _until(lambda board=board: board.count("done") == ranks)  # type: ignore[misc]
+        took.append(time.monotonic() - began)
+        processor.append(sum(map(float, (board.read("processor") or "").split())))
         for pid in children:
             os.waitpid(pid, 0)
-    return {"ranks": ranks, "median_s": round(statistics.median(took), 3), "all_s": [round(one, 3) for one in took]}
+    return {
+        "ranks": ranks, "median_s": round(statistics.median(took), 3), "all_s": [round(one, 3) for one in took],
+        "processor_s": round(statistics.median(processor), 3),
+    }  # fmt: skip
 
 
 def _cpu_s(pid: int) -> float:
@@ -213,15 +221,19 @@ def agents_in_one(count: int) -> dict[str, Any]:
             client.ask("sign", b"%d-0" % number)
         signs, signs_s = _cpu_s(server) - before, time.monotonic() - began
         began = time.monotonic()
+        before, mine = _cpu_s(server), time.process_time()
         host.ask("set", b"plan-1", PLAN)
         for client in clients:
             while b"plan-1" not in client.news:
                 client.listen(5.0)
         plan_s = time.monotonic() - began
+        processor = [_cpu_s(server) - before, time.process_time() - mine]
         began = time.monotonic()
         host.ask("ages", *(b"%d-0" % number for number in range(count)))
         return {
-            "agents": count, "plan_s": round(plan_s, 3), "store_core": round(signs, 3), "signs_s": round(signs_s, 3),
+            "agents": count, "plan_s": round(plan_s, 3),
+            "plan_processor_s": {"store": round(processor[0], 3), "agents": round(processor[1], 3)},
+            "store_core": round(signs, 3), "signs_s": round(signs_s, 3),
             "ages_s": round(time.monotonic() - began, 4), "requests_a_second": count,
         }  # fmt: skip
     finally:

@@ -10,7 +10,7 @@ import time
 import weakref
 from contextlib import suppress
 
-from ones_wrapper.network.frames import FrameError, Frames, fields, frame, hang_up, parts_of
+from ones_wrapper.network.frames import READ, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.proof import prove
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
@@ -143,7 +143,7 @@ class StoreClient:
         if (connection := self._socket) is None:
             raise StoreLostError("this connection to the store is closed")
         connection.settimeout(timeout_s)
-        if not (data := connection.recv(1 << 18)):
+        if not (data := connection.recv(READ)):
             raise StoreLostError("the store closed the connection")
         self._frames.feed(data)
 

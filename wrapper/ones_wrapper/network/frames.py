@@ -10,6 +10,9 @@ _LENGTH = struct.Struct("!I")
 MOST = 64 << 20
 """Bytes of a message between processes that have proved themselves."""
 
+READ = 1 << 16
+"""Bytes that are read at once: glibc maps and unmaps pages for each buffer from 128 KiB on."""
+
 
 class FrameError(ValueError):
     """Bytes that are no message."""

@@ -15,7 +15,7 @@ import weakref
 from contextlib import suppress
 
 from ones_wrapper.network.door import Door, listen
-from ones_wrapper.network.frames import MOST, FrameError, Frames, fields, frame, hang_up, parts_of
+from ones_wrapper.network.frames import MOST, READ, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.standstill import Standstill
 
@@ -132,7 +132,8 @@ class StoreServer:
                 self._send(member)
             if events & selectors.EVENT_READ and member in self._members:
                 self._receive(member)
-        for caller in self._door.look():
+        knock = any(key.fileobj is self._door for key, _ in found) or self._door.next_s() == 0.0
+        for caller in self._door.look() if knock else ():
             self._enter(caller.connection, caller.role, caller.place)
         now = time.monotonic()
         for member in [one for one in self._waiting if one.until <= now]:
@@ -172,7 +173,7 @@ class StoreServer:
 
     def _receive(self, member: _Member) -> None:
         try:
-            data = member.connection.recv(1 << 18)
+            data = member.connection.recv(READ)
             if not data:
                 self._leave(member)
                 return
@@ -199,23 +200,27 @@ class StoreServer:
                 self._answer(member, b"ok", *found)
 
     def _answer(self, member: _Member, *parts: bytes) -> None:
-        member.unsent += frame(fields(*parts))
-        if len(member.unsent) > _MOST_UNREAD:
-            self._leave(member)
-        else:
-            self._send(member)
+        self._send(member, frame(fields(*parts)))
 
-    def _send(self, member: _Member) -> None:
+    def _send(self, member: _Member, message: bytes = b"") -> None:
+        """This message, after what is unsent."""
+        if held := bool(member.unsent):
+            member.unsent += message
         try:
-            sent = member.connection.send(member.unsent)
-            del member.unsent[:sent]
+            sent = member.connection.send(member.unsent or message)
         except BlockingIOError:
-            pass
+            sent = 0
         except OSError:
             self._leave(member)
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.unsent else 0)
-        if self._selector.get_key(member.connection).events != wanted:
+        if not held and sent == len(message):
+            return
+        member.unsent += b"" if held else message
+        del member.unsent[:sent]
+        if len(member.unsent) > _MOST_UNREAD:
+            self._leave(member)
+        elif held != bool(member.unsent):
+            wanted = selectors.EVENT_READ | (0 if held else selectors.EVENT_WRITE)
             self._selector.modify(member.connection, wanted, member)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -313,8 +318,10 @@ class StoreServer:
     def _there(self, place: _Place, keys: tuple[bytes, ...]) -> None:
         """Push the values of these keys to those who follow their kind, and answer those who waited for them."""
         for key in keys:
-            for member in list(place.followers.get(_kind(key), ())):
-                self._answer(member, b"news", key, place.values[key])
+            if followers := list(place.followers.get(_kind(key), ())):
+                message = frame(fields(b"news", key, place.values[key]))
+                for member in followers:
+                    self._send(member, message)
         for key in keys if place.awaited else ():
             for member in place.awaited.pop(key, ()):
                 member.missing.discard(key)
