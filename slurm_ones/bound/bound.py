@@ -3,22 +3,22 @@
 The bound holds for every schedule, preemptive and clairvoyant ones included, where
 
 - a job makes progress as its application truly does (`training.application`), at the best placement and batch of each
-  moment whatever the others hold; changes, starts and stops cost nothing, and it may have fractions of GPUs;
+  moment whatever the others hold. Changes, starts and stops cost nothing, and it may have fractions of GPUs;
 - nodes are at most as fast as the fastest of their kind, and the network as where jobs do not notice it;
 - a job on GPUs of several kinds trains at the pace of the slowest, on nodes as large as the largest;
-- a rigid job has its one batch, and the size that it asks for or that one rounded up to equally many GPUs on each
-  node, whichever suits it, and may be interrupted all the same;
+- a rigid job has its one batch. Its size is what it asks for, or that rounded up to equally many GPUs on each node,
+  whichever suits it. It may be paused all the same;
 - a job is done when its application is, at the earliest: where patience may end a training, at the least progress at
   which it ever could.
 
 What it leaves out makes it lower than the best schedule's mean JCT. How it is derived: `dual` and `curves`.
 
-Where GPUs are of several kinds, one of each has a price. Any prices give a bound; these keep their ratio all the time,
-so that a GPU counts as so many of the fastest kind, and what else there is works as for one kind. The ratio is sought
-as well, from how much faster the kinds are.
+With GPUs of several kinds, one of each has a price. Any prices give a bound. These keep their ratio all the time, so
+that a GPU counts as a fixed number of the fastest kind. The rest works as for one kind. The ratio is sought as well,
+from how much faster the kinds are.
 
-Batches are weighed in blocks of 0.4 %, in the job's favour. What else is numerical is said in `dual`, and a thousandth
-is taken off for it. Prices are sought with few parts of each training and few moments, and the bound is the value that
+Batches are weighed in blocks of 0.4 %, in the job's favour. `dual` names what else is numerical, and a thousandth is
+taken off for it. Prices are sought with few parts of each training and few moments, and the bound is the value that
 they have with many.
 """
 
@@ -42,16 +42,16 @@ from slurm_ones.simulate.workloads.profiles import Workload
 PARTS, MOMENTS = 32, 4
 """Parts of a training, and moments in an interval, while prices are sought."""
 FINE_PARTS, FINE_MOMENTS = 256, 16
-"""For the bound that they give."""
+"""Parts and moments for the bound that the prices give."""
 SAFE = 0.999
 """The bound is this much of that value: more than what is numerical in it was ever seen to be."""
 INTERVALS = 64
-"""Of equal price, over the time in which jobs are submitted."""
+"""Intervals of equal price, over the time in which jobs are submitted."""
 LATER = 10
 """Intervals after which they become twice as long once no job comes."""
 LONGEST = 8
 EVALUATIONS = 60
-"""Of the dual."""
+"""Evaluations of the dual."""
 TRIED, EACH = 8, 12
 """Ratios of prices that are tried, for each kind but one, and evaluations of each."""
 
@@ -115,7 +115,7 @@ def _faster(work: KindWork) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Where intervals begin and end: until everybody would have ended at half of the GPUs' best speed."""
+    """Edges of the intervals: until everybody would have ended at half of the GPUs' best speed."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

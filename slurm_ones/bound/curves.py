@@ -1,4 +1,4 @@
-"""What a job can truly do: progress a second on each number of GPUs of each kind, in each part of its training.
+"""The truth about a job: progress a second on each number of GPUs of each kind, in each part of its training.
 
 A job on GPUs of several kinds at once trains at the pace of the slowest (`Training`), and on two nodes at least.
 Which others it has is left open: they count as the cheapest of those that are no slower.
@@ -120,8 +120,8 @@ def curve(
 ) -> KindCurve:
     """The curve of an application over that share of its epochs, in `parts` parts.
 
-    `asked` is the most that a user asks for, which runs even where the application is not meant to be run so large. A
-    rigid job has so many `gpus`, as they are or rounded up, and that `batch` alone.
+    `asked` is the most that a user asks for, which runs even if the application is not meant to be run so large. A
+    rigid job has `gpus` GPUs, as they are or rounded up, and only that `batch`.
     """
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
@@ -146,7 +146,7 @@ def _together(pools: Sequence[Pool]) -> Pool:
 
 
 def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Pool, least: int) -> Floats:
-    """(E, N) the most progress/s in each epoch at each size, on so many nodes at `least`."""
+    """(E, N) the most progress/s in each epoch at each size, on at least `least` nodes."""
     blocks = _blocks(batches)
     starts = np.concatenate([[0.0], ends[:-1]])
     efficiency = np.array([np.maximum.reduceat(app.efficiency(at, batches), blocks) for at in starts * (1 + 1e-12)])
@@ -160,8 +160,8 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 
 def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
-    """In K parts that take equally long at the highest rate, cut at the ends of epochs as well where these are no more
-    than the parts; a part in several epochs has the best rates of them."""
+    """The curve in K parts that take equally long at the highest rate. It is cut at the ends of epochs as well if these
+    are no more than the parts. A part in several epochs has the best rates of them."""
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
     cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
     if len(ends) <= parts:
@@ -233,8 +233,8 @@ def _best(
 
 
 def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
-    """GPUs on each node in every way that can make a difference: how many nodes, so many at `least`, and each placement
-    of a profile."""
+    """GPUs on each node in every way that can make a difference: each number of nodes from `least` on, and each
+    placement of a profile."""
     known = getattr(app.speed, "placements", None)
     fewest = max(-(-gpus // per_node), least)
     for count in range(fewest, min(gpus, nodes, 2 if known is None else gpus) + 1):
@@ -249,8 +249,8 @@ def placements(app: Application, gpus: int, nodes: int, per_node: int, least: in
 def _end(app: Application, epochs: float, batches: Ints) -> float:
     """Least progress at which it can be done.
 
-    The companion's simulated jobs may lose half a sample an epoch to rounding. Patience ends a training where the
-    metric has not risen enough over so many passes, and a pass brings the least where the batch is worth least.
+    The companion's simulated jobs may lose half a sample an epoch to rounding. Patience ends a training once the metric
+    has not risen enough over that many passes. A pass brings the least if the batch is worth least.
     """
     total = app.total * epochs - 0.5 * len(app.ends)
     if not app.patience:
@@ -265,7 +265,7 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,): the curve of each, and when it is submitted, on so many GPUs (`Curve.sizes`)."""
+    """Jobs (J,): the curve of each, and when it is submitted, on `Curve.sizes` GPUs."""
 
     curves: Sequence[Curve]
     curve: Ints

@@ -1,20 +1,20 @@
-"""The dual bound: what all jobs cost at least, each alone, where GPUs have a price.
+"""The dual bound: least cost of all jobs, each by itself, when GPUs have a price.
 
 Any schedule of any kind gives job j some numbers of GPUs n_j(t) with Σ n_j(t) ≤ N at every moment. For any prices
 λ(t) ≥ 0
 
     Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
 
-with V_j(λ) the least of a job's own JCT and its bill, over everything that it could do if it were alone. The right-hand
-side is the Lagrangian dual: each value of it is a bound, and it is concave in λ, so prices are improved for as long as
-one likes. Prices are constant in intervals, and 0 after the last.
+with V_j(λ) the least of a job's own JCT and its bill, over everything that it could do if it had no others. The
+right-hand side is the Lagrangian dual: each value of it is a bound, and it is concave in λ, so prices are improved for
+as long as one likes. Prices are constant in intervals, and 0 after the last.
 
-GPUs of several kinds count as so many of one of them (`curves.KindCurve.counted`): the prices of the kinds then are
+GPUs of several kinds count as multiples of one of them (`curves.KindCurve.counted`): the prices of the kinds then are
 λ(t) times these numbers, and what follows is the same.
 
 The gradient by a price is the GPU-seconds that the jobs would take in that interval less those there are.
 
-With V_k(t) the least that a job still costs where it begins part k of its training at time t, Λ(t) what one GPU costs
+V_k(t) is the least that a job still costs if it begins part k of its training at time t. Λ(t) is what one GPU costs
 until then, and d = work / rate(n) the seconds of the part on n GPUs (Bellman),
 
     V_k(t) = min over s ≥ t and n of  (s − t) + d + n (Λ(s + d) − Λ(s)) + V_{k+1}(s + d),
@@ -44,7 +44,7 @@ from slurm_ones.policy.contract import Floats, Ints
 
 
 class Way(NamedTuple):
-    """What a job may choose in one part of its training."""
+    """Choice of a job in one part of its training."""
 
     sizes: Floats
     """(N,) GPUs."""
@@ -64,7 +64,7 @@ def ways_of(curve: Curve) -> Sequence[Way]:
 
 
 class Costs:
-    """What the jobs of one curve cost at prices that are constant between the edges (I + 1,), in seconds."""
+    """Costs of the jobs of one curve at prices that are constant between the edges (I + 1,), in seconds."""
 
     def __init__(self, curve: Curve, submitted: Floats, edges: Floats, moments: Floats) -> None:
         """V is known at the `moments` (G,), ascending from the first edge to the last, with all edges among them."""
@@ -74,7 +74,7 @@ class Costs:
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """(G,) so many jobs at each of the times, as parts of two at the moments around it."""
+        """(G,) numbers of `jobs` at each of the times, as parts of two at the moments around it."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]
@@ -135,7 +135,7 @@ class Dual:
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
         """The first edge is no later than the first submission, the last one no earlier than the last. What a job costs
-        is known at so many moments in each interval."""
+        is known at `moments` moments in each interval."""
         self.work, self.edges = work, edges
         self.lengths: Floats = np.diff(edges)
         every = np.arange(len(self.lengths) * moments + 1) / moments
@@ -158,7 +158,7 @@ class Dual:
 
 
 def improved(dual: Dual, evaluations: int, start: Floats | None = None) -> tuple[float, Floats]:
-    """(bound on the sum of JCTs, prices (I,)): the best of so many evaluations.
+    """(bound on the sum of JCTs, prices (I,)): the best of `evaluations` evaluations.
 
     Prices begin at the `start`, else at the best of a few that are the same for all intervals, but for those after the
     last submission.

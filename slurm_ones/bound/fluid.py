@@ -3,8 +3,8 @@
 It is no schedule that a cluster could run, but one that the bound allows: so the bound lies below its mean JCT. What
 lies between the two is what it costs to decide without knowledge of later arrivals, and what is lost in the bound.
 
-Where GPUs are of several kinds a linear program divides them among the jobs, and as in `ones` a GPU of each kind counts
-as much as its price there says. A job may have GPUs of several kinds where one has not enough.
+With GPUs of several kinds a linear program divides them among the jobs. As in `ones`, a GPU of each kind counts as much
+as its price there says. A job may have GPUs of several kinds if one has not enough.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Columns = Sequence[tuple[int, bool, int]]
 """The kind that sets the pace, whether others are faster, and GPUs in all."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
-"""A GPU counts as no more than so many of the fastest kind, and no less than one in so many."""
+"""Largest factor between a GPU's weight and that of the fastest kind, either way."""
 STEPS = 1500
 """Decisions, at least, over the time in which jobs are submitted."""
 SHARE = 0.1
-"""Of the shortest remaining time, that a decision lasts at most where nobody comes."""
+"""Share of the shortest remaining time that a decision lasts at most if nobody comes."""
 
 
 def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
@@ -77,7 +77,7 @@ def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
 
 
 def _columns(work: KindWork) -> tuple[Columns, Ints]:
-    """The columns (U,) that are weighed, of which the first is waiting, and their GPUs of each kind (U, K)."""
+    """The columns (U,) that are weighed, the first of them waiting, and their GPUs of each kind (U, K)."""
     found, takes = [WAITS], [np.zeros(len(work.there), dtype=np.int64)]
     for k, here in enumerate(work.there.tolist()):
         for mixed in (False, True):
@@ -94,7 +94,7 @@ def _columns(work: KindWork) -> tuple[Columns, Ints]:
 
 
 def _rates(curve: KindCurve, columns: Columns) -> Floats:
-    """(K, U) progress/s in these columns; 0 where it cannot be."""
+    """(K, U) progress/s in these columns; 0 if it cannot be."""
     found = np.zeros((len(curve.rate), len(columns)))
     mine = zip(curve.kind.tolist(), curve.mixed.tolist(), curve.sizes.tolist(), strict=True)
     place = {column: u for u, column in enumerate(columns)}
@@ -105,7 +105,7 @@ def _rates(curve: KindCurve, columns: Columns) -> Floats:
 
 
 class _Way:
-    """How a job comes on with the sizes that it has: at these speeds (K,) in the parts that end at `ends` (K,)."""
+    """Course of a job with the sizes that it has: at these speeds (K,) in the parts that end at `ends` (K,)."""
 
     def __init__(self, speed: Floats, ends: Floats, done: float) -> None:
         with np.errstate(divide="ignore"):
@@ -120,7 +120,7 @@ class _Way:
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """(J, U) share of its time that each job has each size, where the GPUs go to where they are worth most."""
+    """(J, U) share of its time that each job has each size, if each GPU goes to the job that gains most by it."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):
