@@ -23,16 +23,16 @@ NODES, GPUS = 4, 4
 BLOCKS = 8
 """Tasks of each array, as the templates have it."""
 SCRIPT = "spirals.py"
-"""In `scripts/`; each rank runs it, and it needs torch."""
+"""File in `scripts/`; each rank runs it, and it needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
-"""Of each GPU, and the GPUs that a job may have."""
+"""Batch of each GPU, and the GPUs that a job may have."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
 """Sleep of a rank for each sample of its local batch, and twice that for each step: the emulated GPU. That of the
 cluster's jobs is slow, since a step takes 5 to 10 ms of a processor, and 16 ranks may have two of them."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""Of the cluster's models: training samples, gradient noise scale in samples, size; about as they report."""
+"""Figures of the cluster's models: training samples, gradient noise scale in samples, size; about as they report."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""What each further rank adds to a step; one rank alone takes twice that besides what it sleeps."""
+"""Time that each further rank adds to a step; one rank takes twice that besides what it sleeps."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class DemoJob:
     model: str = "spirals"
     user: str = ""
     samples: int = 1536
-    """Of an epoch, of the spirals alone."""
+    """Samples of an epoch, only of the spirals."""
 
     def options(self, most: int) -> list[str]:
-        """Of its script, if it may have `most` GPUs: base batch and largest batch follow from its GPUs."""
+        """Options of its script, if it may have `most` GPUs: base batch and largest batch follow from its GPUs."""
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -61,7 +61,7 @@ class DemoJob:
 
 
 def comment(most: int) -> str:
-    """What the owner of a demo's job allows: up to `most` GPUs, each with the base batch."""
+    """Comment of a demo's job: up to `most` GPUs, each with the base batch."""
     return f"ones: gpus=1-{most} batch={BASE_BATCH}-{BASE_BATCH * most} array=blocks"
 
 
@@ -77,19 +77,19 @@ ON_CLUSTER = (
     DemoJob("cnn-5", 86, 4, 1, "cnn", "bob"),
     DemoJob("vit-5", 100, 8, 4, "transformer", "bob"),
 )
-"""Of `make demo` on a real Slurm, of `slurm-ones demo` on a simulated one: what people who know neither the queue nor
-their model's scaling would submit. Most ask for one GPU and few for many, as in the Philly trace; larger asks train
-for longer."""
+"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. People who know neither the queue
+nor their model's scaling would submit them. Most ask for one GPU and few for many, as in the Philly trace; larger asks
+train for longer."""
 SHORTER = 0.4
-"""Of times and epochs in `slurm-ones demo`, which is to last for a minute and a half."""
+"""Factor on times and epochs in `slurm-ones demo`, which is to last for a minute and a half."""
 SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
 SMALL_SIMULATED = 2
-"""How many of them there are for tests."""
+"""Number of simulated jobs for tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
 """Real trainings here. The first has the machine for itself, gives way to the others (`LocalSlurm.grown`), and has it
 back."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
-"""For tests."""
+"""Jobs for tests."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ CLUSTER_SETTINGS = ClusterSettings(
     requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
 )
 START_S = 3.0
-"""What a start costs a simulated job."""
+"""Time that a start costs a simulated job."""
 
 SETTINGS = """\
 cluster = "{cluster}"

@@ -1,4 +1,4 @@
-"""A Slurm of this machine alone: the simulated one, by the clock, in whose first partition real processes run."""
+"""A Slurm of this machine: the simulated one, by the clock. In its first partition real processes run."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class LocalSlurm:
 
     @staticmethod
     def _environment(path: str) -> dict[str, str]:
-        """Of the trainings: on processors, over the loopback alone."""
+        """Environment of the trainings: on processors, only over the loopback."""
         return {
             **clean_environment(),
             "PATH": path,

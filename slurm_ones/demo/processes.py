@@ -23,7 +23,7 @@ CANCEL = f"""#!/bin/sh
 for last; do :; done
 echo "$last" >> "$(dirname "$0")/{ASKED}"
 """
-"""In place of `scancel --state=PENDING ARRAY`, which is all that a job asks for: writes down the array."""
+"""Script in place of `scancel --state=PENDING ARRAY`, which is all that a job asks for: it writes down the array."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
 """A process names its group to the reaper, whose pipe is its output at first, and becomes the command: so none is
@@ -41,7 +41,7 @@ class Processes:
         )
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Ctrl-C interrupts the main thread alone, and so no start before its process is known here."""
+        """Ctrl-C interrupts only the main thread, and so no start before its process is known here."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
@@ -137,10 +137,10 @@ class ProcessProgram:
 
     task: Task
     command: Callable[[int], Sequence[str]]
-    """Of `ones-run` for so many ranks."""
+    """Command of `ones-run` for a number of ranks."""
     env: Mapping[str, str]
     folder: Path
-    """Where the job was submitted from; its output goes there, as Slurm names it."""
+    """Directory that the job was submitted from; its output goes there, as Slurm names it."""
     processes: Processes
     batch: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)

@@ -1,7 +1,7 @@
 """Ends the processes of a demo that died: run as a program, it waits for the end of its standard input.
 
-The standard library alone, and no import of ours: it starts in milliseconds and holds no memory worth the name. A
-line `+PID` names the leader of a process group, `-PID` says that it has ended.
+It needs only the standard library, and no import of ours: it starts in milliseconds and holds no memory worth the name.
+A line `+PID` names the leader of a process group, `-PID` says that it has ended.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable
 
 GRACE_S = 6.0
-"""How long what is told to end may take before it is killed."""
+"""Time that a process may take to end before it is killed."""
 _LOOK_S = 0.05
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False where none of it is left that could be sent one."""
+    """Send a signal to a process group; False if nothing of it is left to send one to."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # the latter is how macOS names what has ended

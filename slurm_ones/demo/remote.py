@@ -1,4 +1,4 @@
-"""How the companion, a process of its own, reaches the Slurm of a demo: each call of its client goes through a socket.
+"""Client by which the companion, a process of its own, reaches the Slurm of a demo: each call goes through a socket.
 
 Both ends are this user's, and prove to each other that they know the demo's key, before anything is read.
 """
@@ -17,9 +17,9 @@ from typing import Any
 from slurm_ones.slurm.client import Refused, SlurmClient, Unreachable
 
 DOOR = "SLURM_ONES_DEMO"
-"""Variable that names the port and the key, of which a command line would tell everybody."""
+"""Variable that names the port and the key, which a command line would show everybody."""
 CALLS = frozenset(name for name in vars(SlurmClient) if not name.startswith("_")) - {"name"}
-"""What may be called."""
+"""Names of the calls."""
 
 
 class Served:
@@ -28,13 +28,13 @@ class Served:
     def __init__(self, client: SlurmClient, lock: threading.RLock) -> None:
         self._client, self._lock = client, lock
         self._key = os.urandom(16)
-        # Without the key: it would ask for it before the next one is heard, and end at a stranger's long message.
+        # Without the key: it would ask for it before it serves the next one, and end at a stranger's long message.
         self._listener = Listener(("127.0.0.1", 0))
         threading.Thread(target=self._accept, name="demo-door", daemon=True).start()
 
     @property
     def env(self) -> dict[str, str]:
-        """What `RemoteClient` needs in its environment."""
+        """Environment that `RemoteClient` needs."""
         return {DOOR: f"{self._listener.address[1]} {self._key.hex()}"}
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Served:
         try:
             with self._lock:
                 return True, getattr(self._client, name)(*values, **named)
-        except Exception as error:  # raised again where it was called
+        except Exception as error:  # raised again in the caller
             return False, error
 
 
@@ -77,7 +77,7 @@ class RemoteClient:
     def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
         port, _, key = os.environ.get(DOOR, "").partition(" ")
         if not (port.isdigit() and key):
-            raise Refused(f"{DOOR} is not set: this client is for `slurm-ones demo` alone, which sets it")
+            raise Refused(f"{DOOR} is not set: this client is only for `slurm-ones demo`, which sets it")
         self._timeout_s, self._keepalive = timeout_s, keepalive
         try:
             self._connection = Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key))

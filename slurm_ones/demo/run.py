@@ -32,11 +32,11 @@ LOOK_S = 0.1
 DATABASE_S = 1.0
 """… and at the database."""
 SETTLE_S = 20.0
-"""How long after the last job's end the companion may take to know of it."""
+"""Time after the last job's end that the companion may take to know of it."""
 LONGEST_S = 240.0
-"""After which a demo is given up."""
+"""Time after which a demo is given up."""
 START_S = 30.0
-"""How long the page may take to start."""
+"""Time that the page may take to start."""
 UNFIT = frozenset('?#%"\\')
 PAGE_NEEDS = ("starlette", "uvicorn", "jinja2")
 
@@ -48,7 +48,7 @@ class DemoFailed(Refused):
 
 
 def torch_version() -> str:
-    """Of the torch that is installed beside us; empty where there is none."""
+    """Version of the torch that is installed next to us; empty if there is none."""
     if find_spec("torch") is None:
         return ""
     try:
@@ -58,7 +58,7 @@ def torch_version() -> str:
 
 
 def page_lacks() -> list[str]:
-    """What the live page needs and is not installed."""
+    """Packages that the live page needs and that are not installed."""
     return [name for name in PAGE_NEEDS if find_spec(name) is None]
 
 
@@ -82,8 +82,8 @@ def address_in(log: str) -> str:
 
 
 def page_file(folder: Path, address: str) -> Path:
-    """A file that leads a browser to the address, and that this user alone can read: the token in the address would
-    stand in the browser's command line, which everybody on this machine can."""
+    """A file that leads a browser to the address, and that only this user can read. The token in the address would
+    stand in the browser's command line, which everybody on this machine can read."""
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         to = escape(address)
@@ -119,7 +119,7 @@ class DemoProgress:
         """Memberships of each that were looked at."""
         self._ended: set[int] = set()
         self.states: dict[int, str] = {}
-        """Of each job, as last seen."""
+        """State of each job, as last seen."""
         self._next = SIMULATED_EVERY_S
         self.grown = False
         """A training has changed to more GPUs while it trained."""
@@ -152,7 +152,7 @@ class DemoProgress:
                 self._say(
                     record.time,
                     f"{name} {word} from {before} to {now} GPUs while it trained; "
-                    f"it stood still for {record.report.pause_s:.2f} s",
+                    f"a pause of {record.report.pause_s:.2f} s",
                 )
             self._sizes[job.job_id] = now
         self._told[job.job_id] = len(told)
@@ -172,8 +172,8 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Whether the training used each sample of each epoch exactly once, by what each of its ranks wrote down, and a
-    sentence about it."""
+    """Tell whether the training used each sample of each epoch exactly once, by what each of its ranks wrote down, with
+    a sentence about it."""
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -198,7 +198,7 @@ class Demo:
     """A running demo; a context, at whose end nothing of it is left but its folder."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
-        """With so many simulated jobs; `say` gets a time, Unix seconds, and a line."""
+        """Make a demo with that many simulated jobs; `say` gets a time, Unix seconds, and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder, self.url)
@@ -244,14 +244,14 @@ class Demo:
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 
     def run(self) -> bool:
-        """Until every job has ended and the companion knows it; False where that took too long."""
+        """Run until every job has ended and the companion knows it; False if that took too long."""
         began, over_since, database_at = time.monotonic(), 0.0, 0.0
         while time.monotonic() - began < LONGEST_S:
             self._look()
             if time.monotonic() < database_at:
                 continue
             database_at = time.monotonic() + DATABASE_S
-            # Opened anew each time: at first it knows of no cluster.
+            # Opened again each time: at first it knows of no cluster.
             with Store.open(self.url, CLUSTER, read_only=True) as store:
                 jobs = self.progress.look(store, self.submitted, time.time())
             self.slurm.grown = self.progress.grown

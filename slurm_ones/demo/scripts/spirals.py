@@ -1,4 +1,4 @@
-"""Which of three spirals is a point on? A small network, and torch alone: what `slurm-ones demo` trains."""
+"""Training of `slurm-ones demo`: a small network learns which of three spirals a point is on. It needs only torch."""
 
 from __future__ import annotations
 
