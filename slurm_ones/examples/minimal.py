@@ -3,8 +3,8 @@
     python -m slurm_ones.examples.minimal [--seed N]
 
 The same training jobs run twice on 16 GPUs. Rigid: each on the GPUs that its user asked for, first come, first served.
-Elastic: a companion looks every minute, learns how fast each job trains at each size, searches for the GPUs and the
-batch of every job, and carries that out by checkpoint → requeue. The real companion adds what a real cluster needs:
+Elastic: a companion looks every minute and learns how fast each job trains at each size. It searches for the GPUs and
+the batch of every job, and carries that out by checkpoint → requeue. The real companion adds what a real cluster needs:
 nodes, limits, failures, and jobs that nobody may touch.
 """
 
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def first_come_first_served(cluster: Cluster, rng: np.random.Generator) -> None:
-    """What Slurm does alone: start jobs in order, on the GPUs that they asked for."""
+    """Do what Slurm does by itself: start jobs in order, on the GPUs that they asked for."""
     for job in cluster.active():
         if not job.gpus:
             if job.asked > cluster.free():
@@ -117,7 +117,8 @@ def learn(job: Job) -> tuple[float, float, float]:
 
 
 def worth(job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """For 0 to 16 GPUs: the part of its remaining work that the job does in a second, and the batch that does it."""
+    """Return for 0 to 16 GPUs the part of its remaining work that the job does in a second, and the batch that does
+    it."""
     compute_s, network_s, noise = learn(job)
     gpus, batches = np.arange(1, GPUS + 1)[:, None], job.base * np.array([1, 2, 4, 8])
     goodput = throughput(gpus, batches, compute_s, network_s) * efficiency(batches, job.base, noise)
