@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"^\s*(?:\(?\s*)(0x[0-9a-fA-F]{6})\b", re.MULTILINE)
 
 
 class PluginError(Exception):
-    """What stands in the way, and what to do."""
+    """Obstacle, and what to do about it."""
 
 
 def source(name: str) -> str:
@@ -28,7 +28,7 @@ def source(name: str) -> str:
 
 
 def run(*command: str, text: str = "", seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-    """What a command says; raises `PluginError` where it is not there or hangs."""
+    """Output of a command; raises `PluginError` if it is not there or hangs."""
     try:
         return subprocess.run(
             command, input=text, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
@@ -40,7 +40,7 @@ def run(*command: str, text: str = "", seconds: float = SECONDS) -> subprocess.C
 
 
 def compiler() -> list[str]:
-    """$CC, else cc or gcc; raises `PluginError` where there is none."""
+    """$CC, else cc or gcc; raises `PluginError` if there is none."""
     chosen = shlex.split(os.environ.get("CC", ""))
     if chosen:
         return chosen
@@ -55,7 +55,7 @@ def _flags(include: Path | None) -> list[str]:
 
 
 def headers(include: Path | None = None) -> str:
-    """The release of Slurm whose headers are found, such as 26.05; raises `PluginError` where there are none."""
+    """The release of Slurm whose headers are found, such as 26.05; raises `PluginError` if there are none."""
     asked = "#include <slurm/spank.h>\n#include <slurm/slurm_version.h>\nSLURM_VERSION_NUMBER\n"
     # Before 22.05 the version was in slurm.h.
     older = "#include <slurm/slurm.h>\n#include <slurm/spank.h>\nSLURM_VERSION_NUMBER\n"
@@ -73,7 +73,7 @@ def headers(include: Path | None = None) -> str:
 
 
 def running() -> str:
-    """The release of the Slurm that is installed, such as 26.05; raises `PluginError` where there is none."""
+    """The release of the Slurm that is installed, such as 26.05; raises `PluginError` if there is none."""
     match = re.match(r"slurm\S* (\d+)\.(\d+)", run("sbatch", "--version").stdout)
     if match is None:
         raise PluginError("sbatch --version does not say which Slurm this is")

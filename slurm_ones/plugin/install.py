@@ -1,4 +1,4 @@
-"""Writes the plugin's files where they are asked for, each as a whole, and says which lines of Slurm's files use them.
+"""Writes the plugin's files to the named places, each as a whole, and says which lines of Slurm's files use them.
 
 Slurm's own files are not touched. A trial says whether the plugin is loaded and works, by submissions that only test.
 """
@@ -24,7 +24,7 @@ _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 @dataclass(frozen=True)
 class PluginSite:
-    """What this Slurm says of its configuration; empty where it says nothing."""
+    """Configuration of this Slurm for the plugin; empty if it shows nothing."""
 
     conf: str
     """Path of slurm.conf."""
@@ -74,7 +74,7 @@ def _folder(to: Path) -> Path:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Tell whether a file of that name is there that we did not write; raises `PluginError` where it cannot be read."""
+    """Tell whether a file of that name is there that we did not write; raises `PluginError` if it cannot be read."""
     try:
         return OURS not in path.read_text("utf-8", errors="replace")[:200]
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Pa
         raise PluginError("SLURM_CONF names the file that would be written: unset SLURM_CONF first")
     if site.cli_filter:
         raise PluginError(
-            f"this site has a filter of its own (CliFilterPlugins={site.cli_filter}), which would not run beside "
+            f"this site has a filter of its own (CliFilterPlugins={site.cli_filter}), which would not run next to "
             "yours: ask its administrator to install the plugin"
         )
     foreign = [to / name for name in ("slurm.conf", "plugstack.conf", CLI_FILTER) if _is_foreign(to / name)]
@@ -182,7 +182,7 @@ def _submission(*options: str) -> tuple[bool, str]:
 
 
 def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
-    """What works of the plugin, here and for the user who asks; raises `PluginError` where there is no Slurm."""
+    """Findings about the plugin, here and for the user who asks; raises `PluginError` if there is no Slurm."""
     taken, said = _submission()
     # A site may refuse such a job for reasons of its own: what counts is that none of them is ours.
     text = "a job without our options is not touched" if taken else f"not submitted: {_last(said)}"
