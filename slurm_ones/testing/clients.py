@@ -60,7 +60,7 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
         @pytest.fixture
         def site(self, whole_site: Site) -> Iterator[Site]:
-            """What a test works with; its jobs end with it."""
+            """Site for a test; its jobs end with it."""
             yield whole_site
             whole_site.clear()
 
@@ -68,7 +68,7 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
 
 class ReadingContract:
-    """What every client reads."""
+    """Contract of what every client reads."""
 
     def test_a_snapshot_shows_jobs_and_the_gpus_they_use(self, site: Site) -> None:
         """The free GPUs of each node are what a schedule is made of."""
@@ -94,7 +94,7 @@ class ReadingContract:
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
 
     def test_partitions(self, site: Site) -> None:
-        """Whole nodes are told from GRES, and the default partition is known."""
+        """Whole nodes are recognised by GRES, and the default partition is known."""
         partitions = site.owner.snapshot().partitions
         gpu, whole = partitions["gpu"], partitions["whole"]
         assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)
@@ -152,7 +152,7 @@ class ReadingContract:
         assert not site.owner.job(site.held("--nodes=2", "--gres=gpu:1")).task_counts
 
     def test_details_are_those_of_each_job(self, site: Site) -> None:
-        """Several jobs in one call, as each is told alone; one that Slurm does not know is left out."""
+        """Several jobs in one call, as each is shown by itself; one that Slurm does not know is left out."""
         ids = {site.held("--nodes=1", "--gres=gpu:1"), site.held("--nodes=2", "--gres=gpu:2")}
         found = site.owner.details([*ids, 999_999])
         assert found.keys() == ids
@@ -162,10 +162,10 @@ class ReadingContract:
 
 
 class ChangingContract:
-    """What every client changes: submit, requeue into a hold, hold, release, defer."""
+    """Contract of what every client changes: submit, requeue into a hold, hold, release, defer."""
 
     def test_submit_takes_options_and_a_directory(self, site: Site) -> None:
-        """The job runs where it was told, with what sbatch was told."""
+        """The job runs in the given directory, with what sbatch was given."""
         options = ["--hold", "--comment=ones: gpus=1-4", "--time=5"]
         script = site.script("#!/bin/bash\ntrue\n")
         job = site.owner.job(site.adopt(site.owner.submit(script, options, directory=Path("/tmp"))))
@@ -234,7 +234,7 @@ class ChangingContract:
 
     @both
     def test_start_now_skips_the_delay(self, site: Site, user: str) -> None:
-        """A requeued job waits for its delay unless it is told to start now."""
+        """A requeued job waits for its delay unless it is to start now."""
         job_id = site.held("--nodes=1", "--begin=now+1hour")
         site.as_(user).release(job_id, start_now=False)
         job = site.owner.job(job_id)
@@ -274,7 +274,7 @@ class ChangingContract:
         site.wait(waiting, lambda job: job.running, "RUNNING")
 
     def test_a_deferral_outlives_a_hold_and_a_reshape(self, site: Site) -> None:
-        """So that a job is deferred before it is let go, and known by its time when it is to be reshaped."""
+        """A job can be deferred before it is released, and known by its time when it is to be reshaped."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1")
         later = math.ceil(site.now() + 1000)
         site.owner.defer(job_id, later)
@@ -331,7 +331,7 @@ class RefusalContract:
             site.owner.job(999_999)
 
     def test_a_wrong_signal_is_a_plain_error(self, site: Site) -> None:
-        """What has no type of its own still says what Slurm answered."""
+        """An error without a type of its own still has Slurm's answer."""
         with pytest.raises(Refused, match="FOO") as wrong:
             site.owner.signal(site.held("--nodes=1"), "FOO")
         assert type(wrong.value) is Refused

@@ -72,13 +72,13 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
             together = j.limits.at(gpus).together
             assert got.shape.nodes == 1 or got.shape.gpus_per_node % together == 0, "ranks of a group are parted"
         assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
-        assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has so many GPUs"
+        assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has that many GPUs"
         assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
     assert placeable(view, jobs, schedule), f"not placeable: {schedule.allocations}"
 
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
-    """Tell whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
+    """Tell whether the job keeps its nodes. If shapes may be spread, a size is all that there is to change."""
     if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
@@ -87,7 +87,7 @@ def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
-    """Tell whether the schedule fits the nodes with unchanged jobs where they are; an exhaustive search."""
+    """Tell whether the schedule fits the nodes with unchanged jobs in place; an exhaustive search."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
     of_kind: dict[str, list[Shape]] = {}

@@ -60,7 +60,7 @@ class ReshapeContract:
 
     @pytest.mark.parametrize("queue", [Queue("nowhere"), Queue("whole", qos="nothing")])
     def test_a_queue_that_is_not_there_is_refused(self, site: Site, queue: Queue) -> None:
-        """By whatever Slurm says, and nothing of the update stays."""
+        """Nothing of the update stays, whatever Slurm answers."""
         job_id = site.held("--nodes=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable):
@@ -92,7 +92,7 @@ class ReshapeContract:
         assert (job.nodes, job.max_nodes, job.gpus_per_node) == (3, 3, 2)
 
     def test_whole_nodes(self, site: Site) -> None:
-        """Where Slurm knows of no GPUs, a shape is its nodes."""
+        """A shape is its nodes if Slurm knows of no GPUs."""
         job_id = site.requeued("--partition=whole", "--nodes=2")
         site.owner.reshape(job_id, Shape(3, 4))
         assert site.owner.job(job_id).nodes == 3

@@ -173,7 +173,7 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
 
 @st.composite
 def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
-    """What a training strategy knows: some numbers of GPUs, in groups that share a node or not, with few replicas or
+    """Rules of a training strategy: some numbers of GPUs, in groups that share a node or not, with few replicas or
     many, and with batches that fit or do not."""
     size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     rules = []

@@ -20,7 +20,7 @@ SLEEP = "#!/bin/bash\nexec sleep 300\n"
 UNTIL_TOLD = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
 """A script that ends with status 0 when `Site.finish` says so."""
 OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
-"""Who asks: the owner of the jobs, another user, and somebody who may change everybody's jobs."""
+"""Clients: the owner of the jobs, another user, and somebody who may change everybody's jobs."""
 
 
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
@@ -36,7 +36,7 @@ CHANGING: Mapping[str, Call] = {
     "release later": lambda client, job: client.release(job, start_now=False),
     "signal": lambda client, job: client.signal(job, "KILL"),
 }
-"""What is done to a job, or to a task, by its key."""
+"""Changes of a job, or of a task, by its key."""
 
 
 def shape(job: Job) -> Shape:
@@ -54,13 +54,13 @@ def until(holds: Callable[[], bool], what: str) -> None:
 class Site(ABC):
     """A cluster and one kind of client of it.
 
-    It has two partitions: `gpu`, the default, of the nodes n1 to n4 with 4 GPUs each that Slurm counts (GRES) and a
-    time limit of one day; and `whole`, of the nodes w1 to w4, which Slurm hands out whole and knows no GPUs of. Nothing
-    else runs there. Where time is simulated, `until`, `now` and `pass_time` are overridden.
+    It has two partitions. `gpu`, the default, has the nodes n1 to n4 with 4 GPUs each that Slurm counts (GRES), and a
+    time limit of one day. `whole` has the nodes w1 to w4, which Slurm hands out whole and knows no GPUs of. Nothing
+    else runs there. If time is simulated, `until`, `now` and `pass_time` are overridden.
     """
 
     is_old = False
-    """Whether it is Slurm 22.05, which does not see task counts that stand in a script alone."""
+    """True for Slurm 22.05, which does not see task counts that stand only in a script."""
 
     def __init__(self) -> None:
         self._jobs: list[int] = []
@@ -79,11 +79,11 @@ class Site(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the clients, and the cluster where it was started for the test."""
+        """End the clients, and the cluster if it was started for the test."""
 
     @property
     def directory(self) -> Path:
-        """Where jobs are submitted."""
+        """Directory that jobs are submitted from."""
         return Path("/scratch")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
@@ -131,14 +131,14 @@ class Site(ABC):
         return job_id
 
     def blocks(self, *arguments: str) -> int:
-        """A job array of the owner, of which task 0 runs and ends when told; `arguments` say how many others wait."""
+        """A job array of the owner. Task 0 runs and ends on request; `arguments` say how many others wait."""
         array_id = self.submit(*arguments, text=UNTIL_TOLD)
         self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         return array_id
 
     def started(self, job_id: JobKey) -> None:
         """Wait until the script of a running job has set its trap: bash does that a moment after Slurm says that the
-        job runs. Override it where that can be seen."""
+        job runs. Override it if that can be seen."""
         self.pass_time(0.5)
 
     def finish(self, job_id: JobKey) -> Job:

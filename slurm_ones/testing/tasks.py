@@ -41,7 +41,7 @@ class TaskContract:
     """Each test takes a fixture `site`."""
 
     def test_each_task_is_a_job_of_its_own(self, site: Site) -> None:
-        """Slurm keeps those that wait in one record; they are told apart all the same, and each once."""
+        """Slurm keeps those that wait in one record; each is shown all the same, and once."""
         array_id = site.blocks(*BLOCKS)
         tasks = site.owner.tasks(array_id)
         assert [job.key for job in tasks] == [Task(array_id, task) for task in range(6)]
@@ -56,7 +56,7 @@ class TaskContract:
 
     @both
     def test_a_snapshot_has_each_task_once(self, site: Site, user: str) -> None:
-        """What runs, what waits together, and what waits at a shape of its own."""
+        """Tasks that run, those that wait together, and one that waits at a shape of its own."""
         array_id = site.blocks(*BLOCKS)
         site.as_(user).hold_waiting(array_id)
         site.as_(user).reshape(Task(array_id, 3), Shape(2, 2))
@@ -77,7 +77,7 @@ class TaskContract:
         assert list(site.owner.snapshot().jobs[array_id].array_tasks) == wanted
 
     def test_a_job_that_is_no_array_has_no_tasks(self, site: Site) -> None:
-        """It is told by its id alone."""
+        """It is known only by its id."""
         job_id = site.held("--nodes=1")
         assert site.owner.tasks(job_id) == ()
         job = site.owner.job(job_id)
@@ -104,7 +104,7 @@ class TaskContract:
 
     @both
     def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
-        """Held, another shape, released, beside task 0; it completes, is held again, and runs at a third shape."""
+        """Held, another shape, released, next to task 0; it completes, is held again, and runs at a third shape."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 3)
@@ -135,7 +135,7 @@ class TaskContract:
         assert first.running and first.restart == 0
 
     def test_whole_nodes(self, site: Site) -> None:
-        """Where Slurm knows of no GPUs, a block is its nodes."""
+        """A block is its nodes if Slurm knows of no GPUs."""
         array_id = site.blocks("--array=0-2%1", "--nodes=1", "--partition=whole")
         block = Task(array_id, 1)
         site.owner.hold_waiting(array_id)
@@ -151,7 +151,7 @@ class TaskContract:
                 site.wait(block, lambda job: job.pending and not job.completing, "PENDING again")
 
     def test_a_throttle_keeps_the_others_waiting_until_it_is_raised(self, site: Site) -> None:
-        """What an array is submitted with, and what starts where nobody holds the others."""
+        """Throttle of an array at its submission, and what starts if nobody holds the others."""
         array_id = site.blocks(*BLOCKS)
         site.pass_time(2.5)  # two rounds of the scheduler
         assert waiting(site, array_id).keys() == {1, 2, 3, 4, 5}
@@ -161,7 +161,7 @@ class TaskContract:
 
     @both
     def test_a_throttle_changes_after_a_task_has_ended(self, site: Site, user: str) -> None:
-        """Slurm complains of the ended task, and has done as it was told."""
+        """Slurm complains of the ended task, and has done it all the same."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id)
         site.finish(Task(array_id, 0))
@@ -170,7 +170,7 @@ class TaskContract:
             assert {job.throttle for job in waiting(site, array_id).values()} == {most}
 
     def test_a_block_that_runs_is_requeued_alone(self, site: Site) -> None:
-        """As any job; the others stay held, so none takes its place."""
+        """The task is requeued as any job; the others stay held, so none takes its place."""
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 0)
         site.owner.hold_waiting(array_id)
@@ -272,7 +272,7 @@ class TaskContract:
 
     @pytest.mark.parametrize("known", [True, False])
     def test_a_task_that_never_was(self, site: Site, known: bool) -> None:
-        """Of an array that there is, and of none: every call says so in the same way."""
+        """Every call says so in the same way, for an array that there is and for none."""
         task = Task(site.held("--array=0-2%1", "--nodes=1", text=UNTIL_TOLD) if known else 999_999, 77)
         for call in TASK_CHANGING.values():
             with pytest.raises(UnknownJob):
