@@ -25,22 +25,22 @@ PING_S = 10.0
 
 
 class Stop(Protocol):
-    """How `Daemon.run` waits and is stopped: `threading.Event`, or a simulator's, in whose `wait` its time passes."""
+    """Wait and stop of `Daemon.run`: `threading.Event`, or a simulator's, in whose `wait` its time passes."""
 
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float) -> bool:
-        """Wait so many seconds, or until it is set."""
+        """Wait this many seconds, or until it is set."""
 
 
 class Daemon:
     """Lets a companion tick until it is stopped, while it leads.
 
-    `make` makes it, over a store of its own: for the start, after a reload and whenever the lead is taken again, since
-    what a companion remembers is true only as long as nobody else writes. `watchdog_ping` is called before each tick
-    and in waits, at least each `PING_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and
-    `sleep` lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and
-    stretches the wait for the next. `waking` may end that wait.
+    `make` makes it, over a store of its own: for the start, after a reload and whenever the lead is taken again. What a
+    companion remembers is true only as long as nobody else writes. `watchdog_ping` is called before each tick and in
+    waits, at least each `PING_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and `sleep`
+    lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and stretches the
+    wait for the next. `waking` may end that wait.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Daemon:
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:
         """Tick until `stop` is set; between ticks, take resizes under way further.
 
-        With `ticks` it ends after so many, whether or not they failed: another run follows some minutes later. First it
-        takes resizes to where a job waits for nobody, for as long as a drain and a release may take. Where another
-        companion leads it ends at once.
+        With `ticks` it ends after that many, whether or not they failed: another run follows some minutes later. First
+        it takes resizes to a state in which a job waits for nobody, for as long as a drain and a release may take. If
+        another companion leads, it ends at once.
 
         An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
         intervals, or after one while resizes are under way. A companion that does not lead asks for the lead each
@@ -165,7 +165,7 @@ class Daemon:
             self._pause(stop, 0.0 if last else self._wait * self._jitter())
 
     def _next_try(self, companion: Companion, last: bool) -> str:
-        """In words, when the tick after one that failed comes: in `_wait` seconds."""
+        """Words for the time of the tick after one that failed: in `_wait` seconds."""
         self._wait = self._back_off(companion, self._wait)
         return "" if last else f"; trying again in {self._wait:.0f} s"
 

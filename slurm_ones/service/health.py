@@ -57,7 +57,7 @@ class Notifier:
         self._send("READY=1", f"STATUS={_line(words)}")
 
     def status(self, words: str) -> None:
-        """What `systemctl status` shows."""
+        """Show these words in `systemctl status`."""
         self._send(f"STATUS={_line(words)}")
 
     def reloading(self) -> None:
@@ -69,7 +69,7 @@ class Notifier:
         self._send("STOPPING=1", f"STATUS={_line(words)}", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def alive(self) -> None:
-        """Feed the watchdog, where there is one and it is time; cheap enough for every turn of a loop."""
+        """Feed the watchdog, if there is one and it is time; cheap enough for every turn of a loop."""
         now = time.monotonic()
         if self._every_s is not None and now - self._fed >= self._every_s:
             self._fed = now
@@ -88,7 +88,7 @@ def _line(words: str) -> str:
 class Health:
     """Health of one companion, updated at each tick and each error.
 
-    Where it cannot be stored the companion goes on, and `status` says how old the record is. `clock` gives the time.
+    If it cannot be stored, the companion goes on, and `status` says how old the record is. `clock` gives the time.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Health:
             log.exception("this tick is missing in the figures for Prometheus")
 
     def _phases(self, metrics: Metrics) -> Phases:
-        """Where the time of those resizes went that ended at the tick before."""
+        """Phases of the resizes that ended at the tick before."""
         due = metrics.due
         if not due or self._store is None:
             return {}

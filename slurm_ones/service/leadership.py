@@ -1,4 +1,4 @@
-"""Which of several companions over one database acts: one is the leader, the others stand by."""
+"""Choice among several companions over one database: one is the leader, the others stand by."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ones_db.leader import LeaderLock
 log = logging.getLogger(__name__)
 
 POLLS, HEARTBEATS = 10, 5
-"""How often within the take-over time a standby polls, and a leader sends a heartbeat."""
+"""Numbers of polls of a standby, and of heartbeats of a leader, within the take-over time."""
 POLL_S = 5.0
 """The longest wait between two polls."""
 
 
 class Election(Protocol):
-    """What `daemon.Daemon` needs of it."""
+    """Methods that `daemon.Daemon` needs of it."""
 
     wait_s: float
-    """How long a standby waits before it polls again, in seconds."""
+    """Seconds that a standby waits before it polls again."""
 
     def take(self) -> bool:
         """Tell whether this companion leads: still, or from now on where no other one does.
@@ -82,7 +82,7 @@ class Leadership:
 
     @property
     def term(self) -> int:
-        """That of this companion. Raises `NotLeader` where it does not lead."""
+        """Term of this companion. Raises `NotLeader` if it does not lead."""
         if self._lock.term is None:
             raise NotLeader(f"{self._lock.place}: this companion does not lead")
         return self._lock.term
@@ -140,13 +140,13 @@ class Leadership:
             return None
         term = self._lock.take(self._clock(), leader)
         if term is not None:
-            log.warning("%s was not heard of for %.0f s, and leads no more", leader.holder, now - self._seen_at)
+            log.warning("%s sent no heartbeat for %.0f s, and leads no more", leader.holder, now - self._seen_at)
         elif leader.holder:
             host, _, pid = leader.holder.rpartition(":")
             self._say_once(
                 "hangs",
                 leader.term,
-                f"stands by: {leader.holder} was not heard of for {now - self._seen_at:.0f} s and still has the lead; "
+                f"stands by: {leader.holder} sent no heartbeat for {now - self._seen_at:.0f} s and still has the lead; "
                 f"it is stopped or hangs. To let this one lead, on {host}: kill -9 {pid}",
             )
         return term

@@ -21,7 +21,7 @@ from slurm_ones.text import plain
 LENGTH = 2_000
 """Characters of a line."""
 FRAMES = 6
-"""Of a traceback, the innermost."""
+"""Innermost frames of a traceback that are shown."""
 PERIOD_S = 3600.0
 MOST = 3
 """Lines of one kind in a period."""
@@ -52,8 +52,8 @@ class OneLine(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """For a terminal: tracebacks whole, and of each line what is printable alone. What a line break in a job's text
-    begins is shown as part of the event, whose first line alone has a time and a level."""
+    """Formatter for a terminal: tracebacks whole, and of each line only what is printable. What a line break in a job's
+    text begins is shown as part of the event. Only its first line has a time and a level."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(plain(line, LENGTH) for line in super().format(record).split("\n"))
@@ -75,7 +75,7 @@ class _Kind:
 class RateLimitFilter(logging.Filter):
     """Lets the first few warnings of a kind pass in each period; the first of the next says how many were left out.
 
-    Warnings and errors are of one kind if they differ in numbers alone: job ids, waits, attempts. All else passes.
+    Warnings and errors are of one kind if they differ only in numbers: job ids, waits, attempts. All else passes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

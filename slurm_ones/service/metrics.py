@@ -1,8 +1,8 @@
 """Figures of one companion for Prometheus: who has how many GPUs, what resizes cost and brought, what keeps jobs as
 they are, and how far off models were.
 
-All follow from what a tick has seen, so that they cost a tick next to nothing. Counters begin at 0 with the process,
-and a resize is counted by the companion that ended it, so that a restart does not count it again.
+All follow from what a tick has seen, so that they cost a tick next to nothing. Counters begin at 0 with the process.
+The companion that ended a resize counts it, so that a restart does not count it again.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from slurm_ones.text import plain
 SPACE = "slurm_ones"
 WHOSE = ("partition", "account")
 OTHER = "other"
-"""In place of every name beyond the bounds."""
+"""Label for every name beyond the bounds."""
 NONE = "none"
-"""In place of an empty name: to Prometheus an empty label is no label."""
+"""Label for an empty name: to Prometheus an empty label is no label."""
 LENGTH = 64
 """Characters of a name."""
 PARTITIONS, PAIRS = 16, 48
 """Partitions, and pairs of partition and account, that have figures of their own: those that come first."""
 WAITING = "waiting"
-"""Label of a resize of a job that waited, beside those of `rules.blocks`."""
+"""Label of a resize of a job that waited, besides those of `rules.blocks`."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     REQUEUE: ("pause", "checkpoint", "queue", "launch", "group", "load", "first_step"),
     BLOCKS: ("pause", "ready", "transfer"),
     WAITING: (),
 }
-"""Of each way of a resize the phases: columns of the view `resize_cost`, without their `_s`."""
+"""Phases of each way of a resize: columns of the view `resize_cost`, without their `_s`."""
 TOTAL = "total"
 """Label of the time from a resize's writing down to its end."""
 SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
 OTHERS, OWN = "other jobs", "own sizes"
-"""What a prediction was learned from: the second once a job had measured at any size."""
+"""Sources of a prediction: the second once a job had measured at any size."""
 HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
 """A ratio beyond this, or below its inverse, counts as this: one odd report must not be all of the mean."""
@@ -77,9 +77,9 @@ class Figure(NamedTuple):
 
 FIGURES = {
     "info": Figure(Gauge, "the companion, always 1", ("version", "policy", "mode")),
-    "last_tick_timestamp_seconds": Figure(Gauge, "end of the last tick that was not in vain"),
+    "last_tick_timestamp_seconds": Figure(Gauge, "end of the last tick that succeeded"),
     "tick_interval_seconds": Figure(Gauge, "seconds between ticks, by the settings"),
-    "ticks": Figure(Total, "ticks that were not in vain"),
+    "ticks": Figure(Total, "ticks that succeeded"),
     "errors": Figure(Total, "errors that were logged"),
     "resizes_begun": Figure(Total, "resizes begun, or advised", WHOSE),
     "resizes": Figure(Total, "resizes that ended, by the state they ended in", (*WHOSE, "way", "state")),
@@ -97,7 +97,7 @@ FIGURES = {
         RATIOS,
     ),
 }
-"""What is set, counted or observed as it happens."""
+"""Figures that are set, counted or observed as they happen."""
 
 NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "last_tick_seconds": ("what the last tick took", ()),
@@ -107,7 +107,7 @@ NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "slow_node_speed": ("speed of a slow node over that of others, as jobs measured", ("node",)),
     "refused_jobs": ("elastic jobs that get no other size now", (*WHOSE, "reason")),
 }
-"""What is so at one moment: text and labels."""
+"""Figures of one moment: text and labels."""
 
 
 class _Present(Collector):
@@ -117,9 +117,9 @@ class _Present(Collector):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.until = -math.inf
-        """When the values are too old to be shown."""
+        """Time from which the values are too old to be shown."""
         self.values: Mapping[str, Mapping[Any, float]] = {}
-        """By name and labels."""
+        """Values by name and labels."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See `Collector`."""
@@ -166,16 +166,16 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What the model of a job says, and the nodes and GPUs per node that the job has measured last."""
+    """Prediction of a job's model, and the nodes and GPUs per node that the job has measured last."""
 
     model: ThroughputModel
     on: Mapping[str, ThroughputModel]
-    """By kind of GPU."""
+    """Models by kind of GPU."""
     size: tuple[int, int] | None
 
 
 class Metrics:
-    """What one companion serves. `clock` gives the time by which gauges become too old."""
+    """Figures that one companion serves. `clock` gives the time by which gauges become too old."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # Nothing of the process itself: that is systemd's to tell.
@@ -219,7 +219,7 @@ class Metrics:
 
     @property
     def due(self) -> list[ResizeRecord]:
-        """Resizes that ended at the tick before, whose jobs have told by now how long each phase took."""
+        """Resizes that ended at the tick before, whose jobs have reported by now how long each phase took."""
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
@@ -292,7 +292,7 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Why jobs get no other size, by job; each that was not so before is counted."""
+        """Reasons of jobs that get no other size, by job; each that was not so before is counted."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
         for job_id, one in tick.observation.elastic.items():
@@ -307,7 +307,7 @@ class Metrics:
         return self._causes
 
     def _compare(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Of each job that has measured another size than last: how far off the model was that it had before."""
+        """Compare each job that has measured another size than last with the model that it had before."""
         expected = {job_id: known for job_id, known in self._expected.items() if job_id in whose}
         for one in tick.decided:
             for job_id, view in one.views.items():

@@ -17,9 +17,9 @@ from slurm_ones.service.metrics import Metrics
 AT_ONCE = 8
 """Requests that are answered at once; what comes beyond them is closed at once."""
 SILENT_S = 5.0
-"""How long a client may keep silent, or not read."""
+"""Time that a client may keep silent, or not read."""
 LONGEST_S = 20.0
-"""How long a connection may last."""
+"""Time that a connection may last."""
 
 
 class _Handler(WSGIRequestHandler):

@@ -36,7 +36,7 @@ from slurm_ones.text import plain
 log = logging.getLogger(__name__)
 
 LIMIT_S = 10.0
-"""For one delivery as a whole."""
+"""Time for one delivery as a whole."""
 KEPT = 200
 """Events that one box holds; of more the oldest go."""
 BOXES, BOXES_OF_ONE = 500, 4
@@ -44,7 +44,7 @@ BOXES, BOXES_OF_ONE = 500, 4
 LONGEST_WAIT_S = 3600.0
 """Between two tries to deliver."""
 CLOSE_S = 5.0
-"""At the end, for what is still to be sent."""
+"""Time at the end for what is still to be sent."""
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """Users who can get mail: a name that is no list of addresses and no option."""
 
@@ -172,7 +172,7 @@ def _send_mail(address: str, mail: EmailMessage) -> None:
 
 @dataclass
 class _Box:
-    """What is still to be sent to one address."""
+    """Events that are still to be sent to one address."""
 
     due: float
     failed: int = 0
@@ -258,7 +258,7 @@ class Outbox(threading.Thread):
         try:
             deliver(self._settings, key[0], self._settings.to or key[1], message)
         except NotDelivered as error:
-            # Not at the level of errors, of which the companion would tell in turn; nor with the address, a secret.
+            # Not at the level of errors, which the companion would report in turn; nor with the address, a secret.
             log.warning("%s: %d events were not delivered: %s", self.name, len(message.events), error)
             wait_s, failed = min(max(wait_s, 1.0) * 2 ** min(box.failed, 12), LONGEST_WAIT_S), box.failed + 1
         with self._lock:

@@ -1,8 +1,8 @@
-"""Publishes what each user may see of their own jobs, as a file that they alone can read.
+"""Publishes what each user may see of their own jobs, as a file that only they can read.
 
 At an operator's site users can open neither the job database nor a server. The files lie in a folder of the
 companion's, `Settings.views_folder`: `view_name` for each user with jobs, and SITE_VIEW for everybody. A thread writes
-them beside the ticks, one user after the other, and only those whose jobs changed.
+them next to the ticks, one user after the other, and only those whose jobs changed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ FOLDER_MODE = 0o711
 ROUND_S = 10.0
 """Longest time that one round writes; the next one goes on with those who were left."""
 REST = 20
-"""After a round, so many times its processor time nothing is written but SITE_VIEW: a twentieth of a core at most."""
+"""Rest after a round, as a multiple of its processor time, in which only SITE_VIEW is written: a twentieth of a core at
+most."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What one round did."""
+    """Result of one round."""
 
     written: int = 0
     left: int = 0
@@ -59,7 +60,7 @@ class Publisher:
         self._clock = clock
         self._round_s = round_s
         self._written: dict[str, Hashable] = {}
-        """What each user's file shows, in the order in which they were written."""
+        """Content of each user's file, in the order in which they were written."""
         self._rest_until = 0.0
         self._said: set[str] = set()
         self._wake = threading.Event()
@@ -95,14 +96,14 @@ class Publisher:
             except Exception:
                 # Its end would be noticed by nobody.
                 log.exception("users cannot see their jobs")
-            # One that was under way when it was told to end has not seen what happened since: there is one more.
+            # One that was under way when the end was asked for has not seen what happened since: there is one more.
             if closing:
                 return
 
     def publish(self) -> Published:
-        """Write SITE_VIEW, and the files of users whose jobs changed, those first whose files are oldest; remove the
-        files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` where nothing can
-        be written."""
+        """Write SITE_VIEW, and the files of users whose jobs changed, those first whose files are oldest. Remove the
+        files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if nothing can be
+        written."""
         made = self._make_folder()
         with directory_of(self._folder, os.geteuid(), "this companion") as folder:
             if made:
@@ -155,8 +156,8 @@ class Publisher:
             if error.errno != errno.ENOTSUP:
                 raise
             raise NotBelieved(
-                f"{self._folder}: its file system has no POSIX ACLs, by which each user could read a file of their "
-                "own; set `views` in the settings to a folder on one that has"
+                f"{self._folder}: its file system has no POSIX ACLs, by which users could read files of their "
+                "own: set `views` in the settings to a folder on one that has"
             ) from None
 
     def _say_once(self, text: str) -> None:
@@ -173,7 +174,7 @@ def _uid(user: str) -> int | None:
 
 
 def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
-    """Put the file into place as a whole: for this user alone, or for everybody."""
+    """Put the file into place as a whole: only for this user, or for everybody."""
     temporary = f".{name}"
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=folder)
@@ -215,7 +216,7 @@ ACL = "system.posix_acl_access"
 _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _NOBODY = 0xFFFFFFFF
-"""In place of an id, for entries that have none."""
+"""Id for entries that have none."""
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 

@@ -18,7 +18,7 @@ from slurm_ones.config import Settings
 LOOK_S = 2.0
 """Between two looks at the directory."""
 GAP_S = 5.0
-"""From the end of a tick to one that was brought forward."""
+"""Time from the end of a tick to one that was brought forward."""
 BURST = 5
 """Ticks that may be brought forward at once; after them one an interval."""
 
