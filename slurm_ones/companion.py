@@ -47,7 +47,7 @@ NODES_S = 300.0
 
 @dataclass(frozen=True)
 class Tick:
-    """What one tick observed and did."""
+    """Observations and actions of one tick."""
 
     observation: Observation
     decided: list[PartitionSchedule] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Tick:
     seconds: float = 0.0
     histories: Mapping[int, JobHistory] = field(default_factory=dict)
     outcomes: Mapping[int, Reason] = field(default_factory=dict)
-    """What became of what was decided, by job."""
+    """Outcomes of what was decided, by job."""
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the tick before."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
@@ -78,8 +78,8 @@ class Companion:
     it stopped. Only one may act at a time: `check` raises `NotLeader` where another one does, and is asked before
     anything is changed in Slurm or written for a job. Raises `ConfigError` for a policy or option that does not exist.
 
-    `clock` gives the time; `make` makes the policy of a partition, where it is not the settings' own. `daemon.Daemon`
-    lets it tick.
+    `clock` gives the time; `make` makes the policy of a partition, if it is not the settings' own. `daemon.Daemon` lets
+    it tick.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """What Slurm lets hold whom, read every few minutes, with what is held now; as before if it does not answer."""
+        """Limits of Slurm on its holders, read every few minutes, with what is held now; as before if it does not
+        answer."""
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -201,7 +202,7 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """What this Slurm can do, asked when it first matters; False as long as it does not tell."""
+        """Answer to what this Slurm can do, asked when it first matters; False as long as it does not answer."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()

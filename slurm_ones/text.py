@@ -53,7 +53,7 @@ def resized(
 
 
 def changed(resize: ResizeRecord) -> str:
-    """What a resize changes, as `resized` says it."""
+    """Changes of a resize, as `resized` words them."""
     return resized(
         resize.old_shape, resize.new_shape, resize.old_batch, resize.new_batch, resize.old_kind, resize.new_kind
     )
@@ -79,8 +79,7 @@ def clock(at: float | None) -> str:
 
 
 def phases(run: RunRecord) -> str:
-    """Where the time of a run's start went: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty where it reported
-    nothing."""
+    """Times of a run's start by phase: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty if it reported nothing."""
     if run.launch_s is None:
         return ""
     imports = f" (imports {seconds(run.import_s)})" if run.import_s else ""
@@ -92,7 +91,7 @@ def phases(run: RunRecord) -> str:
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
-    """Where the time of the start went that each resize led to, by the resize's id; `runs` are by job id and restart.
+    """Times by phase of the start that each resize led to, by the resize's id; `runs` are by job id and restart.
 
     Of several resizes of one run the last is meant: the others were rolled back before the run ended.
     """
@@ -116,22 +115,22 @@ def progress(job: JobSummary) -> str:
 
 
 def left_s(job: JobSummary) -> float | None:
-    """Seconds that a running job still needs at its present throughput, by the epochs that it declared; None where that
-    is not known."""
+    """Seconds that a running job still needs at its present throughput, by the epochs that it declared; None if
+    unknown."""
     if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
         return None
     return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
 
 
 def per_gpu(job: JobSummary) -> str:
-    """Samples per GPU and forward pass, times the passes of a step where there are several: `64` or `2 × 32`."""
+    """Samples per GPU and forward pass, times the passes of a step if there are several: `64` or `2 × 32`."""
     if job.local_batch is None or job.passes is None:
         return "–"
     return f"{job.passes} × {job.local_batch}" if job.passes > 1 else str(job.local_batch)
 
 
 def troubles(job: JobSummary) -> list[str]:
-    """What its owner should know of a job's training, a sentence each."""
+    """Problems of a job's training for its owner, a sentence each."""
     found = []
     if job.nonfinite:
         steps = f"{job.nonfinite} step{'s' * (job.nonfinite != 1)}"
@@ -150,7 +149,7 @@ MOST_NAMED = 12
 
 
 class WithGpus(Protocol):
-    """What holds at one number of GPUs."""
+    """Limits at one number of GPUs."""
 
     @property
     def gpus(self) -> int: ...
@@ -166,7 +165,7 @@ def counts(rows: Sequence[WithGpus]) -> str:
 
 
 def described(limits: Limits) -> tuple[Reason, ...]:
-    """What a strategy holds its job to, a sentence each, for the job's owner."""
+    """Limits of a strategy on its job, a sentence each, for the job's owner."""
     name, said = limits.strategy, []
     if limits.sizes:
         said.append(reason("strategy_sizes", strategy=name, counts=counts(limits.sizes)))
@@ -213,7 +212,7 @@ def pause(value: float) -> str:
 
 
 def planned(resize: ResizeRecord) -> str:
-    """Which blocks a resize adds and drops: `adds 3 (2x4), drops 0`; empty for one by requeue."""
+    """Blocks that a resize adds and drops: `adds 3 (2x4), drops 0`; empty for one by requeue."""
     if resize.mechanism != "blocks":
         return ""
     added = ", ".join(f"{task} ({shape})" for task, shape in resize.added)
@@ -235,5 +234,5 @@ def deadline(said: PromiseRecord) -> str:
 
 
 def open_deadline(at: float) -> str:
-    """A deadline of which nothing was said."""
+    """A deadline without an answer yet."""
     return f"deadline {clock(at)}: nothing is promised yet; its speed has to be known first, and by a policy that can"

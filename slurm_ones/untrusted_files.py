@@ -1,10 +1,10 @@
-"""The files of a job: where they are, and how to open what somebody else owns, believing nothing.
+"""The files of a job: their places, and how to open what somebody else owns, believing nothing.
 
 A job's directory is writable by its user, while the reader may be privileged: links are not followed, nothing that
 could block is opened, ownership is checked on the open descriptor, and reads are bounded.
 
-A file system whose server does not answer blocks whoever touches a path on it, and what is opened here is at a path of
-its user's choice. So the functions at the end may be run elsewhere (`run_by`): the companion's are, by a child process
+A file system whose server does not answer blocks whoever touches a path on it. What is opened here is at a path of its
+user's choice. So the functions at the end may be run elsewhere (`run_by`). The companion's are run by a child process
 (`service.file_child`), and raise `NoAnswer` if it does not answer in time.
 """
 
@@ -48,7 +48,7 @@ class NoAnswer(NotBelieved):
 
 
 Part = tuple[str, int, int]
-"""Of a file its name, from which byte on, and how many at most."""
+"""Part of a file: its name, from which byte on, and how many at most."""
 Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
 """The part that was read, and the size of the file; or why it could not be."""
 Runner = Callable[..., Any]
@@ -97,7 +97,7 @@ def job_directory(job: HasFiles) -> Path:
 
 
 def foreign(job: HasFiles) -> bool:
-    """This process may not write into the job's directory, and has the spool for its orders alone."""
+    """Tell whether this process may not write into the job's directory, and has only the spool for its orders."""
     return job.uid != os.geteuid() and os.geteuid() != 0
 
 
@@ -128,14 +128,14 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
 
 
 def read_from(directory: int | None, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
-    """At most `limit` bytes of a regular file of `uid` from `offset`, and the file's size. Without a `directory`,
-    `name` is its whole path.
+    """Read at most `limit` bytes of a regular file of `uid` from `offset`; returns also the file's size. Without a
+    `directory`, `name` is its whole path.
 
     Raises FileNotFoundError if there is none, `NotBelieved` if it is a link, a device, or another's file.
     """
     try:
-        # Looked at before it is opened, since opening alone may do something to a device or a FIFO; and after, since
-        # it may have been replaced in between.
+        # Checked before it is opened, since opening by itself may do something to a device or a FIFO. Checked again
+        # after, since it may have been replaced in between.
         _check(name, os.stat(name, dir_fd=directory, follow_symlinks=False), uid)
         fd = os.open(name, _READ, dir_fd=directory)
         try:
@@ -188,7 +188,7 @@ def check_directory(path: Path, uid: int) -> None:
 
 def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe: bool = False) -> None:
     """Write a file under a temporary name, make it durable, and rename it over `name` in the directory at `path`, which
-    must be that of `uid`; if it is to be `safe`, nobody else's to rename in.
+    must be that of `uid`. If it is to be `safe`, nobody else may rename in it.
 
     Raises OSError, and `NotBelieved`.
     """
