@@ -6,9 +6,9 @@
     tensors-00000.safetensors, …   one file a rank: its part of every tensor (`header` has the format)
     rest.pt                        all that is no tensor of model or optimizer; `torch.load(weights_only=True)` takes it
 
-Written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete checkpoint. Which
-rank writes and reads what is planned by `torch.distributed.checkpoint`, so that a checkpoint loads at another
-world size, and into DDP or FSDP2 whichever wrote it; `Reader` opens it to that library's own `load`.
+Written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete checkpoint.
+`torch.distributed.checkpoint` plans which rank writes and reads what. So a checkpoint loads at another world size, and
+into DDP or FSDP2 whichever wrote it. `Reader` opens it to that library's own `load`.
 """
 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints

@@ -89,8 +89,8 @@ class Checkpoints:
         self._folder.release()
 
     def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> str:
-        """Write a checkpoint from this rank alone, whose model is whole; its name. Not collective: the other ranks may
-        be gone. `refuse` is asked last, and says why it must not count after all.
+        """Write a checkpoint only from this rank, whose model is whole; returns its name. Not collective: the other
+        ranks may be gone. `refuse` is asked last, and says why it must not count after all.
 
         Raises `RankError`.
         """
@@ -140,7 +140,7 @@ class Checkpoints:
         self._thread.start()
 
     def ended(self) -> Saved | Failed | None:
-        """How the last `begin` ended, returned once; None while it is under way. Not collective, never waits."""
+        """Result of the last `begin`, returned once; None while it is under way. Not collective, never waits."""
         if self._thread is not None and self._thread.is_alive():
             return None
         end, self._end = self._end, None
@@ -189,7 +189,7 @@ class Checkpoints:
         return _Work(name, replace(progress), plan, tensors, kept, started)
 
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
-        """Write, and keep how it ended; `stall` is None where training waits for it."""
+        """Write, and keep how it ended; `stall` is None if training waits for it."""
         try:
             size = self._write(group, work)
         except Exception as error:
@@ -206,7 +206,7 @@ class Checkpoints:
         at = folder.temporary(work.name)
 
         def part() -> dict[str, tuple[int, int]]:
-            # The rest goes to the disk beside the tensors: after them all ranks would wait for it.
+            # The rest goes to the disk next to the tensors: after them all ranks would wait for it.
             with ThreadPoolExecutor(1, "ones-rest") as beside:
                 rest = beside.submit(write_plain, at / REST, work.rest) if group.rank == 0 else None
                 files = {mine: write_tensors(at / mine, work.plan.header, work.tensors)} if work.tensors else {}
@@ -313,7 +313,7 @@ def _copied(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Plan:
-    """What this rank writes, in this order, and the header of the file."""
+    """Tensors that this rank writes, in this order, and the header of the file."""
 
     items: list[WriteItem]
     header: bytes
@@ -329,7 +329,7 @@ class Planner:
         self._arena: Arena | None = None
 
     def forget(self) -> None:
-        """The ranks changed: plan anew."""
+        """Plan again, since the ranks changed."""
         self._local = None
 
     def local(self, content: Content) -> SavePlan:
@@ -343,7 +343,7 @@ class Planner:
         return replace(plan, items=held)
 
     def agree(self, local: SavePlan) -> Plan:
-        """Of what each rank could write, what each does write. Collective. Raises `RankError`."""
+        """Agree what each rank writes, of what it could. Collective. Raises `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None

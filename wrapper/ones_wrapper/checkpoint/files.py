@@ -50,7 +50,7 @@ def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryv
 def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum:
     """Make a file of the header and the tensors it names, durable when this returns.
 
-    A thread hashes beside the writing.
+    A thread hashes next to the writing.
     """
     size = crc = 0
 

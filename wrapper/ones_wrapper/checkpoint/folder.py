@@ -35,7 +35,7 @@ def checkpoint_name(step: int) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint's manifest says of it."""
+    """Manifest of a checkpoint."""
 
     job_id: int
     """The job that wrote it; of one that this job took over at its start, the job that it was taken from."""
@@ -53,14 +53,14 @@ class Folder:
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.refuse: Callable[[], str] = str
-        """Why a checkpoint that is written must not count after all; empty where it may."""
+        """Reason why a checkpoint that is written must not count after all; empty if it may."""
 
     def path(self, name: str) -> Path:
-        """Where a complete checkpoint is."""
+        """Path of a complete checkpoint."""
         return self._path / name
 
     def temporary(self, name: str) -> Path:
-        """Where it is written."""
+        """Path at which it is written."""
         return self._path / f".tmp-{name}"
 
     def prepare(self) -> None:
@@ -118,7 +118,7 @@ class Folder:
         return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:
-        """What it took the place of."""
+        """Publish it; returns what it took the place of."""
         target, old = self.path(name), self._path / f".old-{name}"
         again = target.exists()  # the same step again, such as before and after the end of an epoch
         if again:
@@ -150,7 +150,7 @@ class Folder:
         return sorted(found, key=lambda name: int(name[5:]), reverse=True)
 
     def damage(self, name: str, part: int = 0, parts: int = 1) -> str:
-        """What is wrong with a checkpoint, or empty; looks at one `part` of its files of `parts`."""
+        """Damage of a checkpoint, or empty; checks one `part` of its files of `parts`."""
         return damage(self.path(name), part, parts)
 
     def set_aside(self, name: str) -> None:
@@ -178,7 +178,7 @@ class Folder:
         job_id, here = int(manifest["job_id"]), self.job_dir.resolve().name
         if job_id != self._job_id and here == directory_name(self._job_id):
             raise ValueError(
-                f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self._job_id}; move "
+                f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self._job_id}. Move "
                 f"{CHECKPOINTS}/{name} away to start from scratch, or, to go on from it, give the directory a name of "
                 "its own and name it in ONES_JOB_DIR"
             )

@@ -1,4 +1,5 @@
-"""What a script registers, by names, and what it gets back: one of a kind or a dict of several, as it was given."""
+"""Objects that a script registers, by names, and what it gets back: one of a kind or a dict of several, as it was
+given."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ones_wrapper.script.optimizers import is_plain, plain_state
 
 
 def named(what: str, given: Any) -> dict[str, Any]:
-    """What was given by name: a dict as it is, one alone under the empty name. Raises ValueError for names that a
+    """Objects by name: a dict as it is, a single one under the empty name. Raises ValueError for names that a
     checkpoint cannot hold."""
     if not isinstance(given, dict):
         return {"": given}
@@ -40,7 +41,7 @@ def state_of(
     files: Stateful | None = None,
     data: Stateful | None = None,
 ) -> State:
-    """What is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
+    """State that is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
     known = {id(parameter) for parameter in whole.parameters()}
@@ -65,8 +66,8 @@ def state_of(
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
-    """Raises ValueError for a model that is trained and whose gradients nobody exchanges, unless the job is `alone`,
-    and for one whose gradients are exchanged and that is not registered."""
+    """Raises ValueError for a model that is trained and whose gradients nobody exchanges, unless the job is `alone`.
+    Raises it also for one whose gradients are exchanged and that is not registered."""
     models = _models(model)
     for name, one in models.items():
         trained = any(parameter.requires_grad for parameter in one.parameters())
@@ -83,13 +84,13 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
 
 
 def normalizes_batches(model: torch.nn.Module) -> bool:
-    """Whether its forward pass takes statistics over the local batch, which one sample may have none of."""
+    """Tell whether its forward pass takes statistics over the local batch, which one sample may have none of."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     return any(isinstance(one, kinds) and not isinstance(one, torch.nn.SyncBatchNorm) for one in model.modules())
 
 
 def _all(kind: str, given: Any, wanted: type[Any]) -> dict[str, Any]:
-    """By name. Raises TypeError for one that is something else."""
+    """Objects of a kind by name. Raises TypeError for one that is something else."""
     found = named(kind, given)
     for name, thing in found.items():
         if not isinstance(thing, wanted):
@@ -106,7 +107,7 @@ def _called(kind: str, name: str) -> str:
 
 
 def _of_things(given: Mapping[Any, Any]) -> bool:
-    """Whether a dict holds things with a state of their own, rather than plain values."""
+    """Tell whether a dict holds things with a state of their own, rather than plain values."""
     return any(hasattr(value, "state_dict") for value in given.values())
 
 
@@ -135,4 +136,4 @@ def _stateful(name: str, other: Any) -> dict[str, Stateful]:
 def _only(name: str, key: str, thing: Any) -> list[Stateful]:
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return [thing]
-    raise TypeError(f"register: {name}[{key!r}] is a {type(thing).__name__} beside objects with state_dict")
+    raise TypeError(f"register: {name}[{key!r}] is a {type(thing).__name__} next to objects with state_dict")

@@ -1,9 +1,9 @@
 """The safetensors files of a checkpoint: their headers, and a reader for `torch.distributed.checkpoint`.
 
-The format is that of the safetensors library: 8 bytes with the header's length (little endian), the header in
-JSON (by path: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without
-gaps. Of a sharded tensor each rank's file has a block, under the same path; where each block begins in the whole
-stands in `__metadata__`, as `torch.distributed.checkpoint` notes it in safetensors files of its own.
+The format is that of the safetensors library: 8 bytes with the header's length (little endian), the header in JSON (by
+path: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without gaps. Of a
+sharded tensor each rank's file has a block, under the same path. `__metadata__` says where each block begins in the
+whole, as `torch.distributed.checkpoint` notes it in safetensors files of its own.
 
 Everything in a header is checked: it may be damaged, or somebody else's.
 """
@@ -59,7 +59,7 @@ DTYPES = {
 }
 """Those that the safetensors library opens as tensors of torch."""
 MOST_DIMENSIONS = 64
-"""Of a tensor, as torch has it."""
+"""Most dimensions of a tensor, as torch has it."""
 _METADATA = "__metadata__"
 _BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
 _KIND = {"format": "pt", "DCP_VERSION": "1.0"}
@@ -74,7 +74,7 @@ class Part:
     offsets: tuple[int, ...]
     """Index of the block's first element in the whole."""
     shape: tuple[int, ...]
-    """Of the block."""
+    """Shape of the block."""
     dtype: torch.dtype
 
     @property
@@ -83,7 +83,7 @@ class Part:
 
 
 def refusal(path: str, dtype: torch.dtype) -> str:
-    """Why a tensor of this path and dtype cannot be in such a file; empty where it can."""
+    """Reason why a tensor of this path and dtype cannot be in such a file; empty if it can."""
     if dtype not in DTYPES:
         return f"{path} is of {dtype}, which safetensors files cannot hold; keep it as another dtype"
     return f"{path} is a name that safetensors files need for something else" if path == _METADATA else ""
@@ -161,7 +161,7 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
 
 
 def _blocks(metadata: Any) -> dict[str, tuple[int, ...]]:
-    """Where blocks begin; files of whole tensors alone need not say so."""
+    """Beginnings of blocks; files of only whole tensors need not have them."""
     text = metadata.get(_BLOCKS, "{}") if isinstance(metadata, dict) else None
     blocks = json.loads(text) if isinstance(text, str) else None
     if not isinstance(blocks, dict) or any(not isinstance(block, dict) for block in blocks.values()):
@@ -223,7 +223,7 @@ class Reader(StorageReader):
         self._places: dict[MetadataIndex, tuple[str, int, Part]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What is there, from the headers of the manifest's files.
+        """Read what is there, from the headers of the manifest's files.
 
         Raises ValueError where these are damaged, or do not make up every tensor they name.
         """
@@ -244,11 +244,11 @@ class Reader(StorageReader):
         """Nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """Return the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """Return the plans as they are."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -291,7 +291,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this could be a checkpoint's directory."""
+        """Tell whether this could be a checkpoint's directory."""
         return Path(checkpoint_id).is_dir()
 
 

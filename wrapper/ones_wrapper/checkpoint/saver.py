@@ -1,4 +1,4 @@
-"""When checkpoints are taken: often enough to lose little work, seldom enough to cost little time."""
+"""Times of checkpoints: often enough to lose little work, seldom enough to cost little time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Saver:
         self._stall_s: float | None = None
         self._writing = False
         self.load_s = 0.0
-        """How long the last `load` took."""
+        """Time that the last `load` took."""
 
     def load(self, state: State) -> Loaded:
         """Load the newest good checkpoint into the objects of `state`."""
@@ -54,7 +54,7 @@ class Saver:
         return loaded
 
     def due(self, progress: Progress) -> bool:
-        """Whether it is time for the next one. Not collective: rank 0 decides."""
+        """Tell whether it is time for the next one. Not collective: rank 0 decides."""
         every_s = self._every_s
         if every_s is None:
             rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
@@ -62,9 +62,9 @@ class Saver:
         return not self._writing and time.monotonic() - self._saved_at >= every_s
 
     def save(self, state: State | None, progress: Progress, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return; False where it could not be, which is logged.
+        """Write a checkpoint that is durable on return; False if it could not be, which is logged.
 
-        Without an order, nothing is written where nothing has changed since the last one.
+        Without an order, nothing is written if nothing has changed since the last one.
         """
         if state is None:
             return False
@@ -83,7 +83,7 @@ class Saver:
         return True
 
     def begin(self, state: State, progress: Progress) -> None:
-        """Write a checkpoint behind the training, where that is wanted."""
+        """Write a checkpoint behind the training, if that is wanted."""
         if not self._behind:
             self.save(state, progress, "in passing")
             return
@@ -106,7 +106,7 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is being written behind the training."""
+        """True if a checkpoint is being written behind the training."""
         return self._writing
 
     def ranks_changed(self, restart: int) -> Group | None:
@@ -121,7 +121,7 @@ class Saver:
         self.report_finished()
 
     def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> bool:
-        """Write a checkpoint from this rank alone, as `Checkpoints.rescue` does; whether there is one now."""
+        """Write a checkpoint only from this rank, as `Checkpoints.rescue` does; returns whether there is one now."""
         if self._saved == progress:
             return True
         try:
@@ -153,7 +153,7 @@ PRIOR_FAILURES = 0.2
 PRIOR_NODE_S = 20 * 86_400.0
 """Prior of the failure rate, a gamma distribution: one failure in 100 node-days. Kokolis et al. ("Revisiting
 Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025) give 6.5 and 2.3 in 1,000 node-days for the
-infrastructure of two clusters; people and scripts fail as well, so ours is a round number above them. It is held so
+infrastructure of two clusters. People and scripts fail as well, so ours is a round number above them. It is held so
 loosely that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
@@ -174,10 +174,10 @@ def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
 def interval_s(stall_s: float, mean_time_between_failures_s: float) -> float:
     """Seconds of training between two checkpoints that lose least to stalls and to work done twice.
 
-    Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for
-    restart dumps", Future Generation Computer Systems 22, 2006), whose first term is Young's sqrt(2 × stall × time
-    between failures), kept from `LEAST_S` to `MOST_S`. `stall_s` is how long training stands still for one, not how
-    long its writing takes.
+    Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for restart
+    dumps", Future Generation Computer Systems 22, 2006). Its first term is Young's sqrt(2 × stall × time between
+    failures). It is kept from `LEAST_S` to `MOST_S`. `stall_s` is the pause of training for one, not how long its
+    writing takes.
     """
     stall, between = max(0.0, stall_s), max(1e-9, mean_time_between_failures_s)
     best = between

@@ -1,4 +1,4 @@
-"""What a checkpoint is made from: progress, and the state of model, optimizer and extras as tensors and plain data.
+"""Content of a checkpoint: progress, and the state of model, optimizer and extras as tensors and plain data.
 
 `pack` turns what state dictionaries hold into what `torch.load(weights_only=True)` takes, so that reading a checkpoint
 runs no code: numbers, strings, bytes, tensors, and dictionaries, lists, tuples and sets of these. Other types that are
@@ -55,17 +55,17 @@ class PlainValues:
 
 @dataclass(frozen=True)
 class State:
-    """What is saved beside the progress: registered once by the script."""
+    """State that is saved besides the progress: registered once by the script."""
 
     model: torch.nn.Module
     """Several are one `ModuleDict`."""
     optimizers: dict[str, torch.optim.Optimizer]
-    """By name; the name of a single one is empty."""
+    """Optimizers by name; the name of a single one is empty."""
     extras: dict[str, Stateful]
     files: Stateful | None = None
     """The script's files: their sizes."""
     data: Stateful | None = None
-    """What is chosen of the data."""
+    """Choice of the data."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Saved:
     name: str
     bytes: int
     seconds: float
-    """From its beginning until it was durable."""
+    """Time from its beginning until it was durable."""
     stall_s: float
-    """How long training stood still for it, the wait for the one before included."""
+    """Pause of training for it, the wait for the one before included."""
     progress: Progress
-    """As it was when the checkpoint began."""
+    """Progress at the beginning of the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Which checkpoint was loaded (empty name: none), and what people should know."""
+    """Checkpoint that was loaded (empty name: none), and what people should know."""
 
     name: str
     progress: Progress
@@ -113,11 +113,11 @@ Take = Callable[[str, torch.Tensor], bool]
 
 
 class CannotSaveError(TypeError):
-    """State of a type that a checkpoint does not hold; the message names where it is."""
+    """State of a type that a checkpoint does not hold; the message names its place."""
 
 
 def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
-    """`value` as plain data. `path` says where it is, for errors and for `take`. Raises `CannotSaveError`."""
+    """`value` as plain data. `path` is its place, for errors and for `take`. Raises `CannotSaveError`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return _pack_tensor(value, path, take)
@@ -167,7 +167,7 @@ def _pairs(value: dict[Any, Any], path: str, take: Take) -> list[tuple[Any, Any]
 
 
 def _bytes(data: bytes | bytearray) -> torch.Tensor:
-    """As a tensor: empty `bytes` would be pickled as a call."""
+    """Bytes as a tensor: empty `bytes` would be pickled as a call."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
@@ -176,7 +176,7 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """What `pack` was given; `tensors` are those that were kept elsewhere. Raises KeyError where one is missing."""
+    """Value that `pack` was given; `tensors` are those that were kept elsewhere. Raises KeyError if one is missing."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
     if type(value) is not dict:
@@ -219,7 +219,7 @@ class Content:
 
 
 def collect(state: State, *, template: bool = False) -> Content:
-    """What there is to save now. Raises `CannotSaveError`.
+    """Collect what there is to save now. Raises `CannotSaveError`.
 
     A `template`, for loading, has the optimizer's state also where no step was taken yet.
     """
@@ -265,7 +265,7 @@ def collect(state: State, *, template: bool = False) -> Content:
 
 
 def _path_of(optimizer: str) -> str:
-    """Where the state of an optimizer of this name is kept."""
+    """Path of the state of an optimizer of this name."""
     return f"optimizer.{optimizer}" if optimizer else "optimizer"
 
 
@@ -273,7 +273,7 @@ def _path_of(optimizer: str) -> str:
 def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
     """Keep torch from taking a step with zero gradients to fill an empty optimizer, which would count as one.
 
-    It takes none where any gradient exists.
+    It takes none if any gradient exists.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
@@ -287,7 +287,7 @@ def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
 
 
 def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[str]:
-    """Why a checkpoint does not fit, in words; empty where it fits."""
+    """Reasons why a checkpoint does not fit, in words; empty if it fits."""
     found = []
     saved = metadata.state_dict_metadata
     bare = _without_state(now, rest)
@@ -302,7 +302,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
     for key in now.rest["extras"]:
         if key not in rest["extras"]:
             names = ", ".join(sorted(rest["extras"])) or "nothing"
-            found.append(f"the checkpoint holds no {key!r} (beside model and optimizer it has {names})")
+            found.append(f"the checkpoint holds no {key!r} (besides model and optimizer it has {names})")
     for path in _optimizers(now.rest):
         if path not in rest:
             found.append(f"the checkpoint holds no {path}")
@@ -317,7 +317,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
-    """Of all that is no tensor, the optimizers', by their paths."""
+    """Parts that are no tensor of the optimizers, by their paths."""
     return {key: value for key, value in rest.items() if key not in ("model", "extras", "files", "data")}
 
 
