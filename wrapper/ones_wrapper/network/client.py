@@ -1,4 +1,4 @@
-"""A connection to a store of this job (`server`). The standard library alone."""
+"""A connection to a store of this job (`server`). Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class StoreClient:
             self._lock.release()
 
     def ask(self, what: str, *parts: bytes, wait_s: float = 0.0) -> list[bytes]:
-        """What the store answers to a request, which it may think about for `wait_s`. Raises `StoreLostError`,
+        """Answer of the store to a request, which it may think about for `wait_s`. Raises `StoreLostError`,
         TimeoutError for keys that did not come, and ValueError for what it does not understand.
         """
         with self._lock:
@@ -118,7 +118,7 @@ class StoreClient:
             try:
                 self._receive(0.0)
                 self._take()
-            except BlockingIOError:  # another thread heard it as it waited for an answer
+            except BlockingIOError:  # another thread got it as it waited for an answer
                 return
             except (OSError, FrameError) as error:
                 self.close()
@@ -148,7 +148,7 @@ class StoreClient:
         self._frames.feed(data)
 
     def _take(self) -> list[bytes] | None:
-        """The next answer of what has come; what was pushed before it is heard."""
+        """The next answer of what has come; what was pushed before it is taken in."""
         while (body := self._frames.take()) is not None:
             parts = parts_of(body) or [b""]
             if parts[0] != b"news":
@@ -158,7 +158,7 @@ class StoreClient:
 
 
 def rest_idle() -> None:
-    """Hang up on stores of which nobody asked anything lately; whoever does is connected again."""
+    """Hang up on stores that nobody has asked lately; whoever does is connected again."""
     with _clients_lock:
         clients = list(_clients)
     for client in clients:

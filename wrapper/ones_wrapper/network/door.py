@@ -30,7 +30,7 @@ _NAMED = 100
 def listen(host: str) -> socket.socket:
     """Listen at this node's address, on a port that the system picks.
 
-    A node whose own name leads to itself alone, as some distributions set it up, listens at all of its addresses: the
+    A node whose own name leads only to itself, as some distributions set it up, listens at all of its addresses. The
     others know it by another one.
     """
     literal = _is_literal(host)
@@ -77,13 +77,13 @@ class Door:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._strangers: dict[int, _Stranger] = {}
-        """By file descriptor, the oldest first."""
+        """Callers by file descriptor, the oldest first."""
         self._of: Counter[str] = Counter()
         self._named: set[str] = set()
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port on which it listens."""
         return int(self._listener.getsockname()[1])
 
     def fileno(self) -> int:

@@ -36,7 +36,7 @@ def fields(*parts: bytes) -> bytes:
 
 
 def parts_of(body: bytes) -> list[bytes]:
-    """What `fields` was given. Raises `FrameError`."""
+    """Fields that `fields` was given. Raises `FrameError`."""
     found, at = [], 0
     while at < len(body):
         if at + _LENGTH.size > len(body):
@@ -74,7 +74,7 @@ class Frames:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing came that was not taken."""
+        """Tell whether nothing came that was not taken."""
         return not self._bytes
 
     def _next(self) -> int | None:

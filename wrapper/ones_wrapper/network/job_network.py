@@ -1,5 +1,5 @@
-"""How this process reaches the other processes of its job: the job's secret, and the store server of its block. The
-standard library alone.
+"""Access of this process to the other processes of its job: the job's secret, and the store server of its block. Needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STORE = "ONES_STORE"
 PLACE = "ONES_PLACE"
 """Names the place where ranks of several blocks meet: host, port and the place's name."""
 _PATIENCE_S = 60.0
-"""How long the secret may be missing: a network file system shows a file that another node made by then."""
+"""Time that the secret may be missing: a network file system shows a file that another node made by then."""
 _LOCAL = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 """Linux: netdevice(7)."""
@@ -28,8 +28,8 @@ _here: dict[str, StoreServer] = {}
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    """By which name other nodes of the job find this one; the loopback address outside Slurm. A node's name may lead
-    to a slow network: `ONES_SOCKET_IFNAME` names the interface whose address counts.
+    """Name by which other nodes of the job find this one; the loopback address outside Slurm. A node's name may lead to
+    a slow network: `ONES_SOCKET_IFNAME` names the interface whose address counts.
     """
     if interface := env.get("ONES_SOCKET_IFNAME"):
         return address_of(interface)
@@ -54,13 +54,13 @@ class JobNetwork:
 
     secret: JobSecret
     host: str
-    """Of this block's store server."""
+    """Host of this block's store server."""
     port: int
 
     @classmethod
     def found(cls, env: Mapping[str, str], folder: Path) -> JobNetwork:
-        """By what `ones-run` set; ranks that others started serve a store of their own. `folder` is the job's, with the
-        secret. Raises `SecretError`.
+        """Find the network by what `ones-run` set; ranks that others started serve a store of their own. `folder` is
+        the job's, with the secret. Raises `SecretError`.
         """
         if given := env.get(STORE):
             host, _, port = given.rpartition(":")
@@ -69,7 +69,7 @@ class JobNetwork:
 
     @classmethod
     def here(cls, host: str = _LOCAL, secret: JobSecret | None = None) -> JobNetwork:
-        """With a store server in this process, one for each secret, at this node's name."""
+        """Make a network with a store server in this process, one for each secret, at this node's name."""
         secret = secret or JobSecret.fresh()
         name = secret.key("server").hex()
         if name not in _here:
@@ -81,5 +81,5 @@ class JobNetwork:
         return StoreClient(self.host, self.port, self.secret, role, place)
 
     def number(self, purpose: str) -> int:
-        """A number of 63 bits that this job's processes alone know."""
+        """A number of 63 bits that only this job's processes know."""
         return int.from_bytes(hashlib.sha256(self.secret.key(purpose)).digest()[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""The ranks of a group show each other that it is of the job's ranks alone.
+"""Proofs by which the ranks of a group show each other that all of them are the job's.
 
 gloo knows a peer by a small number that anybody could say first. So a group counts as formed once each rank has shown
 each other one that it has the job's secret, over that group's own connections.
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ones_wrapper.network.proof import ProofError
 
 PAIRWISE_S = 20.0
-"""How long it may take: a stranger in a rank's place says nothing."""
+"""Time that it may take: a stranger in a rank's place says nothing."""
 _SIZE = hashlib.sha256().digest_size
 
 

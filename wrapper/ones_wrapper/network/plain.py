@@ -24,7 +24,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What `encode` was given, with tuples as tuples. Raises ValueError for anything else."""
+    """Value that `encode` was given, with tuples as tuples. Raises ValueError for anything else."""
     try:
         text, *blobs = parts_of(data)
         return _unpacked(json.loads(text), blobs)

@@ -5,8 +5,8 @@
     caller: the same with its own label
     host:   nothing, or why it does not take the caller all the same
 
-The nonces make each proof worth one connection; the key is bound to the place (a term's store, the state for one rank),
-so a proof for one is none for another; the labels keep either side from sending the other's proof back.
+The nonces make each proof worth one connection. The key is bound to the place (a term's store, the state for one rank),
+so a proof for one is none for another. The labels keep either side from sending the other's proof back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ones_wrapper.network.frames import FrameError, Frames, fields, frame, parts
 from ones_wrapper.network.secret import JobSecret
 
 PROOF_S = 2.0
-"""How long a proof may take."""
+"""Time that a proof may take."""
 MOST_UNPROVEN = 1024
 """Bytes of a message of somebody who has not proved anything."""
 _MAGIC = b"ones network 1"
@@ -48,10 +48,10 @@ class Challenge:
         mine = os.urandom(_NONCE)
         self._expected = _proof(secret, "caller", self.role, self.place, nonce, mine)
         self.answer = fields(mine, _proof(secret, "host", self.role, self.place, nonce, mine))
-        """To be sent."""
+        """Answer to be sent."""
 
     def met_by(self, proof: bytes) -> bool:
-        """Whether the caller has the secret."""
+        """Tell whether the caller has the secret."""
         return hmac.compare_digest(proof, self._expected)
 
 

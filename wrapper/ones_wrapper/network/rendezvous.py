@@ -1,5 +1,5 @@
-"""How ranks that `ones-run` started find each other: `env://`, which scripts and frameworks name, leads to the job's
-store in place of a port that anybody may guess or take.
+"""Rendezvous of ranks that `ones-run` started. `env://`, which scripts and frameworks name, leads to the job's store,
+not to a port that anybody may guess or take.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ones_wrapper.network.store import GroupStore, native_store
 from ones_wrapper.protocol import HOT
 
 _MEET_S = 60.0
-"""How long the store may take to answer when all ranks come at once."""
+"""Time that the store may take to answer when all ranks come at once."""
 _kept: list[GroupStore] = []
 _torch_env = _rendezvous_handlers["env"]
 
 
 def install(env: MutableMapping[str, str]) -> None:
-    """From now on `env://` leads ranks of `ones-run` to the job's store, and others where torch leads them. NCCL takes
-    connections from this job's ranks alone, as far as its release can, unless the user says otherwise.
+    """Let `env://` from now on lead ranks of `ones-run` to the job's store, and others as torch does. NCCL takes
+    connections only from this job's ranks, as far as its release can, unless the user says otherwise.
     """
     _rendezvous_handlers["env"] = _find
     if STORE in env and torch.cuda.is_available():
@@ -59,7 +59,7 @@ def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
 
 
 def group_key() -> bytes | None:
-    """By which the ranks that came here last show each other that they are the job's; None if none did."""
+    """Key by which the ranks that came here last show each other that they are the job's; None if none did."""
     return _kept[-1].key() if _kept else None
 
 

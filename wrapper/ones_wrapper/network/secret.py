@@ -1,4 +1,4 @@
-"""The job's secret: 32 random bytes in its folder `hot/`, which its owner alone may read. Standard library only."""
+"""The job's secret: 32 random bytes in its folder `hot/`, which only its owner may read. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A store that a job's processes share: plain bytes by key, in places that know nothing of each other.
 
 One thread serves everybody. A place that a process hosts ends with that process's connection, and everybody in it is
-hung up on; a place where ranks meet ends with the last of them. The standard library alone: `ones-run` serves it.
+hung up on. A place where ranks meet ends with the last of them. Needs only the standard library: `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ones_wrapper.process.standstill import Standstill
 HOST, MEMBER, MEET = "host", "member", "meet"
 """Roles: who makes a place that ends with him, who comes into such a one, and who makes one together with others."""
 _TURN_S = 1.0
-"""Time between two looks whether this process stood still, at most."""
+"""Longest time between two checks whether this process was paused."""
 _MOST_UNREAD = 4 * MOST
 """Bytes that somebody may leave unread."""
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
 class _Place:
-    """Keys and values, who is there, who waits for which key, and who hears of which kinds of keys."""
+    """Keys and values, who is there, who waits for which key, and who gets which kinds of keys."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -37,7 +37,7 @@ class _Place:
         self.awaited: dict[bytes, set[_Member]] = {}
         self.followers: dict[bytes, set[_Member]] = {}
         self.heard: dict[bytes, float] = {}
-        """When who signs was last heard of, or first asked for."""
+        """Time of the last message of a signer, or of the first question about it."""
         self.leads = b""
         """The name by which the host signs, if it does."""
 
@@ -185,7 +185,7 @@ class StoreServer:
             self._leave(member)
 
     def _serve(self, member: _Member) -> None:
-        """What it asked, one thing after another: while it waits, the next one does."""
+        """Serve its requests, one after another: while it waits, the next one does."""
         while member in self._members and member not in self._waiting and (body := member.frames.take()) is not None:
             what, *parts = parts_of(body) or [b""]
             act = getattr(self, f"_do_{what.decode('ascii', 'replace')}", None) if what.isalpha() else None
@@ -253,7 +253,7 @@ class StoreServer:
         return [values.get(key, expected)]
 
     def _do_peek(self, member: _Member, *keys: bytes) -> list[bytes]:
-        """Of each key an empty field, or one byte and its value."""
+        """Return for each key an empty field, or one byte and its value."""
         values = member.place.values
         return [b"+" + values[key] if key in values else b"" for key in keys]
 

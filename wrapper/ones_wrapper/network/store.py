@@ -14,7 +14,7 @@ from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.door import listen
 
 _kept: deque[GroupStore] = deque(maxlen=16)
-"""torch holds a store's C++ half alone, which can do nothing without the other: those of groups that are being formed
+"""torch holds only a store's C++ half, which can do nothing without the other. Those of groups that are being formed
 and of the newest ones stay. Whoever has a group for longer holds its store."""
 
 
@@ -27,7 +27,7 @@ class GroupStore(Store):
         _kept.append(self)
 
     def key(self) -> bytes:
-        """By which the ranks of a group that is formed here show each other that they are the job's."""
+        """Key by which the ranks of a group that is formed here show each other that they are the job's."""
         return self._client.key("group", self._begin)
 
     def _key(self, key: str) -> bytes:
@@ -37,7 +37,7 @@ class GroupStore(Store):
         return self._timeout_s if timeout is None else timeout.total_seconds()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` and `wait` wait."""
+        """Set how long `get` and `wait` wait."""
         self._timeout_s = timeout.total_seconds()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -62,7 +62,7 @@ class GroupStore(Store):
         self._client.ask("append", self._key(key), _bytes(value))
 
     def has_extended_api(self) -> bool:
-        """Whether there are `append`, `multi_get` and `multi_set`."""
+        """True if there are `append`, `multi_get` and `multi_set`."""
         return True
 
     def add(self, key: str, value: int) -> int:
@@ -70,7 +70,7 @@ class GroupStore(Store):
         return int(self._client.ask("add", self._key(key), b"%d" % value)[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of them are there."""
+        """Tell whether all of them are there."""
         return self._client.ask("check", *map(self._key, keys)) == [b"1"]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -86,11 +86,11 @@ class GroupStore(Store):
         return self._client.ask("swap", self._key(key), _bytes(expected), _bytes(value))[0]
 
     def delete_key(self, key: str) -> bool:
-        """Whether it was there."""
+        """Delete a key; returns whether it was there."""
         return self._client.ask("delete", self._key(key)) == [b"1"]
 
     def num_keys(self) -> int:
-        """How many there are."""
+        """Number of keys."""
         return len(self._client.ask("keys", self._begin.encode()))
 
     # What torch's C++ half looks for.

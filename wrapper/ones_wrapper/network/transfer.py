@@ -1,12 +1,12 @@
 """State from the memory of ranks that train into that of new ones, over plain connections.
 
-All tensors make one row of bytes; each of a newcomer's senders sends a stretch of it, so several send at once, in
-chunks of `CHUNK` bytes, of which two are held. The newcomer receives into the tensors that it trains with. The first
-sender also sends what is no tensor, as `torch.load(weights_only=True)` takes it. A connection begins with a proof that
-is worth something to one newcomer of one generation alone.
+All tensors make one row of bytes. Each of a newcomer's senders sends a stretch of it, so several send at once, in
+chunks of `CHUNK` bytes; two are held. The newcomer receives into the tensors that it trains with. The first sender also
+sends what is no tensor, as `torch.load(weights_only=True)` takes it. A connection begins with a proof that is worth
+something only to one newcomer of one generation.
 
-Nobody waits for the whole: a connection is given up when nothing moves on it for `TIMEOUT_S`, and a newcomer that waits
-for others, or loads what it got, says so with a byte every `ALIVE_S`, for as long as `patience_s` allows.
+Nobody waits for the whole: a connection is given up when nothing moves on it for `TIMEOUT_S`. A newcomer that waits for
+others, or loads what it got, says so with a byte every `ALIVE_S`, for as long as `patience_s` allows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _VECTOR = 256
 
 
 def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
-    """How long a state of so many bytes may take."""
+    """Time that a state of `size` bytes may take."""
     return timeout_s + size / SLOWEST
 
 
@@ -66,18 +66,18 @@ class Sender:
 
     address: tuple[str, int]
     place: str
-    """What the newcomer waits for (`state_for`)."""
+    """Place that the newcomer waits for (`state_for`)."""
     number: int
-    """Of the newcomer's senders, from 0."""
+    """Number among the newcomer's senders, from 0."""
     count: int
 
 
 class Received:
-    """What a newcomer got; `answer` once it was taken over, `close` in any case."""
+    """State that a newcomer got; `answer` once it was taken over, `close` in any case."""
 
     def __init__(self, joined: _Connections, seconds: float) -> None:
         self.packed, self.names, self.bytes, self.seconds = joined.packed, joined.names, joined.bytes, seconds
-        """What is no tensor, as `unpacked` takes it, and the tensors that were sent."""
+        """State that is no tensor, as `unpacked` takes it, and the tensors that were sent."""
         self._joined = joined
 
     def answer(self) -> None:
@@ -95,7 +95,7 @@ def state_for(board: str, generation: int, rank: int) -> str:
 
 
 def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
-    """What this rank of `world` that have the state sends, to newcomers: (host, port, `state_for` it)."""
+    """Parts that this rank of `world` that have the state sends, to newcomers: (host, port, `state_for` it)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
@@ -193,7 +193,7 @@ def _on_host(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _ahead(copier: ThreadPoolExecutor, chunks: Iterator[T]) -> Iterator[T]:
-    """The chunks, the next of which is made while one is sent."""
+    """The chunks; the next one is made while one is sent."""
     coming = copier.submit(next, chunks, None)
     while (chunk := coming.result()) is not None:
         coming = copier.submit(next, chunks, None)
@@ -224,7 +224,7 @@ def _into(connection: socket.socket, view: memoryview) -> None:
 
 
 def unpacked(packed: bytes | bytearray) -> dict[str, Any]:
-    """What the first sender sent that is no tensor."""
+    """State from the first sender that is no tensor."""
     found: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
     return found
 
@@ -306,7 +306,7 @@ class _Connections:
         return bool(self._open)
 
     def whole(self) -> bool:
-        """Whether all senders came; raises what failed."""
+        """Tell whether all senders came; raises what failed."""
         if self._open:
             self._header.wait(TIMEOUT_S)
         if self._errors:
