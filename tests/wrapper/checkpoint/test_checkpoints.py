@@ -162,7 +162,7 @@ def test_checkpoint_strayed_into_a_jobs_own_directory_is_refused(tmp_path: Path,
     own.mkdir()
     Checkpoints(own, group, 7, 0).save(state(1.0), Progress(step=1))
     loaded = state(3.0)
-    with pytest.raises(RankError, match=r"is of job 7, but ones-8 is the directory of job 8; move .* away"):
+    with pytest.raises(RankError, match=r"is of job 7, but ones-8 is the directory of job 8. Move .* away"):
         Checkpoints(own, group, 8, 0).load(loaded)
     assert loaded.model.bias.item() == 3.0  # type: ignore[union-attr, operator]
 

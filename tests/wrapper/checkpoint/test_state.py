@@ -162,7 +162,7 @@ def test_missing_extra_is_named(tmp_path: Path, group: Group) -> None:
     """Protects from going on with half of the state."""
     box = Checkpoints(tmp_path, group, 7, 0)
     box.save(state(), Progress(step=1))
-    with pytest.raises(RankError, match=r"holds no 'ema' \(beside model and optimizer it has scheduler\)"):
+    with pytest.raises(RankError, match=r"holds no 'ema' \(besides model and optimizer it has scheduler\)"):
         box.load(with_extra("ema", 1))
 
 
