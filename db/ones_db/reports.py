@@ -15,7 +15,19 @@ from ones_db.jobs import SPEC_COLUMNS, STARTS, among, key_of, known, newest, spe
 from ones_db.records import ReportLine, RunReports
 from ones_db.rows import COLUMNS, record_of, row_of
 from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
-from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Membership, Spec, Throughput
+from ones_wrapper.protocol import (
+    MAX_TEXT,
+    Batch,
+    Bye,
+    Checkpoint,
+    Epoch,
+    First,
+    Hello,
+    Membership,
+    Note,
+    Spec,
+    Throughput,
+)
 
 Row = Mapping[Any, Any]
 
@@ -166,8 +178,8 @@ def _measured(run: Row, new: ByKind) -> dict[str, Any]:
 def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
     """Reports of the run about its starts and its end. Of several starts the last counts, with the notes of all."""
     after: dict[str, Any] = {}
-    starts, firsts, byes = new[Hello], new[First], new[Bye]
-    if not (starts or firsts or byes):
+    starts, firsts, notes, byes = new[Hello], new[First], new[Note], new[Bye]
+    if not (starts or firsts or notes or byes):
         return after
     since = 0
     if starts:
@@ -190,7 +202,7 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
     if byes and byes[-1].number > since:
         after |= {"end_reason": byes[-1].report.reason, "exit_code": byes[-1].report.exit_code}
     note = run["note"] or ""
-    for lines in (starts, byes):
+    for lines in (starts, notes, byes):
         added = "; ".join(dict.fromkeys(line.report.note for line in lines if line.report.note))[-MAX_TEXT:]
         if added not in note:
             note = f"{note}; {added}"[-MAX_NOTE:] if note else added

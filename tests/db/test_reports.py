@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import RunReports, Store, UnknownRecord
-from ones_wrapper.protocol import Batch, Bye, Checkpoint, First
+from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Note
 from ones_wrapper.protocol.limits import Limits, SizeLimits
 from tests.db.make import SPEC, ask, change, end_run, epoch, hello, job, line, report, run, throughput
 
@@ -158,11 +158,11 @@ def test_a_run_that_says_its_end_alone(store: Store) -> None:
     """A job that another one trained: how long, on whose GPU, is the note of its run."""
     store.record_jobs([job(1)])
     store.record_runs([run(1)])
-    bye = line(1, Bye("finished", 0, 0, "job 9 trained it: 12.50 s of that job's GPU"))
-    report(store, 1, 0, bye=bye, offset=90, number=1)
+    note, bye = line(1, Note("node n7: it hangs", 3)), line(2, Bye("finished", 3, 0, "job 9 trained it: 12.50 s of it"))
+    report(store, 1, 0, note=note, bye=bye, offset=90, number=2)
     (found,) = store.runs(1)
     assert (found.end_reason, found.exit_code) == ("finished", 0)
-    assert found.note == "job 9 trained it: 12.50 s of that job's GPU" and found.hello_time is None
+    assert found.note == "node n7: it hangs; job 9 trained it: 12.50 s of it" and found.hello_time is None
 
 
 def test_several_starts_told_in_any_pieces_come_to_the_same(store: Store, url: str) -> None:

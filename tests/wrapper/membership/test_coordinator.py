@@ -48,6 +48,13 @@ def turn(leader: Coordinator, board: Board, monkeypatch: pytest.MonkeyPatch) -> 
     return turn
 
 
+def test_unfit_nodes_are_said_once(leader: Coordinator, board: Board, turn: Turn) -> None:
+    board.put("unfit-b7", "7: node n7: it hangs")
+    turn()
+    turn()
+    assert [*leader.notes] == ["block 7: node n7: it hangs"]
+
+
 def join(board: Board, text: str) -> None:
     board.put(f"join-{board.count('joined', 1)}", text)
 

@@ -174,6 +174,11 @@ class Blocks:
         stays = self.hot and self.present is not None and not _leavers(self.present, coming)
         return stays or self.may_leave()
 
+    def noted(self) -> list[str]:
+        """What people should know of blocks that came, since the last question. Of the leader."""
+        notes = self._coordinator.notes if self._coordinator is not None else ()
+        return [notes.popleft() for _ in range(len(notes))] if notes else []
+
     def look(self) -> None:
         """There is an order: the leader looks for it now."""
         if self._coordinator is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ones_wrapper.files.job_io import OrderReader
@@ -16,6 +17,7 @@ from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, ne
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.process.log import log
 from ones_wrapper.process.standstill import Standstill
+from ones_wrapper.protocol.fields import MAX_TEXT
 
 SILENCE_S = 0.5
 """Time between two looks for ranks that are silent."""
@@ -45,7 +47,7 @@ class Coordinator:
         Where state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
         beforehand. `back_off` knows what failed in earlier terms. Raises `StoreLostError`.
         """
-        board.follow("join", "ready", "leaving", "gone", "formed")
+        board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board = board
         self._orders = orders
         self._superseded, self._fits = superseded, fits
@@ -73,6 +75,8 @@ class Coordinator:
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
+        self.notes: deque[str] = deque(maxlen=100)
+        """Of nodes that blocks which came found unfit."""
         self.stop_all = False
         """Whether all blocks were told to end, so that the job shall."""
         self.lost = ""
@@ -145,6 +149,9 @@ class Coordinator:
             for times in (self._since, self._ready):
                 times.update({uid: at + stood_s for uid, at in times.items()})
         self._hear_newcomers()
+        for uid in self._board.heard_of("unfit"):
+            self.notes.append(f"block {self._board.heard(f'unfit-{uid}')}"[:MAX_TEXT])
+            self._board.unhear(f"unfit-{uid}")
         self._lose(dict.fromkeys(self._told("gone"), "a rank of {} ended"))
         now = time.monotonic()
         if now - self._looked_at >= SILENCE_S:

@@ -24,6 +24,7 @@ from ones_wrapper.membership.files import Leader
 from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.node_check import NodeCheck
 from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.proof import ProofError
@@ -165,8 +166,15 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
         link.start()
         try:
             group.maximum([0])  # all sign
+            check = NodeCheck(group, found.folder.path, block.array)
+            if found.state is BlockState.LEADING and found.present is None:
+                check.take()
             if found.state is BlockState.ADMITTED:
                 FLAGS.armed = True
+                if why := check.why_unfit():
+                    if local == 0:
+                        found.board.put(f"unfit-{found.me.uid}", f"{block.task}: {why}")
+                    raise NotWantedError(why)
                 wait_for_term(group, found, link, lambda: FLAGS.stop)
                 FLAGS.armed = armed
             if found.present is not None:

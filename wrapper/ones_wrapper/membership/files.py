@@ -5,6 +5,7 @@
     leader-<term>.json   where the leader of a term is (`Leader`); each is made once, and the highest term counts
     over                 the job has ended: a block that starts now has nothing to do
     secret               by which the job's processes prove themselves to each other (`network.secret`)
+    node-<name>.json     what a node took when a block of it came (`node_check`)
     coming.json          where the next term begins from a checkpoint: the blocks that train in it
 
 Several blocks may look for a leader at once. A term is claimed by linking a whole file to its name, which one of them

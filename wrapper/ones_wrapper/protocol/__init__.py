@@ -354,6 +354,15 @@ class Membership:
 
 
 @dataclass(frozen=True)
+class Note:
+    """Something people should know, as training goes on."""
+
+    kind: ClassVar[str] = "note"
+    note: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Bye:
     """Last report of a run that could still write one."""
 
@@ -366,10 +375,10 @@ class Bye:
     note: str = ""
 
 
-Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Membership | Bye
+Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Membership | Note | Bye
 REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 
-T = TypeVar("T", Spec, Order, Fusion, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
+T = TypeVar("T", Spec, Order, Fusion, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Note, Bye)
 
 # Looked up once: reading reports is what a busy companion does most.
 _READ: tuple[Any, ...] = (Spec, Order, Fusion, *REPORTS.values())

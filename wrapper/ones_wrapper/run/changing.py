@@ -162,6 +162,8 @@ class ChangingRanks(FixedRanks):
     # -- the change ---------------------------------------------------------------------------------------------------
 
     def at_boundary(self) -> None:
+        for note in self._blocks.noted():
+            self._run.records.note(note)
         if self._shapes is not None and self._shapes.text and self._group.rank == 0:
             self._blocks.tell_shapes(self._shapes.told(self._run.sizes.batch, self._group.world))
 

@@ -19,7 +19,7 @@ from ones_wrapper.group import Group
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
-from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Epoch, First, Hello, Membership, Order, Report, Throughput
+from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Epoch, First, Hello, Membership, Note, Order, Report, Throughput
 from ones_wrapper.run import resize_log
 from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses, Meter
@@ -101,6 +101,11 @@ class Records:
     def flush(self) -> None:
         """Send the interval so far: what follows is no step, or one at another batch."""
         self._send_interval(self.meter.flush())
+
+    def note(self, note: str) -> None:
+        """Report what people should know."""
+        log(note)
+        self.send(Note(note, self._progress.step))
 
     def bye(self, reason: str, code: int, note: str = "") -> None:
         """Send the last report; later calls do nothing."""

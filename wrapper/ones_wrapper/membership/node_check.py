@@ -1,0 +1,200 @@
+"""A node is checked before its block joins: one that hangs, is slow or lacks memory would hold up all ranks.
+
+Each rank multiplies matrices, and all of the block sum over each other. What they take is written into the job's folder
+and compared with what other nodes of the job wrote there. How many GPUs a node shows is checked as ranks choose theirs
+(`devices.choice`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.devices import streams
+from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.group import RankError, TorchGroup
+from ones_wrapper.membership.connections import in_time
+from ones_wrapper.membership.meeting import is_peer_lost
+from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol.fields import build, types_of
+
+CHECK_S = 10.0
+"""How long all of it may take."""
+SLOWER = 4.0
+"""A node that takes this much longer than the median of the others is unfit,"""
+NOISE_S = {"cpu": 0.5, "cuda": 0.02}
+"""unless it takes less than this, by the kind of device: a host's other work makes as much."""
+LEAST_FREE = 0.8
+"""Free memory of its GPUs over the median of the others."""
+REPEATS = 5
+_PRODUCTS = {"cpu": (256, 4, torch.float32), "cuda": (4096, 50, torch.float16)}
+"""Edge of the matrices, products in a row, and type."""
+_SUMMED = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Elements that are summed over the ranks."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
+_MOST_BYTES, _MOST_NODES = 4096, 1024
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """What a node of the job took: the slowest of its ranks in a block, each by the best of `REPEATS`."""
+
+    name: str
+    device: str
+    """Nodes with unlike devices are not compared."""
+    ranks: int
+    """Of the block, over which it summed."""
+    free: int
+    """Bytes of memory on its fullest GPU; 0 for a CPU."""
+    product_s: float
+    sum_s: float
+
+
+def why_unfit(mine: NodeFigures, others: Sequence[NodeFigures]) -> str:
+    """Why a node cannot join those of the job; empty if it can."""
+    alike = [one for one in others if one.name != mine.name and one.device == mine.device]
+    if alike:
+        free = statistics.median(one.free for one in alike)
+        if mine.free < LEAST_FREE * free:
+            return f"{mine.free / 1e9:.1f} GB of its memory are free, and {free / 1e9:.1f} GB on the job's other nodes"
+    noise_s = NOISE_S["cpu" if mine.device == "cpu" else "cuda"]
+    summed = [one.sum_s for one in alike if one.ranks == mine.ranks]
+    for what, took, theirs in (
+        ("a matrix product", mine.product_s, [one.product_s for one in alike]),
+        ("a sum over its ranks", mine.sum_s, summed),
+    ):
+        if theirs and took > max(noise_s, SLOWER * statistics.median(theirs)):
+            return f"{what} takes {took:.3g} s, and {statistics.median(theirs):.3g} s on the job's other nodes"
+    return ""
+
+
+class NodeCheck:
+    """Of one block's ranks."""
+
+    def __init__(self, group: TorchGroup, folder: Path, array: int, env: Mapping[str, str] = os.environ) -> None:
+        """`folder` and `array` are the job's."""
+        self._group, self._folder, self._array = group, folder, array
+        self._name = env.get("SLURMD_NODENAME") or os.uname().nodename
+
+    def take(self) -> None:
+        """Write down what this block's nodes take, for others to be compared with. Collective."""
+        try:
+            nodes = self._measured()
+            self._group.on_first(lambda: self._write(nodes))
+        except (RankError, RuntimeError) as error:
+            if is_peer_lost(error):
+                raise
+            log(f"what this node takes was not written down: {error}"[:300])
+
+    def why_unfit(self) -> str:
+        """Why this block shall not join, with the node's name; empty if it can. Collective."""
+        try:
+            return in_time(self._found, CHECK_S)
+        except StoreLostError:
+            return f"node {self._name}: a matrix product and a sum over its block's ranks took more than {CHECK_S:g} s"
+        except (RankError, RuntimeError) as error:
+            if is_peer_lost(error):
+                raise
+            return f"node {self._name}: {error}"
+
+    def _found(self) -> str:
+        nodes = self._measured()
+        return self._group.on_first(lambda: self._judged(nodes))
+
+    def _judged(self, nodes: Sequence[NodeFigures]) -> str:
+        others = self._read()
+        for node in nodes:
+            if why := why_unfit(node, others):
+                return f"node {node.name}: {why}"
+        try:
+            self._write(nodes)
+        except OSError as error:
+            return f"node {self._name}: cannot write into {self._folder} ({error.strerror})"
+        return ""
+
+    def _measured(self) -> list[NodeFigures]:
+        """The figures of each of the block's nodes, on every rank."""
+        group, device = self._group, self._group.device
+        free, kind = 0, device.type
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread begins on the first one
+            free, kind = torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_name(device)
+        product_s, why = 0.0, ""
+        try:
+            product = _multiplier(device)
+            product_s = min(_took(product, device) for _ in range(REPEATS))
+        except RuntimeError as error:
+            why = f"a matrix product failed ({type(error).__name__}: {error})".splitlines()[0][:300]
+        if group.maximum([int(bool(why))])[0]:  # nobody waits for it in a sum
+            raise RuntimeError(next(filter(None, group.gather(why))))
+        sum_s = min(_took(lambda: _sum(group), device) for _ in range(REPEATS)) if group.world > 1 else 0.0
+        row: list[Any] = [self._name, free, product_s, sum_s]
+        rows = group.gather(row)
+        return [
+            NodeFigures(name, kind, group.world, min(row[1] for row in mine), *_slowest(mine))
+            for name in dict.fromkeys(row[0] for row in rows)
+            if (mine := [row for row in rows if row[0] == name])
+        ]
+
+    def _write(self, nodes: Sequence[NodeFigures]) -> None:
+        """Raises OSError."""
+        for node in nodes:
+            if _NAME.fullmatch(node.name):
+                text = json.dumps(asdict(node) | {"array": self._array})
+                replace_small(self._folder / f"node-{node.name}.json", text.encode(), 0o600, sync=False)
+
+    def _read(self) -> list[NodeFigures]:
+        found = []
+        for path in islice(self._folder.glob("node-*.json"), _MOST_NODES):
+            with suppress(OSError, ValueError, RecursionError):
+                data = json.loads(read_small(path, _MOST_BYTES))
+                if isinstance(data, dict) and data.get("array") == self._array:
+                    found.append(build(NodeFigures, types_of(NodeFigures), data))
+        return found
+
+
+def _slowest(rows: Sequence[Sequence[Any]]) -> tuple[float, float]:
+    return max(row[2] for row in rows), max(row[3] for row in rows)
+
+
+def _took(work: Callable[[], None], device: torch.device) -> float:
+    began = time.monotonic()
+    work()
+    streams.wait(device)
+    return time.monotonic() - began
+
+
+def _multiplier(device: torch.device) -> Callable[[], None]:
+    """Multiplies on the device, without a random number."""
+    edge, times, dtype = _PRODUCTS[device.type]
+    ones = torch.ones(edge, edge, dtype=dtype, device=device)
+    out = torch.empty_like(ones)
+
+    def multiply() -> None:
+        for _ in range(times):
+            torch.mm(ones, ones, out=out)
+
+    return multiply
+
+
+def _sum(group: TorchGroup) -> None:
+    """Over the ranks, by what they train with if it is there."""
+    device = group.device if dist.is_initialized() else torch.device("cpu")
+    ones = torch.ones(_SUMMED[device.type], device=device)
+    if device.type == "cuda":
+        dist.all_reduce(ones)
+    else:
+        group.control.allreduce([ones]).wait()
