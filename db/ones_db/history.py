@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from statistics import fmean, median
 from threading import Lock
 from typing import Any, TypeAlias
@@ -313,6 +313,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         membership=members[-1] if members else None,
         switch_s=_mean([new.report.pause_s for _, new in ordered]),
         join_s=_mean([new.report.pause_s for old, new in ordered if _joined(old, new)]),
+        moved_in_vain=sum(1 for _ in takewhile(_in_vain, reversed([*pairwise(members)]))),
         steps_since_change=_steps_since_change(runs, cached),
         misfit=next((_misfit(run, cached[run.id]) for run in reversed(runs) if run.world), None),
         placed=_placed(runs, cached),
@@ -362,6 +363,11 @@ def _batch(run: Row, cached: CachedRun) -> int | None:
 def _joined(old: MembershipRecord, new: MembershipRecord) -> bool:
     before, after = (set(zip(one.report.blocks, one.report.restarts, strict=False)) for one in (old, new))
     return bool(after - before)
+
+
+def _in_vain(change: tuple[MembershipRecord, MembershipRecord]) -> bool:
+    old, new = (member.report for member in change)
+    return new.order is not None and new.world == old.world and new.nodes >= old.nodes
 
 
 def _mean(pauses: Sequence[float]) -> float | None:

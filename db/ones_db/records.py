@@ -390,6 +390,9 @@ class JobHistory:
     """Of a job of blocks: mean pause of its last few ordered changes, if it is known."""
     join_s: float | None = None
     """The same of those alone in which blocks joined: sending them the job's state is what takes long."""
+    moved_in_vain: int = 0
+    """Of a job of blocks: ordered changes in a row, up to the newest, that left it on as many GPUs and no fewer
+    nodes."""
     misfit: tuple[int, int] | None = None
     """Ranks and GPUs of the newest run that said hello, if they differ; never of a job of blocks."""
     steps_since_change: int | None = None

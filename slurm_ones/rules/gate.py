@@ -490,7 +490,8 @@ class Round:
         return requeue_dwell_s(history, settings)
 
     def _settled_at(self, elastic: Elastic, history: JobHistory | None) -> float:
-        dwell_s = pack_dwell_s(self._dwell_s(elastic, history))
+        in_vain = history.moved_in_vain if history is not None else 0
+        dwell_s = pack_dwell_s(self._dwell_s(elastic, history), in_vain)
         return rested_at(elastic.job, history, dwell_s)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:

@@ -225,10 +225,11 @@ def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 
-def pack_dwell_s(dwell_s: float) -> float:
+def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
     """How long a job of blocks keeps its GPUs before blocks on fewer nodes take their place for that alone: it holds
-    both while these prepare, which must pay in the time that the next change leaves it."""
-    return max(dwell_s, PACK_S)
+    both while these prepare, which must pay in the time that the next change leaves it. Slurm chooses the nodes, and
+    may choose as many again: each time in a row `in_vain` doubles it, up to 64 times."""
+    return max(dwell_s, PACK_S) * 2.0 ** min(in_vain, MOST_DOUBLINGS)
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:

@@ -150,6 +150,25 @@ def test_each_size_keeps_its_newest_samples(store: Store) -> None:
     assert [(one.shape.nodes, one.shape.gpus_per_node) for one in found] == [(2, 1)] * 5 + [(1, 1)] * 5
 
 
+def test_moves_that_ended_on_as_many_nodes(store: Store) -> None:
+    """Protects from a job that is moved again and again: those in a row count, up to one that helped."""
+    store.record_jobs([job(7)])
+    store.record_runs([run(7)])
+    changes: list[tuple[tuple[int, ...], dict[str, Any], int]] = [
+        ((0, 1), {"why": "first"}, 0),
+        ((0, 2), {"order": 1}, 1),
+        ((0, 3), {"order": 2}, 2),
+        ((0, 3, 4), {"order": 3}, 0),
+        ((0, 3, 5), {"order": 4}, 1),
+        ((0, 6), {"order": 5, "nodes": 2, "gpus_per_node": 0, "world": 3}, 0),
+        ((0, 7), {"why": "lost", "world": 3}, 0),
+    ]
+    for generation, (blocks, values, in_vain) in enumerate(changes, 1):
+        lines = [member(generation, generation, *blocks, **values)]
+        report(store, 7, 0, lines=lines, offset=generation, number=generation)
+        assert store.histories([7])[7].moved_in_vain == in_vain
+
+
 def test_what_a_change_of_blocks_costs(store: Store) -> None:
     """Protects the price that a policy weighs: pauses of ordered changes, and of those alone in which blocks joined.
     They are no interruptions, and not in the pause of requeues."""
