@@ -176,7 +176,7 @@ class _Box:
 
     due: float
     failed: int = 0
-    """How often in turn."""
+    """Number of failures in a row."""
     events: list[Notice] = field(default_factory=list)
     left_out: int = 0
 
