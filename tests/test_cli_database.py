@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,24 @@ class TestImport:
         rows.write_text("\n".join(tasks))
         span = ("--since", "2025-10-08", "--until", "2025-10-11")
         assert printed("import", "sacct", *span, "--database", url, "--json")["imported"]["new"] == 2
+
+    def test_a_file_of_another_machine(self, rows: Path, url: str, tmp_path: Path) -> None:
+        """Protects a file's jobs with their names, local times and other clusters' rows; spans are not for files."""
+        path = tmp_path / "sacct.txt"
+        head = "JobIDRaw|Cluster|Submit|Start|End|State|NNodes|AllocTRES|User|JobName"
+        when = [datetime.fromtimestamp(1_760_000_000 + n).isoformat() for n in (0, 60, 3660)]
+        cells = ["|".join(when), "COMPLETED|1|gres/gpu=4|alice|train"]
+        lines = [f"{job}|{cluster}|{'|'.join(cells)}" for job, cluster in (("7", "here"), ("7.0", "here"), ("8", "x"))]
+        path.write_text("\n".join([head, *lines]))
+        command = ("import", "sacct", str(path), "--cluster", "here", "--database", url)
+        done = call(*command, "--since", "3d")
+        assert done.exit_code == 2 and "is read whole" in done.stderr
+        done = call(*command)
+        assert done.exit_code == 0 and "2 rows, 1 of them bad: 1 jobs new" in done.stdout, done.output
+        assert "sacct.txt: line 4: it is of cluster 'x', not here" in done.stderr
+        with Store.open(url, "here", read_only=True) as store:
+            (job,), (run,) = store.past_jobs(0.0, 2e9), store.runs(7)
+        assert (job.name, job.user, job.gpus, run.start_time) == ("train", "alice", 4, 1_760_000_060.0)
 
     def test_rows_of_another_cluster(self, rows: Path, url: str) -> None:
         """Protects one cluster's past from another's: such rows are named, and not stored."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
-from typing import Annotated
+from math import inf
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,12 +31,16 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.learn.workload import PastWorkload, workload
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.workloads.formats import STEP, sacct_rows
 from slurm_ones.slurm.command import CommandClient
-from slurm_ones.slurm.sacct import AccountingRow, Sacct
+from slurm_ones.slurm.sacct import AccountingRow, Rejected, Sacct
 from slurm_ones.text import seconds
 
 app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
+SINCE = "90d"
+"""Default of `--since`."""
 PIECE_S = UNITS["d"]
 """Accounting is asked for so much time at once."""
 AT_ONCE = 500
@@ -58,32 +64,48 @@ class Read:
     """Bad rows in words, by why they are and how they begin."""
     left: int = 0
     """Jobs that were requeued and have not ended."""
+    first: float = inf
+    last: float = -inf
+    """First and last submission."""
 
 
-def spans(since: float, until: float) -> Iterator[tuple[float, float]]:
-    """The time between, in pieces."""
+class Piece(NamedTuple):
+    """Rows of accounting that are read together."""
+
+    rows: Iterable[AccountingRow | Rejected]
+    end: float
+    """Runs that ended before it are in this piece or an earlier one."""
+    place: str
+    """Of a bad row, with its number for {}."""
+
+
+def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[Piece]:
+    """A span of accounting, a day after another."""
     start = float(int(since))
     while start < until:
-        yield start, min(start + PIECE_S, until)
-        start += PIECE_S
+        end = min(start + PIECE_S, until)
+        day = datetime.fromtimestamp(start).isoformat(" ", "minutes")
+        # A job that ends in the last second of the last piece ended before now.
+        yield Piece(sacct.rows(start, end), end if end < until else end + 1.0, f"row {{}} of sacct from {day} on")
+        start = end
 
 
-def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress) -> Read:
-    """Read a span of accounting, piece by piece, and store the jobs that ended in it."""
+def bring(pieces: Sequence[Piece], store: Store, bars: Progress) -> Read:
+    """Read pieces of accounting one by one, and store the jobs that ended in them."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
-    pieces = list(spans(since, until))
     task = bars.add_task("accounting", total=len(pieces))
-    for first, end in pieces:
+    for piece in pieces:
         good: list[AccountingRow] = []
-        for row in sacct.rows(first, end):
+        for row in piece.rows:
+            if isinstance(row, Rejected) and row.why == STEP:
+                continue
             read.rows += 1
             if isinstance(row, AccountingRow):
                 good.append(row)
+                read.first, read.last = min(read.first, row.submit), max(read.last, row.submit)
             elif len(read.bad) < MOST_BAD:
-                day = datetime.fromtimestamp(first).isoformat(" ", "minutes")
-                read.bad.setdefault((row.why, row.text), f"row {row.row} of sacct from {day} on: {row.why}: {row.text}")
-        # A job that ends in the last second of the last piece ended before now.
-        ended = iter(past.take(good, end if end < until else end + 1.0))
+                read.bad.setdefault((row.why, row.text), f"{piece.place.format(row.row)}: {row.why}: {row.text}")
+        ended = iter(past.take(good, piece.end))
         while some := list(islice(ended, AT_ONCE)):
             read.stored = read.stored.plus(store.add_accounting(some))
         bars.update(task, advance=1, description=f"accounting, {read.rows} rows")
@@ -99,7 +121,13 @@ def _imports() -> None:
 @app.command()
 @command
 def sacct(
-    since: Annotated[str, typer.Option(help="Start: a date such as 2026-01-31, or an age such as 30d.")] = "90d",
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="What sacct --parsable2 wrote with its header, on any machine (default: ask sacct)."),
+    ] = None,
+    since: Annotated[
+        str, typer.Option(help=f"Start: a date such as 2026-01-31, or an age such as 30d (default: {SINCE}).")
+    ] = "",
     until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
         str, typer.Option(help="Another cluster of the same accounting, stored under its name (default: this one).")
@@ -113,16 +141,24 @@ def sacct(
     Takes every user's jobs that have ended, as far as you may see them. May be repeated: what is known stays, and jobs
     that the companion has seen are left as they are. Rows that cannot be believed are named, and the rest stored.
     """
-    settings, (began, ended) = settings_of(config, database), span(since, until)
-    own = "" if cluster else CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
-    source = Sacct(cluster or own)
+    settings, (began, ended) = settings_of(config, database), span(since or SINCE, until)
+    if file is not None and (since or until):
+        raise BadInput(f"--since and --until: sacct is asked for them; {file} is read whole")
+    own = cluster or (file is not None and settings.cluster)
+    own = own or CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
+    if file is not None:
+        pieces = [Piece(sacct_rows(file, cluster=cluster, local=True), inf, f"{file.name}: line {{}}")]
+    else:
+        pieces = list(pieces_of(Sacct(own), began, ended))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with own_store(settings, cluster or settings.cluster or own) as store:
         with Progress(*columns, console=errors, transient=True) as bars:
-            read = bring(source, store, began, ended, bars)
+            read = bring(pieces, store, bars)
         if read.stored.new or read.stored.changed:
             counts = f"{read.stored.new} jobs new, {read.stored.changed} changed"
-            record_action(store, "import sacct", f"since {since}: {counts}")
+            record_action(store, "import sacct", f"{file.name if file else f'since {since or SINCE}'}: {counts}")
+        if file is not None:
+            began, ended = read.first, read.last
         found = workload(store.past_jobs(began, ended + 1.0))
     for line in islice(read.bad.values(), SHOWN):
         complain(line)

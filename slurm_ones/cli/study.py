@@ -33,7 +33,7 @@ def study(
     trace: Annotated[
         Path | None,
         typer.Argument(
-            help="File of sacct --parsable2 with header, SWF, Philly, Helios, Acme or Alibaba (default: ask sacct)."
+            help="File: sacct --parsable2 with header, CSV, SWF, Philly, Helios, Acme or Alibaba (default: ask sacct)."
         ),
     ] = None,
     since: Annotated[
@@ -53,7 +53,9 @@ def study(
         Path | None, typer.Option(help="Folder of measured profiles, in place of our own figures.")
     ] = None,
     html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
-    figures: Annotated[Path | None, typer.Option(help="Write all figures to this file, as JSON.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write all figures to this file, as JSON; FILE.csv: as CSV.")
+    ] = None,
     database: Annotated[
         str, typer.Option(help="Database URL of a new job database, in which each run is a cluster of its own.")
     ] = "",
@@ -69,7 +71,7 @@ def study(
     """
     from slurm_ones.show.charts import write_study
     from slurm_ones.simulate.study.kept import StudyFolder, run_kept
-    from slurm_ones.simulate.study.present import ElasticityStudy, pictures, rows
+    from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, pictures, rows
     from slurm_ones.simulate.study.runs import summarize
     from slurm_ones.simulate.study.stretch import plan_of, recorded, stretch_of
 
@@ -114,7 +116,9 @@ def study(
     for line in [*found.verdict(), found.fidelity()]:
         console.print(plain(line, 1000), markup=False, soft_wrap=True)
     if figures is not None:
-        figures.write_text(json.dumps(found.as_json(), indent=1, allow_nan=False), encoding="utf-8")
+        plain_csv = figures.suffix == ".csv"
+        text = as_csv(found.summaries) if plain_csv else json.dumps(found.as_json(), indent=1, allow_nan=False)
+        figures.write_text(text, encoding="utf-8")
     write_study(html, *pictures(plan, runs), found.page())
     say(f"{html} says what was assumed, and shows more")
     end(found.summaries)

@@ -122,7 +122,7 @@ def test_an_archive_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_helios_and_acme(read: Callable[..., Trace]) -> None:
-    """One scheduler's columns; Acme's times have zones, also several."""
+    """One scheduler's columns, and a site's own; Acme's times have zones, also several."""
     helios = read(HELIOS)
     assert (helios.format, rows(helios)) == ("Helios", [("1", 0, 60, 3600, 8, 2, 0)])
     assert dict(helios.left_out) == {
@@ -130,6 +130,8 @@ def test_helios_and_acme(read: Callable[..., Trace]) -> None:
         "ended before it started": 1,
     }  # fmt: skip
     assert "trace: line 5: started before it was submitted" in helios.doubts
+    own = read("gpus,submit_time,start_time,end_time,team\n4,100,160,2000,vision\n0,100,160,2000,vision\n")
+    assert (own.format, rows(own), dict(own.left_out)) == ("CSV", [("2", 0, 60, 1840, 4, 0, 0)], {"no GPUs": 1})
     acme = read(ACME)
     assert (acme.format, rows(acme)) == ("Acme", [("7", 0, 32, 117, 8, 1, 0)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -175,6 +177,18 @@ def finite(found: Any) -> Any:
     if isinstance(found, dict):
         return {key: finite(item) for key, item in found.items()}
     return [finite(item) for item in found] if isinstance(found, list | tuple) else found
+
+
+def as_csv(summaries: Sequence[ContenderSummary]) -> str:
+    """A line for each policy and figure: its mean over the seeds, and the interval of that."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("policy", "figure", "mean", "low", "high"))
+    table.writerows(
+        (summary.label, key, found.mean, found.low, found.high)
+        for summary in summaries for key, found in summary.metrics.items()
+    )  # fmt: skip
+    return text.getvalue()
 
 
 def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, Any]:

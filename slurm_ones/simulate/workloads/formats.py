@@ -1,9 +1,10 @@
-"""Formats of traces: SWF, tables of clusters, Philly's JSON and sacct's; the beginning of a file tells its format.
+"""Formats of traces: SWF, tables, Philly's JSON and sacct's; the beginning of a file tells its format.
 
 SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014): 18 numbers
 a line, `;` before header and comments. Tables: Helios (Hu et al., SC 2021), Acme (Hu et al., NSDI 2024), Alibaba's GPU
 pods (Weng et al., ATC 2023), and the common cut of Philly and Helios by Gen-Parallel-Workloads. Philly's own
-`cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC 2019), read job by job.
+`cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC 2019), read job by job. A site's own
+table has the columns `PLAIN`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ from slurm_ones.simulate.workloads.trace import (
     opened,
 )
 from slurm_ones.slurm.fields import seconds
-from slurm_ones.slurm.sacct import ENDS, FIELDS, AccountingRow, BadRow, Rejected, Sacct, parse_row
+from slurm_ones.slurm.sacct import ENDS, FIELDS, OWN, RESTARTS, AccountingRow, BadRow, Rejected, Sacct, parse_row
 
 KNOWN = (
     "sacct --parsable2 with its header line, SWF, Philly's cluster_job_log, Helios' cluster_log.csv, Acme's "
-    "trace_*.csv, Alibaba's openb_pod_list_*.csv, and cuts of Philly and Helios"
+    "trace_*.csv, Alibaba's openb_pod_list_*.csv, cuts of Philly and Helios, and CSV with the columns "
+    "submit_time, start_time, end_time and gpus"
 )
+PLAIN = ("submit_time", "start_time", "end_time", "gpus")
+"""Columns of a plain CSV; it may have `nodes` and `job_id`, and others that are not read."""
 SWF_FIELDS = (
     "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory",
     "requested processors", "requested time", "requested memory", "status", "user", "group", "executable", "queue",
@@ -132,10 +136,18 @@ def _count(path: Path, line: int, row: Mapping[str, str], column: str) -> int:
 
 
 def read_scheduler(path: Path) -> Trace:
-    """Helios' `cluster_log.csv`, or Acme's `trace_seren.csv` and `trace_kalos.csv`; raises `BadInput`."""
+    """Helios' `cluster_log.csv`, Acme's `trace_seren.csv` and `trace_kalos.csv`, or a plain CSV; raises `BadInput`."""
     found, zones = Collector(path.name, "Helios"), False
     for line, row in _table(path):
-        if "type" in row:
+        if "gpu_num" not in row:
+            found.format = "CSV"
+            row = {
+                **row,
+                "gpu_num": row["gpus"],
+                "node_num": row.get("nodes", ""),
+                "job_id": row.get("job_id", f"{line}"),
+            }
+        elif "type" in row:
             found.format = "Acme"
         if row["start_time"] in NOTHING or row["end_time"] in NOTHING:
             found.leave_out(NEVER_RAN)
@@ -181,6 +193,7 @@ TABLES: Mapping[tuple[str, ...], Callable[[Path], Trace]] = {
     ("job_id", "gpu_num", "node_num", "state", "submit_time", "start_time", "end_time"): read_scheduler,
     ("u_id", "gpu_num", "node_num", "interval", "run_time", "new_status"): read_cut,
     ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time"): read_pods,
+    PLAIN: read_scheduler,
 }
 """Reader of a table, by columns that tell it."""
 
@@ -346,32 +359,45 @@ def _counts(row: AccountingRow, partition: str) -> bool:
 
 def read_sacct_file(path: Path, partition: str = "") -> Trace:
     """The trace of a file that `sacct --parsable2` wrote with a header; raises `BadInput`."""
-    runs = _Runs(path.name)
-    zoned = True
+    runs, zoned = _Runs(path.name), []
+    for row in sacct_rows(path, zoned.append):
+        if isinstance(row, Rejected):
+            doubt = f"{path.name}: line {row.row}: {row.why}"
+            runs.found.leave_out(*((STEP,) if row.why == STEP else ("a row that cannot be believed", doubt)))
+        elif _counts(row, partition):
+            runs.add(row)
+    note = "times have no zone: where clocks changed, a job is an hour off; write them with SLURM_TIME_FORMAT=%s"
+    return runs.trace("" if all(zoned) else note)
+
+
+STEP = "a step, not a job"
+
+
+def sacct_rows(
+    path: Path, on_time: Callable[[bool], None] = lambda unix: None, cluster: str = "", *, local: bool = False
+) -> Iterator[AccountingRow | Rejected]:
+    """The rows of a file that `sacct --parsable2` wrote with a header, of one `cluster` if it is given. `on_time` is
+    called for each time: it is in Unix seconds, or not. Those that are not are `local`, or UTC. Raises `BadInput`."""
     for line, named in _named_rows(path):
         shown = named.get("JobIDRaw") or named["JobID"]
         if "." in shown:
-            runs.found.leave_out("a step, not a job")
+            yield Rejected(line, STEP, "")
             continue
-        where = f"{path.name}: line {line}"
         try:
             values = dict.fromkeys(FIELDS, "") | {name: text for name, text in named.items() if name in FIELDS}
             for name in TIMES:
                 if named[name] not in NEVER:
-                    zoned = zoned and named[name].isdigit()
-                    values[name] = f"{instant(path, line, name, named[name]):.0f}"
+                    on_time(named[name].isdigit())
+                    values[name] = f"{instant(path, line, name, named[name], local=local):.0f}"
             values["JobIDRaw"] = shown if shown.isdigit() else _number_of(shown)
             values["JobID"] = named.get("JobID") or shown
             values["NodeList"] = named.get("NodeList") or ("" if values["Start"] in NEVER else "unnamed")
             values["TimelimitRaw"] = named.get("TimelimitRaw") or _minutes(path, line, named.get("Timelimit", ""))
-            row = parse_row([*(values[name] for name in FIELDS), named.get("Restarts", ""), "", ""], "")
+            values["Cluster"] = values["Cluster"] or cluster
+            own = (named.get(name, "") for name in (RESTARTS, *OWN))
+            yield parse_row([*(values[name] for name in FIELDS), *own], cluster)
         except BadRow as error:
-            runs.found.leave_out("a row that cannot be believed", f"{where}: {error}")
-            continue
-        if _counts(row, partition):
-            runs.add(row)
-    note = "times have no zone: where clocks changed, a job is an hour off; write them with SLURM_TIME_FORMAT=%s"
-    return runs.trace("" if zoned else note)
+            yield Rejected(line, str(error), shown[:200])
 
 
 def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

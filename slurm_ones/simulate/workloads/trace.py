@@ -169,9 +169,9 @@ def number(path: Path, line: int, column: str, text: str) -> float:
     return value
 
 
-def instant(path: Path, line: int, column: str, text: str) -> float:
-    """Seconds of a date and time such as `2023-03-01 00:18:22+08:00`, or of a number; without a zone it is taken as
-    UTC, since differences alone matter. Raises `BadInput`."""
+def instant(path: Path, line: int, column: str, text: str, *, local: bool = False) -> float:
+    """Seconds of a date and time such as `2023-03-01 00:18:22+08:00`, or of a number; without a zone it is
+    `local`, or UTC if only differences matter. Raises `BadInput`."""
     # A number first: eight digits would pass for a date.
     try:
         value = float(text)
@@ -181,6 +181,6 @@ def instant(path: Path, line: int, column: str, text: str) -> float:
         return value
     try:
         at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+        return (at if at.tzinfo or local else at.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, OverflowError):
         bad(path, line, f"{column}: {text!r:.60} is no date and time", "write 2023-03-01 00:18:22 or Unix seconds")
