@@ -18,18 +18,20 @@ if sys.version_info < (3, 10):  # noqa: UP036, since an installer sees to it, bu
 if TYPE_CHECKING:
     from ones_wrapper import strategies
     from ones_wrapper.api import Job, init
+    from ones_wrapper.launch.submit import submit
     from ones_wrapper.process.exit_codes import DONT_RESTART
 
 from ones_wrapper.process.lazy import at_first_use
 
 __version__ = "0.2.0"
 
-__all__ = ["DONT_RESTART", "Job", "init", "strategies"]
+__all__ = ["DONT_RESTART", "Job", "init", "strategies", "submit"]
 
 _HOMES = {
     "DONT_RESTART": "ones_wrapper.process.exit_codes",
     "Job": "ones_wrapper.api",
     "init": "ones_wrapper.api",
+    "submit": "ones_wrapper.launch.submit",
 }
 
 

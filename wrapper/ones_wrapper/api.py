@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
@@ -60,6 +62,7 @@ def init(
     strategy: Strategy | None = None,
     uneven: bool = False,
     shares: str = "all",
+    series: Callable[[str], Any] | None = None,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
@@ -85,6 +88,9 @@ def init(
     All samples of an epoch are used, so shares differ by one where a step does not divide. With `shares="equal"` all
     ranks have equally many, for a script whose own collectives gather a batch: steps are as large as the batch and the
     ranks allow, and an epoch leaves out what does not divide, fewer samples than ranks, others each time.
+
+    `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
+    `start_run`, or one with Lightning's `log_metrics`. It gets GPUs, batch, learning rate, speed, pauses and resizes.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
@@ -117,7 +123,7 @@ def init(
             return True
         return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
 
-    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal")
+    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal", series)
     if entered.blocks is not None:
         run = start(entered, settings, started, limited, fits)
     else:

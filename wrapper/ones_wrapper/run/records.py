@@ -24,6 +24,7 @@ from ones_wrapper.run import resize_log
 from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses, Meter
 from ones_wrapper.run.resize_log import ResizeLog, shape_name
+from ones_wrapper.run.series import Series
 from ones_wrapper.run.settings import Identity, Settings
 from ones_wrapper.run.sizes import StepSizes
 
@@ -52,7 +53,8 @@ class Records:
         self.every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
         use = DeviceUse(group.device) if first else None
         self.meter = Meter(self.every_s, wait=partial(streams.wait, group.device), use=use)
-        self._resizes = ResizeLog()
+        self._series = self._new_series() if first else None
+        self._resizes = ResizeLog(tell=self._resized)
         self._shape = ""
         """Of the last membership, in a job of blocks."""
         self._change: tuple[str, Membership, float | None] | None = None
@@ -88,8 +90,18 @@ class Records:
             return
         if self._change is not None:
             self._after.append(report)
-        else:
-            self._writer.send(report)
+            return
+        self._writer.send(report)
+        if self._series is not None:
+            self._series.report(report)
+
+    def _new_series(self) -> Series | None:
+        opened = self._settings.series
+        return Series(opened, lambda: self._progress.run_id, self._directory) if opened is not None else None
+
+    def _resized(self, step: int, pause_s: float, text: str) -> None:
+        if self._series is not None:
+            self._series.resized(step, pause_s, text)
 
     def _send_interval(self, report: Throughput | None) -> None:
         """The report of an interval; also say what its owner should not find out at the end."""
@@ -204,10 +216,14 @@ class Records:
         """Another rank reports from now on."""
         self.bye("moved", 0, note)
         self._writer = None
+        if self._series is not None:
+            self._series.close()
+            self._series = None
 
     def lead(self, term: int) -> None:
         """This rank reports from now on, in a term that began as ranks changed."""
         self._writer, self._left, self._first = ReportWriter(self._directory, term), False, False
+        self._series = self._new_series()
         self._sizes.write_spec()
         at_once = dict.fromkeys(("queue_s", "launch_s", "import_s", "group_s"), 0.0)
         self._say_hello(checkpoint="", attempt=0, **at_once)

@@ -111,8 +111,11 @@ def shares_changed(shares: Sequence[int], step: int) -> str:
 class ResizeLog:
     """The resizes that one rank sees; rank 0 speaks of them. Not collective."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.time, tell: Callable[[int, float, str], None] = lambda *resize: None
+    ) -> None:
+        """`tell` is called with the step, the pause and the line of each resize that the log speaks of."""
+        self._clock, self._tell = clock, tell
         self._useful = self._seconds = 0.0
         """Of late: their quotient is how fast the job trains."""
         self._warm_up = _WARM_UP
@@ -162,5 +165,7 @@ class ResizeLog:
 
     def _speak(self, old: str, new: str, step: int, pause_s: float, gain: float | None, was: float) -> None:
         expected = "" if gain is None else f"; expected {gain:.2g} times as fast"
-        log(f"{old} → {new} at step {step}: paused {pause_s:.2g} s{expected}")
+        text = f"{old} → {new} at step {step}: paused {pause_s:.2g} s{expected}"
+        log(text)
+        self._tell(step, pause_s, text)
         self._waits = (old, new, was) if was > 0 else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ones_wrapper.protocol import Spec
+from ones_wrapper.run.series import Open
 from ones_wrapper.strategy import Strategy
 
 
@@ -20,6 +21,8 @@ class Settings:
     uneven: bool = False
     equal: bool = False
     """Whether all ranks have equally many samples of each pass."""
+    series: Open | None = None
+    """Makes the logger that gets the run's sizes as series."""
 
 
 def checked_spec(

@@ -1,0 +1,94 @@
+"""A run's GPUs, batch, learning rate, speed, pauses and resizes as series for W&B, TensorBoard, MLflow or Lightning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import RUN_URL, Report, Throughput
+
+Open = Callable[[str], Any]
+"""Makes a logger: given the job's run id, a W&B run, a SummaryWriter, the module mlflow with its run begun, or an
+object with Lightning's `log_metrics`."""
+_NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
+"""Series, and the field of a report that each follows."""
+
+
+class Series:
+    """Writes what the reports of a rank that leads say, to a logger that is opened at the first. An error of the logger
+    is logged once and ends the series, never the training."""
+
+    def __init__(self, opened: Open, run_id: Callable[[], str], directory: Path) -> None:
+        """`directory` is the job's: the run's address is written there, for its page."""
+        self._opened, self._run_id, self._directory = opened, run_id, directory
+        self._logger: Any = None
+        self._now: dict[str, float] = {}
+        self._failed = False
+
+    def report(self, report: Report) -> None:
+        """Write what a report says; nothing for one without any of the series."""
+        found = {name: getattr(report, field) for name, field in _NAMES.items() if hasattr(report, field)}
+        self._now |= found
+        if isinstance(report, Throughput):
+            found["samples_per_s"] = report.samples / max(report.seconds, 1e-9)
+        if found:
+            self._write(getattr(report, "step", 0), self._now | found)
+
+    def resized(self, step: int, pause_s: float, text: str) -> None:
+        """Write a resize: its pause, and what the job's log says of it."""
+        self._write(step, self._now | {"pause_s": pause_s}, text)
+
+    def _write(self, step: int, numbers: Mapping[str, float], resize: str = "") -> None:
+        if self._failed:
+            return
+        try:
+            if self._logger is None:
+                self._logger = self._opened(self._run_id())
+                if url := address(self._logger):
+                    (self._directory / RUN_URL).write_text(url)
+            write(self._logger, step, {f"ones/{name}": float(value) for name, value in numbers.items()}, resize)
+        except Exception as error:
+            self._failed = True
+            log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
+
+    def close(self) -> None:
+        """End the logger, in a thread: another rank leads, and training goes on. At a script's end loggers end by
+        themselves."""
+        end = next(
+            (found for name in ("finish", "end_run", "close") if (found := getattr(self._logger, name, None))), None
+        )
+        if end is not None:
+            threading.Thread(target=end, daemon=True).start()
+        self._failed = True
+
+
+def address(logger: Any) -> str:
+    """Where the run is seen; empty if the logger has no server."""
+    if hasattr(logger, "set_tag"):
+        server, run = logger.get_tracking_uri(), logger.active_run().info
+        return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if server.startswith("http") else ""
+    url = getattr(logger, "url", None)
+    return url if isinstance(url, str) else ""
+
+
+def write(logger: Any, step: int, numbers: Mapping[str, float], resize: str) -> None:
+    """Write numbers and a resize's text at a step. Raises TypeError for an object that is no logger."""
+    if hasattr(logger, "add_scalar"):  # TensorBoard
+        for name, value in numbers.items():
+            logger.add_scalar(name, value, step)
+        if resize:
+            logger.add_text("ones/resize", resize, step)
+    elif hasattr(logger, "define_metric"):  # W&B, whose own step belongs to the script: these rows go with its next one
+        logger.define_metric("ones/*", step_metric="ones/step")
+        logger.log({"ones/step": step, **numbers, **({"ones/resize": resize} if resize else {})}, commit=False)
+    elif hasattr(logger, "set_tag"):  # MLflow, which has no series of texts
+        logger.log_metrics(dict(numbers), step=step, synchronous=False)
+        if resize:
+            logger.set_tag(f"ones.resize.{step}", resize, synchronous=False)
+    elif hasattr(logger, "log_metrics"):  # Lightning's loggers
+        logger.log_metrics(dict(numbers), step)
+    else:
+        raise TypeError(f"{type(logger).__name__} is no W&B run, SummaryWriter, mlflow, or logger of Lightning's")
