@@ -13,8 +13,8 @@ import pytest
 from nbclient import NotebookClient
 
 import ones_db
-from ones_db import Database, Store, StoreError
-from ones_db.query import QueryError
+from ones_db import Database, Store, StoreError, plots
+from ones_db.query import QueryError, saved_query
 from ones_db.views import VIEWS
 from tests.db.make import hello, report, run, throughput
 from tests.db.test_views import fill, fill_blocks
@@ -68,6 +68,22 @@ def test_times_and_conditions(store: Store, url: str) -> None:
             ones.scaling(job=7)
         with pytest.raises(QueryError, match="begin with SELECT"):
             ones.query("DELETE FROM jobs")
+
+
+@pytest.mark.slow
+def test_plots_by_one_call(store: Store, url: str) -> None:
+    """Protects GPUs over time from a job that counts by its run and by its memberships, and from other jobs' rows."""
+    fill(store)
+    fill_blocks(store)
+    with ones_db.connect(url) as ones:
+        (held,) = plots.gpus(ones, job_id=10).collections
+        tops = held.get_paths()[0].vertices[:, 1]
+        assert (tops.min(), tops.max(), set(tops)) == (0.0, 5.0, {0.0, 1.0, 4.0, 5.0})
+        axes = plots.learning_curve(ones, 7)
+        losses = ones.query(saved_query("learning_curve"), job_id=7)["loss"]
+        assert list(axes.lines[0].get_ydata()) == list(losses) and axes.get_title() == "Job 7"
+        with pytest.raises(QueryError, match="nothing was measured of job 99"):
+            plots.scaling(ones, 99)
 
 
 def test_without_pandas(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
