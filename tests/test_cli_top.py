@@ -30,7 +30,7 @@ from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
 from slurm_ones.cli.jobs import reader
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.show import window
+from slurm_ones.show import logs, window
 from slurm_ones.show.live import Live, NotSeenYet, read_live
 from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
@@ -307,24 +307,26 @@ def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 raise Unreachable("down")
             return {7: asked["job"]}
 
-    monkeypatch.setattr(window, "connect", lambda settings: Client())
+    monkeypatch.setattr(logs, "connect", lambda settings: Client())
 
     def tail() -> list[str]:
-        return window.Logs(Settings()).tail(7, 10)
+        return logs.Logs(Settings()).tail(7, 10)
 
     assert tail() == ["first", " 20 %", "?[2Jlast"]
+    asked["job"] = job_of(Shape(1, 1), job_id=7, uid=4711, stdout=str(log))
+    assert "not yours to see" in logs.Logs(Settings(), own_only=True).tail(7, 10)[0]
     link = tmp_path / "link"
     link.symlink_to(log)
     asked["job"] = job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(link))
     assert "links are not followed" in tail()[0]
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "geteuid", lambda: 4712)
     assert "not yours to see" in tail()[0]
     asked["job"] = None
     assert "cannot be asked" in tail()[0]
     monkeypatch.undo()
     (tmp_path / "slurm-7_0.out").write_text("by its usual name\n")
-    monkeypatch.setattr(window, "connect", lambda settings: Client())
-    assert window.Logs(Settings()).tail(7, 10, str(tmp_path)) == ["by its usual name"]
+    monkeypatch.setattr(logs, "connect", lambda settings: Client())
+    assert logs.Logs(Settings()).tail(7, 10, str(tmp_path)) == ["by its usual name"]
 
 
 def test_slurm_is_asked_once_a_minute_where_a_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,14 +339,14 @@ def test_slurm_is_asked_once_a_minute_where_a_log_is(tmp_path: Path, monkeypatch
             asked.append(job_ids)
             return {7: job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(log))}
 
-    monkeypatch.setattr(window, "connect", lambda settings: Client())
-    logs = window.Logs(Settings(), lambda: now[0])
-    assert logs.tail(7, 10) == ["first"]
+    monkeypatch.setattr(logs, "connect", lambda settings: Client())
+    found = logs.Logs(Settings(), lambda: now[0])
+    assert found.tail(7, 10) == ["first"]
     log.write_text("first\nsecond\n")
     now[0] = 59.0
-    assert logs.tail(7, 10) == ["first", "second"] and asked == [[7]]
+    assert found.tail(7, 10) == ["first", "second"] and asked == [[7]]
     now[0] = 61.0
-    assert logs.tail(7, 10) == ["first", "second"] and asked == [[7], [7]]
+    assert found.tail(7, 10) == ["first", "second"] and asked == [[7], [7]]
 
 
 @pytest.fixture

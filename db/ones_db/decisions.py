@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, case, func, or_, select, text
+from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, select, text
 
 from ones_db.backend import ResizeConflict, UnknownRecord
 from ones_db.engine import Transactions, change_rows, noting, reading, remembering
@@ -125,16 +125,28 @@ class DecisionStore(Transactions):
 
     @reading
     def recent_decisions(
-        self, connection: Connection, limit: int = 10, *, most: int | None = None, user: str = ""
+        self,
+        connection: Connection,
+        limit: int = 10,
+        *,
+        most: int | None = None,
+        user: str = "",
+        before: int | None = None,
+        changes: bool = False,
     ) -> list[DecisionRecord]:
-        """The newest decisions, newest first, each with all its jobs; or with `most` `most` of them, those first that
-        get another size; or with those of one `user` alone."""
+        """The newest decisions, or the newest `before` the one of that id, newest first, each with all its jobs; or
+        with `most` `most` of them, those first that get another size; or only with those of one `user`. With `changes`
+        only what was carried out."""
         query = (
             select(DECISIONS)
             .where(DECISIONS.c.cluster_id == self._cluster)
             .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
             .limit(limit)
         )
+        if before is not None:
+            query = query.where(DECISIONS.c.id < before)
+        if changes:
+            query = query.where(exists().where(DECISION_JOBS.c.decision_id == DECISIONS.c.id, DECISION_JOBS.c.acted))
         heads = connection.execute(query).mappings().all()
         lines = (
             select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
@@ -144,6 +156,8 @@ class DecisionStore(Transactions):
         )
         if user:
             lines = lines.where(JOBS.c.user_name == user)
+        if changes:
+            lines = lines.where(DECISION_JOBS.c.acted)
         if most is not None:
             lines = _first(lines, most)
         jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}

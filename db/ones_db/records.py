@@ -208,6 +208,9 @@ class DecisionJobRecord:
     alternatives: tuple[AlternativeRecord, ...] = ()
     """The best few for this job, best first, what it got among them or not; where the policy tells."""
 
+    def __hash__(self) -> int:
+        return hash((self.job_id, self.batch, self.reason.code, self.outcome.code))
+
 
 @dataclass(frozen=True)
 class DecisionRecord:

@@ -159,6 +159,10 @@ class JobSummary:
     ]
     limits: Annotated[Limits | None, Of("j.limits", "what that strategy can do, as a JSON object")]
 
+    def __hash__(self) -> int:
+        # Of those that tell most lines apart: a page looks thousands up at each tick.
+        return hash((self.job_id, self.state, self.epoch, self.cursor))
+
     @property
     def local_batch(self) -> int | None:
         """Samples per GPU and forward pass (the most of any GPU); None if unknown. It is for a job whose GPUs share

@@ -52,6 +52,7 @@ def web(
 
     from slurm_ones.show.app import Access, Web, address
     from slurm_ones.show.connections import OPTIONS
+    from slurm_ones.show.logs import Logs
 
     if token and user_header:
         raise typer.BadParameter(
@@ -73,7 +74,9 @@ def web(
     # What is wrong is said at once.
     store_of_reader(settings, named=bool(database)).close()
     secret = "" if user_header else token or secrets.token_urlsafe(24)
-    app = Web(opened, reader, Access(secret, user_header), root).app
+    # Behind a proxy many users share this process, which a file on a path that hangs could stop.
+    logs = None if user_header else Logs(settings, own_only=True)
+    app = Web(opened, reader, Access(secret, user_header), root, logs).app
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
     say(f"The live page: {address(host, listening.getsockname()[1], root, secret)}")

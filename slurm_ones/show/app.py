@@ -23,6 +23,7 @@ from ones_db.query import Reader
 from slurm_ones.show import api, pages
 from slurm_ones.show.connections import UnambiguousLength, admit
 from slurm_ones.show.feed import ERRORS, Moment, TickFeed
+from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
@@ -55,10 +56,16 @@ class Web:
     """The pages over one database. `root` is the path below which a proxy serves them, such as `/node/n1/8675`."""
 
     def __init__(
-        self, opened: Callable[[], Store], reader: Callable[[], Reader], access: Access, root: str = ""
+        self,
+        opened: Callable[[], Store],
+        reader: Callable[[], Reader],
+        access: Access,
+        root: str = "",
+        logs: Logs | None = None,
     ) -> None:
+        """`logs` finds the log of a job's page; None: pages have none."""
         self.feed = TickFeed(opened)
-        self._opened, self._reader, self._access = opened, reader, access
+        self._opened, self._reader, self._access, self._logs = opened, reader, access, logs
         self._root = "/" + root.strip("/") if root.strip("/") else ""
         self._viewers = 0
         routes = [
@@ -188,16 +195,18 @@ class Web:
         return await self._page(request, "", "Cluster", make, f"{view.span}:{view.by}")
 
     async def _decisions(self, request: Request) -> Response:
-        def make(moment: Moment) -> bytes:
-            return pages.decisions(moment, self._root, self._opened)
+        view = pages.DecisionView.of(_asked(request))
 
-        return await self._page(request, "decisions", "Decisions", make)
+        def make(moment: Moment) -> bytes:
+            return pages.decisions(moment, self._root, view, self._opened)
+
+        return await self._page(request, "decisions", "Decisions", make, f"{view.before}:{view.changes}")
 
     async def _job(self, request: Request) -> Response:
         job_id = min(int(request.path_params["job_id"]), 2**62)
 
         def make(moment: Moment) -> bytes | None:
-            return pages.job(moment, self._root, job_id, self._opened, self._reader)
+            return pages.job(moment, self._root, job_id, self._opened, self._reader, self._logs)
 
         return await self._page(request, f"jobs/{job_id}", f"Job {job_id}", make)
 

@@ -32,6 +32,9 @@ class ShownJob:
     promise: PromiseRecord | None = None
     """What was last said of its deadline."""
 
+    def __hash__(self) -> int:
+        return hash((self.job, self.why))
+
 
 @dataclass(frozen=True)
 class ShownNode:

@@ -84,7 +84,7 @@ def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int]
         jobs += store.job_summaries(older) if older else []
         jobs.sort(key=lambda job: (job.submit_time, job.job_id))
         newest = store.newest_decisions()
-        promises = store.promises([job.job_id for job in jobs])
+        promises = store.promises() | store.promises([job.job_id for job in jobs if job.end_time is not None])
         shown = tuple(_shown(job, newest.get(job.job_id), promises.get(job.job_id)) for job in jobs)
         held, nodes = tuple(store.held()), tuple(store.nodes())
         return Live(store.cluster, shown, held, nodes, store.leader(), store.health())

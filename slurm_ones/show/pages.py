@@ -22,6 +22,7 @@ from slurm_ones.show import charts, columns
 from slurm_ones.show.columns import ShownColumn, ShownJob, T, gpus
 from slurm_ones.show.feed import HISTORY_S, Moment
 from slurm_ones.show.live import ENDED, KEPT, Live, node_rows, silent
+from slurm_ones.show.logs import Logs
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
 from slurm_ones.show.usage import Allowed, Measured, Usage, advised, allowed, usage
 from slurm_ones.show.why import decided, decided_last, resizes_of
@@ -43,6 +44,7 @@ FARTHEST = 4
 MOST_CELLS = 32
 MOST_NODES = 600
 """Nodes that are drawn; of more their number is said."""
+LOG_LINES = 30
 MOST_DECIDED = 100
 """Jobs that are shown of a decision."""
 MOST_ENDED = 20
@@ -169,16 +171,39 @@ def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours:
     return Markup(_part("nodes.html", nodes=node_rows(nodes, held), colours=dict(colours)).decode())
 
 
-def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
-    """What was decided last: what each job gets, and why."""
+@dataclass(frozen=True)
+class DecisionView:
+    """What a reader chose to see of the decisions."""
+
+    before: int | None = None
+    """Decisions that are older than the one of this id."""
+    changes: bool = False
+    """Only what was carried out."""
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Sequence[str]]) -> DecisionView:
+        """The choice in a query; whatever else stands there counts as no choice."""
+        before, changes = (asked.get(name, [""])[0] for name in ("before", "changes"))
+        known = before.isascii() and before.isdigit() and len(before) < 16
+        return cls(int(before) if known else None, changes == "1")
+
+
+def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[], Store]) -> bytes:
+    """Decisions, the newest first: what each job gets, and why."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
-        found = decided_last(store, names, DECISIONS, moment.user, MOST_DECIDED)
-    return _part("decisions.html", root=root, decisions=found, moment=moment)
+        asked = (moment.user, MOST_DECIDED, view.before)
+        found = decided_last(store, names, DECISIONS, *asked, changes=view.changes)
+    return _part("decisions.html", root=root, decisions=found, moment=moment, view=view, DECISIONS=DECISIONS)
 
 
 def job(
-    moment: Moment, root: str, job_id: int, opened: Callable[[], Store], reader: Callable[[], Reader]
+    moment: Moment,
+    root: str,
+    job_id: int,
+    opened: Callable[[], Store],
+    reader: Callable[[], Reader],
+    logs: Logs | None = None,
 ) -> bytes | None:
     """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
     with opened() as store, store.one_moment():
@@ -201,6 +226,7 @@ def job(
     epochs = history.epochs if history is not None else ()
     now = one.job.end_time or moment.at
     comment = asked.comment if asked is not None else ""
+    may = allowed(comment)
     changes = [(shown.resize.ended or shown.resize.started, changed(shown.resize)) for shown in resizes]
     return _part(
         "job.html",
@@ -212,8 +238,11 @@ def job(
         usage=told,
         advice=tips,
         comment=comment,
+        may=may,
+        log=logs.tail(job_id, LOG_LINES, asked.work_dir) if logs is not None and asked is not None else (),
+        address=logs.address(job_id, asked.work_dir) if logs is not None and asked is not None else "",
         gpus=gpus_over_time(own, 0, own[0].start, now, moment.colours) if own else "",
-        scaling=scaling(told.measured, _predicted(history, told.measured, allowed(comment))) if told else "",
+        scaling=scaling(told.measured, _predicted(history, told.measured, may)) if told else "",
         loss=curve(epochs, "loss", changes),
         accuracy=curve(epochs, "accuracy", changes),
     )

@@ -68,11 +68,21 @@ def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
 
 
 def decided_last(
-    store: Store, names: Mapping[int, str], most: int, user: str = "", jobs: int | None = None
+    store: Store,
+    names: Mapping[int, str],
+    most: int,
+    user: str = "",
+    jobs: int | None = None,
+    before: int | None = None,
+    *,
+    changes: bool = False,
 ) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
     """The newest decisions, the newest first, with what they give those jobs whose names are known, at most `jobs` of
-    each."""
-    newest = store.recent_decisions(most, most=jobs, user=user)
+    each. `before` and `changes` are as for `Store.recent_decisions`; jobs of these may have ended long ago."""
+    newest = store.recent_decisions(most, most=jobs, user=user, before=before, changes=changes)
+    if before is not None or changes:
+        older = {given.job_id for one in newest for given in one.jobs} - names.keys()
+        names = {**names, **{job_id: job.name for job_id, job in store.jobs(sorted(older)).items()}}
     resizes = {(one.decision_id, one.job_id): one for one in store.resizes(decisions=[one.id for one in newest])}
     return [
         (

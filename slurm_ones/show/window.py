@@ -5,12 +5,10 @@ It reads, and changes nothing itself: what a user asks for is a command, which i
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from rich.console import Console
@@ -27,13 +25,10 @@ from ones_db import Store, StoreError
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show.columns import TOP, ShownJob, gpus
 from slurm_ones.show.live import Live, NotSeenYet
+from slurm_ones.show.logs import Logs
 from slurm_ones.show.table import JobOrder, columns_within, header, rows
 from slurm_ones.show.why import told
-from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.connect import connect
-from slurm_ones.slurm.model import Job
 from slurm_ones.text import plain
-from slurm_ones.untrusted_files import NotBelieved, read_from
 
 DECISIONS, ALL_DECISIONS = 3, 20
 """Of a job below the table, and of one that has the window for itself."""
@@ -380,62 +375,3 @@ def nodes_text(live: Live, job_id: int | None) -> Text:
             text.append(" " + "■" * min(count, 64), style="bold" if number == job_id else "")
         text.append("\n")
     return text if text else Text("no node is known")
-
-
-ASK_AGAIN_S = 60.0
-"""Seconds for which Slurm's answer holds."""
-READ = 1 << 16
-"""Bytes at the end of a log that are looked at."""
-WIDTH = 500
-
-
-class Logs:
-    """Logs of jobs, whose places are asked of Slurm once a minute at most, however often they are looked at."""
-
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._clock = settings, clock
-        self._found: dict[int, tuple[float, Job | str | None]] = {}
-
-    def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
-        """At most N of the log's last lines, without control characters; if there is none to show, one line that says
-        why. Without Slurm's answer, the log is looked for in `work_dir` by the name that Slurm gives by default."""
-        now = self._clock()
-        self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
-        if job_id not in self._found:
-            self._found[job_id] = now, self._ask(job_id)
-        found = self._found[job_id][1]
-        if isinstance(found, str) or found is None or not found.stdout:
-            names = (f"slurm-{job_id}.out", f"slurm-{job_id}_0.out")
-            usual = [path for name in names if work_dir and (path := Path(work_dir, name)).is_file()]
-            if usual:
-                return _lines(str(usual[0]), os.geteuid(), most)
-        return [found] if isinstance(found, str) else _tail(found, job_id, most)
-
-    def _ask(self, job_id: int) -> Job | str | None:
-        """The job, or why it cannot be had."""
-        try:
-            return connect(self._settings).details([job_id]).get(job_id)
-        except SlurmError as error:
-            return f"Slurm cannot be asked where the log of job {job_id} is: {plain(str(error))}"
-
-
-def _tail(job: Job | None, job_id: int, most: int) -> list[str]:
-    if job is None or not job.stdout:
-        return [f"Slurm no longer knows where the log of job {job_id} is"]
-    if os.geteuid() not in (0, job.uid):
-        return [f"the log of job {job_id} is {plain(job.user, 40)}'s, and not yours to see"]
-    return _lines(job.stdout, job.uid, most)
-
-
-def _lines(path: str, uid: int, most: int) -> list[str]:
-    try:
-        _, size = read_from(None, path, uid, 0, 0)
-        text, _ = read_from(None, path, uid, max(size - READ, 0), READ)
-    except FileNotFoundError:
-        return [f"{plain(path)}: no such file here; it may lie on another machine"]
-    except NotBelieved as error:
-        return [plain(str(error))]
-    # The first may have been cut, and a progress bar writes over its own line.
-    found = text.decode("utf-8", "replace").rstrip("\n").split("\n")[1 if size > READ else 0 :]
-    shown = [plain(line.rstrip("\r").rsplit("\r", 1)[-1], WIDTH) for line in found]
-    return shown[-most:] if size else [f"{plain(path)} is empty"]

@@ -63,6 +63,13 @@ def test_a_few_jobs_of_each_decision(store: Store) -> None:
     (bobs,) = store.recent_decisions(user="bob")
     assert [(one.job_id, one.alternatives) for one in bobs.jobs] == [(9, weighed)]
     assert [one.job_id for one in store.recent_decisions()[0].jobs] == [5, 6, 7, 8, 9]
+    # Older ones, and of all only what was carried out.
+    acted = decision(200.0, 5, 6)
+    store.add_decision(replace(acted, jobs=tuple(replace(one, acted=one.job_id == 6) for one in acted.jobs)))
+    store.add_decision(decision(300.0, 5))
+    changed = store.recent_decisions(changes=True)
+    assert [(one.time, [job.job_id for job in one.jobs]) for one in changed] == [(200.0, [6])]
+    assert [one.time for one in store.recent_decisions(before=changed[0].id)] == [100.0]
 
 
 def test_the_timeline_of_a_day(store: Store) -> None:

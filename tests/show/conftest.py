@@ -17,6 +17,7 @@ from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.query import Reader
 from slurm_ones.show.app import Access, Web
+from slurm_ones.show.logs import Logs
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resized_job, run, said, throughput
 from tests.test_cli import HOSTILE
 from tests.waiting import until
@@ -81,13 +82,13 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
     uvicorn = pytest.importorskip("uvicorn")
     servers: list[tuple[Any, threading.Thread]] = []
 
-    def begin(access: Access | None = None, root: str = "", look_s: float = 0.05) -> Page:
+    def begin(access: Access | None = None, root: str = "", look_s: float = 0.05, logs: Logs | None = None) -> Page:
         def opened() -> Store:
             return Store.open(url, "gres", read_only=True)
 
         from slurm_ones.show.connections import OPTIONS
 
-        web = Web(opened, lambda: Reader(url), access or Access(TOKEN), root)
+        web = Web(opened, lambda: Reader(url), access or Access(TOKEN), root, logs)
         web.feed._look_s = look_s
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server = uvicorn.Server(uvicorn.Config(web.app, **OPTIONS))

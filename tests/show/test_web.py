@@ -21,10 +21,13 @@ import pytest
 
 from ones_db import HealthRecord, Store, StoreError, TimelineRow
 from ones_db.shape import Shape
+from ones_wrapper.protocol import RUN_URL, directory_name
+from slurm_ones.config import Settings
 from slurm_ones.show import app as web_app
 from slurm_ones.show import connections, live
 from slurm_ones.show.app import Access, address
 from slurm_ones.show.feed import TickFeed
+from slurm_ones.show.logs import Logs
 from slurm_ones.show.pictures import MOST_SHAPES, gpus_over_time
 from tests.commands import call
 from tests.db.make import job
@@ -130,9 +133,30 @@ def test_a_proxys_user_sees_their_own_jobs_alone(serve: Serve) -> None:
     assert "trains" in text and "job7" not in text and "owned" not in text
     assert page.get("/jobs/7", **{"X-User": "bob"})[0] == 404
     assert page.get("/jobs/7", **{"X-User": "alice"})[0] == 200
-    _, _, decided = page.get("/decisions", **{"X-User": "bob"})
-    assert "reason 10" in decided and "reason 7" not in decided
+    for query in ("", "?before=999"):
+        _, _, decided = page.get(f"/decisions{query}", **{"X-User": "bob"})
+        assert "reason 10" in decided and "reason 7" not in decided
+    for query in ("?before=1", "?changes=1&before=1"):
+        assert "There are none." in page.get(f"/decisions{query}", **{"X-User": "bob"})[2]
     assert page.get("/")[0] == 403
+
+
+def test_the_log_and_the_logger_of_ones_own_job(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Protects a page from the job's log as markup, from another's file, and a link from anything but an address."""
+    (folder := tmp_path / directory_name(10)).mkdir()
+    link = folder / RUN_URL
+    link.write_text("https://wandb.example.org/lab/x/runs/<b>7")
+    found = Logs(Settings(), own_only=True)
+    assert found.address(10, str(tmp_path)) == link.read_text()
+    for other in ("javascript:alert(1)", "https://a b", "\nhttp://x\ny"):
+        link.write_text(other)
+        assert found.address(10, str(tmp_path)) == ""
+    assert found.address(11, str(tmp_path)) == ""
+    monkeypatch.setattr(found, "tail", lambda job_id, most, work_dir: ["step 3 <b>"])
+    monkeypatch.setattr(found, "address", lambda job_id, work_dir: "https://wandb.example.org/?a=<b>")
+    _, _, text = serve(logs=found).get("/jobs/10")
+    assert "step 3 &lt;b&gt;</pre>" in text and 'href="https://wandb.example.org/?a=&lt;b&gt;"' in text
+    assert "End of its log" not in serve().get("/jobs/10")[2]
 
 
 def test_below_a_proxys_path(serve: Serve) -> None:

@@ -1,0 +1,88 @@
+"""The ends of jobs' logs, for those who may read them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ones_wrapper.protocol import MAX_TEXT, RUN_URL, directory_name
+from slurm_ones.config import Settings
+from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.connect import connect
+from slurm_ones.slurm.model import Job
+from slurm_ones.text import plain
+from slurm_ones.untrusted_files import NotBelieved, read_from
+
+ASK_AGAIN_S = 60.0
+"""Seconds for which Slurm's answer holds."""
+READ = 1 << 16
+"""Bytes at the end of a log that are looked at."""
+WIDTH = 500
+ADDRESS = re.compile(r"https?://[!-~]+")
+
+
+class Logs:
+    """Logs of jobs, whose places are asked of Slurm once a minute at most, however often they are looked at."""
+
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, own_only: bool = False
+    ) -> None:
+        """With `own_only` also root sees no other user's."""
+        self._settings, self._clock = settings, clock
+        self._own_only = own_only
+        self._found: dict[int, tuple[float, Job | str | None]] = {}
+
+    def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
+        """At most N of the log's last lines, without control characters; if there is none to show, one line that says
+        why. Without Slurm's answer, the log is looked for in `work_dir` by the name that Slurm gives by default."""
+        now = self._clock()
+        self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
+        if job_id not in self._found:
+            self._found[job_id] = now, self._ask(job_id)
+        found = self._found[job_id][1]
+        if isinstance(found, str) or found is None or not found.stdout:
+            names = (f"slurm-{job_id}.out", f"slurm-{job_id}_0.out")
+            usual = [path for name in names if work_dir and (path := Path(work_dir, name)).is_file()]
+            if usual:
+                return _lines(str(usual[0]), os.geteuid(), most)
+        return [found] if isinstance(found, str) else self._tail(found, job_id, most)
+
+    def address(self, job_id: int, work_dir: str) -> str:
+        """Where a job of one's own is seen in W&B or MLflow, by its directory; empty if that is not known."""
+        try:
+            text, _ = read_from(None, f"{work_dir}/{directory_name(job_id)}/{RUN_URL}", os.geteuid(), 0, MAX_TEXT)
+        except (FileNotFoundError, NotBelieved):
+            return ""
+        found = text.decode("utf-8", "replace").strip()
+        return found if ADDRESS.fullmatch(found) else ""
+
+    def _tail(self, job: Job | None, job_id: int, most: int) -> list[str]:
+        if job is None or not job.stdout:
+            return [f"Slurm no longer knows where the log of job {job_id} is"]
+        if os.geteuid() != job.uid and (self._own_only or os.geteuid()):
+            return [f"the log of job {job_id} is {plain(job.user, 40)}'s, and not yours to see"]
+        return _lines(job.stdout, job.uid, most)
+
+    def _ask(self, job_id: int) -> Job | str | None:
+        """The job, or why it cannot be had."""
+        try:
+            return connect(self._settings).details([job_id]).get(job_id)
+        except SlurmError as error:
+            return f"Slurm cannot be asked where the log of job {job_id} is: {plain(str(error))}"
+
+
+def _lines(path: str, uid: int, most: int) -> list[str]:
+    try:
+        _, size = read_from(None, path, uid, 0, 0)
+        text, _ = read_from(None, path, uid, max(size - READ, 0), READ)
+    except FileNotFoundError:
+        return [f"{plain(path)}: no such file here; it may lie on another machine"]
+    except NotBelieved as error:
+        return [plain(str(error))]
+    # The first may have been cut, and a progress bar writes over its own line.
+    found = text.decode("utf-8", "replace").rstrip("\n").split("\n")[1 if size > READ else 0 :]
+    shown = [plain(line.rstrip("\r").rsplit("\r", 1)[-1], WIDTH) for line in found]
+    return shown[-most:] if size else [f"{plain(path)} is empty"]
