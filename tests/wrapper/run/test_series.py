@@ -12,6 +12,7 @@ import pytest
 
 from ones_wrapper.protocol import RUN_URL, Batch, Checkpoint, Throughput
 from ones_wrapper.run.series import Series
+from tests.waiting import until
 from tests.wrapper.run.test_records import Run
 
 RUN_ID = "here-7-abcd"
@@ -109,15 +110,18 @@ def test_wandb(tmp_path: Path) -> None:
     run.log({"loss": 0.5}, step=101)
     run.finish()
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    rows = []
-    for data in logged(path.read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            rows.append({item.key or item.nested_key[0]: item.value_json for item in record.history.item})
-    losses = [row["loss"] for row in rows if "loss" in row]
+
+    def history() -> list[dict[str, str]] | None:
+        records = [Record.FromString(data) for data in logged(path.read_bytes())]
+        found = [one.history.item for one in records if one.WhichOneof("record_type") == "history"]
+        rows = [{item.key or item.nested_key[0]: item.value_json for item in items} for items in found]
+        return rows if sum("loss" in row for row in rows) == 2 else None
+
+    # A process of W&B's writes the file.
+    rows = until(history, "both rows of the script")
+    losses = [float(row["loss"]) for row in rows if "loss" in row]
     found = {name: [float(row[name]) for row in rows if name in row] for name in (*EXPECTED, "ones/step")}
-    assert losses == ["1.0", "0.5"] and found["ones/step"] == [2.0, 3.0]
+    assert losses == [1.0, 0.5] and found["ones/step"] == [2.0, 3.0]
     assert (found["ones/batch"], found["ones/pause_s"], found["ones/samples_per_s"]) == ([8.0, 16.0], [0.5], [4.0])
     assert [json.loads(row["ones/resize"]) for row in rows if "ones/resize" in row] == [TEXT]
 

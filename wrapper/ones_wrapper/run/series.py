@@ -47,6 +47,9 @@ class Series:
         try:
             if self._logger is None:
                 self._logger = self._opened(self._run_id())
+                if hasattr(self._logger, "define_metric"):
+                    self._logger.define_metric("ones/step")
+                    self._logger.define_metric("ones/*", step_metric="ones/step")
                 if url := address(self._logger):
                     (self._directory / RUN_URL).write_text(url)
             write(self._logger, step, {f"ones/{name}": float(value) for name, value in numbers.items()}, resize)
@@ -70,7 +73,7 @@ def address(logger: Any) -> str:
     if hasattr(logger, "set_tag"):
         server, run = logger.get_tracking_uri(), logger.active_run().info
         return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if server.startswith("http") else ""
-    url = getattr(logger, "url", None)
+    url = None if getattr(logger, "offline", False) else getattr(logger, "url", None)
     return url if isinstance(url, str) else ""
 
 
@@ -82,7 +85,6 @@ def write(logger: Any, step: int, numbers: Mapping[str, float], resize: str) -> 
         if resize:
             logger.add_text("ones/resize", resize, step)
     elif hasattr(logger, "define_metric"):  # W&B, whose own step belongs to the script: these rows go with its next one
-        logger.define_metric("ones/*", step_metric="ones/step")
         logger.log({"ones/step": step, **numbers, **({"ones/resize": resize} if resize else {})}, commit=False)
     elif hasattr(logger, "set_tag"):  # MLflow, which has no series of texts
         logger.log_metrics(dict(numbers), step=step, synchronous=False)
