@@ -144,7 +144,7 @@ def sacct(
     settings, (began, ended) = settings_of(config, database), span(since or SINCE, until)
     if file is not None and (since or until):
         raise BadInput(f"--since and --until: sacct is asked for them; {file} is read whole")
-    own = cluster or (file is not None and settings.cluster)
+    own = cluster or (settings.cluster if file is not None else "")
     own = own or CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
     if file is not None:
         pieces = [Piece(sacct_rows(file, cluster=cluster, local=True), inf, f"{file.name}: line {{}}")]

@@ -359,11 +359,12 @@ def _counts(row: AccountingRow, partition: str) -> bool:
 
 def read_sacct_file(path: Path, partition: str = "") -> Trace:
     """The trace of a file that `sacct --parsable2` wrote with a header; raises `BadInput`."""
-    runs, zoned = _Runs(path.name), []
+    runs, zoned = _Runs(path.name), list[bool]()
     for row in sacct_rows(path, zoned.append):
-        if isinstance(row, Rejected):
-            doubt = f"{path.name}: line {row.row}: {row.why}"
-            runs.found.leave_out(*((STEP,) if row.why == STEP else ("a row that cannot be believed", doubt)))
+        if isinstance(row, Rejected) and row.why == STEP:
+            runs.found.leave_out(STEP)
+        elif isinstance(row, Rejected):
+            runs.found.leave_out("a row that cannot be believed", f"{path.name}: line {row.row}: {row.why}")
         elif _counts(row, partition):
             runs.add(row)
     note = "times have no zone: where clocks changed, a job is an hour off; write them with SLURM_TIME_FORMAT=%s"

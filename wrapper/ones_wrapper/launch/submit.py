@@ -45,7 +45,8 @@ class Submitted:
         """
         import cloudpickle
 
-        begun, ended = time.monotonic(), None
+        begun = time.monotonic()
+        ended: float | None = None
         while not (self.folder / RESULT).exists():
             now = time.monotonic()
             ended = None if self._queued() else ended or now
