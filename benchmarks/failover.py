@@ -4,7 +4,8 @@
 
 Two companions, as processes of their own, on one PostgreSQL; a controller of a cluster without jobs. The one that leads
 is killed (SIGKILL), or paused (SIGSTOP), at a moment of the tick that is drawn from the seed. The figure is the time
-from then to the end of the first tick of the other, in ticks. Of the first kind there is SQLite too.
+from then to the end of the first tick of the other, in ticks. Of the first kind there is SQLite too, and one in which
+PostgreSQL crashes at that moment and is started again a second later.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from tests.db.server import Server
 
 CLUSTER = "here"
 LIMIT_TICKS = 20.0
+AWAY_S = 1.0
+"""For so long PostgreSQL is away."""
 
 
 class Quiet:
@@ -96,8 +99,10 @@ class Process:
         self._process.wait()
 
 
-def measure(url: str, how: str, tries: int, tick_s: float, rng: random.Random) -> list[float]:
-    """Ticks without a leader that acts, of each try."""
+def measure(
+    url: str, how: str, tries: int, tick_s: float, rng: random.Random, server: Server | None = None
+) -> list[float]:
+    """Ticks without a leader that acts, of each try; `server` crashes at that moment."""
     took, limit_s = [], LIMIT_TICKS * tick_s + 60
     with ExitStack() as stack:
 
@@ -112,7 +117,12 @@ def measure(url: str, how: str, tries: int, tick_s: float, rng: random.Random) -
         standby.wait_for("stands by", 0.0, limit_s)
         for number in range(tries):
             time.sleep((1 + rng.random()) * tick_s)
+            if server is not None:
+                server.stop(signal.SIGQUIT)
             gone = leader.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            if server is not None:
+                time.sleep(AWAY_S)
+                server.start()
             took.append((standby.wait_for("tick", gone, limit_s) - gone) / tick_s)
             print(f"{how}, try {number + 1} of {tries}: {took[-1]:.2f} ticks", flush=True)
             if how == "killed":
@@ -132,6 +142,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=20, metavar="N", help="of each kind")
     parser.add_argument("--tick-s", type=float, default=3.0, metavar="S", help="seconds between ticks")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments within a tick")
+    parser.add_argument("--kind", action="append", help="only these, such as killed")
     parser.add_argument("--companion", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.companion:
@@ -142,11 +153,14 @@ def main() -> None:
     try:
         server.create()
         with tempfile.TemporaryDirectory() as folder:
-            kinds = [("killed", server.url(server.fresh())), ("paused", server.url(server.fresh()))]
+            away = "killed, PostgreSQL away"
+            kinds = [(name, server.url(server.fresh())) for name in ("killed", "paused", away)]
             kinds += [("killed, SQLite", f"sqlite:///{folder}/ones.sqlite")]
+            kinds = [one for one in kinds if options.kind is None or one[0] in options.kind]
             for name, url in kinds:
                 migrate.upgrade(url)
-                took = measure(url, name.partition(",")[0], options.tries, options.tick_s, rng)
+                crashes = server if name == away else None
+                took = measure(url, name.partition(",")[0], options.tries, options.tick_s, rng, crashes)
                 found[name] = {"median": statistics.median(took), "max": max(took), "n": len(took)}
     finally:
         server.remove()

@@ -47,6 +47,8 @@ AT_ONCE = 2_000
 """Inputs that a worker is given."""
 STUCK_S = 300.0
 """A worker that says nothing for so long, on a machine however busy, waits for something."""
+NEWER = "ONES_FUZZ_NEWER"
+"""In the environment: only the readers of `tests/fuzz/newer.py`."""
 MOST_KEPT = 200
 """Failures that are written."""
 
@@ -60,9 +62,9 @@ def _late(number: int, frame: FrameType | None) -> None:
 
 
 def _parsers() -> list[Any]:
-    from tests.fuzz.parsers import PARSERS
+    from tests.fuzz import newer, parsers
 
-    return PARSERS
+    return [*(() if os.environ.get(NEWER) else parsers.PARSERS), *newer.PARSERS]
 
 
 def input_of(seed: int, number: int) -> tuple[Any, bytes]:
@@ -268,10 +270,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--newer", action="store_true", help="only the readers of tests/fuzz/newer.py")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--failures", type=Path, default=Path(tempfile.gettempdir()) / "ones-fuzz-failures")
     parser.add_argument("--replay", type=Path)
     given = parser.parse_args()
+    os.environ |= {NEWER: "1"} if given.newer else {}
     if given.replay is not None:
         from tests.fuzz.parsers import clean
 

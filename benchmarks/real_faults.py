@@ -5,6 +5,9 @@ who cancel, hold, release and change their jobs at the worst moments.
 
 Each is followed by a look at every job, Slurm and the database (tests/endtoend/invariants.py). What explains one after
 which something was wrong is left in --log. Needs root on a Debian-like host.
+
+With --systemd each companion is the unit that sites install, on a host with a systemd of its own; what differs from the
+unit is in `DROP_IN` (tests/endtoend/fault_site.py).
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.cluster import Cluster
+from tests.cluster import Cluster, root
+from tests.cluster.cli import Progress
 from tests.cluster.spec import Bind
 from tests.conftest import quick
 from tests.endtoend.fault_run import PARTS, FaultOutcome, figures, run
 from tests.endtoend.fault_site import small_disks
 from tests.endtoend.faults import KINDS
+from tests.guide.site import HOST
 
 
 def main() -> None:
@@ -32,6 +37,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--torch", type=int, default=0, help="so many of the five elastic jobs train with PyTorch")
     parser.add_argument("--blocks", type=int, default=2, help="so many are jobs of blocks")
+    parser.add_argument("--systemd", action="store_true", help="companions are services of systemd")
     parser.add_argument("--part", action="append", help=f"by default {', '.join(PARTS)}")
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these")
     parser.add_argument("--moment", action="append", help="only at these gates (tests/endtoend/fault_run.py)")
@@ -49,6 +55,8 @@ def main() -> None:
         words = f"fault {fault.number + 1}/{args.faults} {fault.seconds:5.1f} s: {fault.kind} {at}, job {fault.job}"
         print(f"{words}{f': {wrong}' if wrong else ''}", file=sys.stderr, flush=True)
 
+    if args.systemd:
+        root.build(HOST, Progress())
     with small_disks() as disks:
         cluster = Cluster("gres").start([Bind(str(disk), place, writable=True) for place, disk in disks.items()])
         quick(cluster)
@@ -62,6 +70,7 @@ def main() -> None:
             parts=parts,
             torch=args.torch,
             blocks=args.blocks,
+            systemd=args.systemd,
             only=args.kind or (),
             moments=args.moment or (),
         )

@@ -28,7 +28,7 @@ def backend_of(url: str) -> Backend:
     """The database that a URL names; raises `StoreError` if it names none."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # its port is no number
         # Not shown if it may hold a password.
         shown = "what is given" if "@" in url else repr(url)
         raise StoreError(f"{shown} is not a database URL; {FORMS}") from None
@@ -44,7 +44,7 @@ def names_password(url: str) -> bool:
     """Tell whether a password is written in the URL, where lists of processes and shells' histories would show it."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return "@" in url
     return parsed.password is not None or "password" in parsed.query
 

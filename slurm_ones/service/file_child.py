@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from slurm_ones.untrusted_files import NoAnswer
@@ -37,13 +37,16 @@ WAIT_S = 0.5
 SHARE = 0.05
 """… which so many seconds a second are added to."""
 QUICK_S = 0.02
-"""Each answer is waited for this long, however slow those before were."""
+"""Each answer is waited for this long, however slow those before were, …"""
+OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
+"""… if those of the same user took less than this together, and so much more a second, beyond so long each."""
 STOPPED_S = 10.0
 """A child that does not even take a request for so long is replaced."""
 START_S = 5.0
 """Longest wait for its start."""
-MOST_HANGING = 128
-"""Requests that hang at once; after that every slow user is left alone."""
+MOST_HANGING, MOST_OF_ONE = 128, 4
+"""Requests that hang at once, of all and of one user, who may mount file systems; after that nobody is asked for, or
+nothing of that user."""
 MOUNTS_S = 5.0
 """How often the mount table is read."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -54,16 +57,19 @@ class _Patience:
     """Seconds that may be waited for slow answers."""
 
     clock: Callable[[], float]
-    _left: float = WAIT_S
+    most: float = WAIT_S
+    share: float = SHARE
+    free: float = QUICK_S
+    _waited: float = 0.0
     _at: float = 0.0
 
     def left(self) -> float:
         now = self.clock()
-        self._left, self._at = min(WAIT_S, self._left + SHARE * max(now - self._at, 0.0)), now
-        return self._left
+        self._waited, self._at = max(self._waited - self.share * max(now - self._at, 0.0), 0.0), now
+        return max(self.most - self._waited, 0.0)
 
     def waited(self, seconds: float) -> None:
-        self._left = max(self.left() - max(seconds - QUICK_S, 0.0), 0.0)
+        self._waited += max(seconds - self.free, 0.0)
 
 
 @dataclass
@@ -85,6 +91,8 @@ class FileChild:
         self._clock = clock
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._patience = _Patience(clock)
+        self._of_one: dict[int, _Patience] = {}
+        """For quick answers too, by user."""
         self._mounts: list[str] = []
         self._mounts_at = float("-inf")
         self._connection: Connection | None = None
@@ -104,12 +112,13 @@ class FileChild:
         place = self._file_system(path)
         lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
         self._take(0.0)
-        if lane.asked or len(self.hanging) >= MOST_HANGING:
+        hanging = [whose for _, whose in self.hanging]
+        if lane.asked or len(hanging) >= MOST_HANGING or hanging.count(uid) >= MOST_OF_ONE:
             self._replace_if_stopped(lane)
             raise _silent(place, lane)
         lane.since = time.time()
         number = self._ask(function, path, uid, *more)
-        if number in self._answers or self._wait(number, lane):
+        if self._wait(number, uid, lane):
             good, answer = self._answers.pop(number)
             if good:
                 return answer
@@ -134,13 +143,15 @@ class FileChild:
         for lane in self._lanes.values():
             lane.asked = 0
 
-    def _wait(self, number: int, lane: _Lane) -> bool:
+    def _wait(self, number: int, uid: int, lane: _Lane) -> bool:
         """Tell whether the answer came while there was patience."""
         began = self._clock()
-        until = began + max(QUICK_S, min(lane.patience.left(), self._patience.left()))
+        of_one = self._of_one.setdefault(uid, _Patience(self._clock, OF_ONE_S, OF_ONE_SHARE, LEAST_S))
+        slow = max(QUICK_S, min(lane.patience.left(), self._patience.left()))
+        until = began + (slow if of_one.left() else LEAST_S)
         while number not in self._answers and (left := until - self._clock()) > 0:
             self._take(left)
-        for patience in (lane.patience, self._patience):
+        for patience in (lane.patience, self._patience, of_one):
             patience.waited(self._clock() - began)
         return number in self._answers
 
@@ -233,43 +244,26 @@ def _plain(name: bytes) -> bytes:
 # -- the child ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Workers:
-    """As many threads as there are requests at once."""
-
-    connection: Connection
-    idle: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    requests: SimpleQueue[tuple[int, Callable[..., Any], tuple[object, ...]]] = field(default_factory=SimpleQueue)
-
-    def give(self, number: int, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
-        with self.lock:
-            self.connection.send((number, None, None))
-            if self.idle:
-                self.idle -= 1
-            else:
-                threading.Thread(target=self._work, daemon=True).start()
-        self.requests.put((number, function, arguments))
-
-    def _work(self) -> None:
-        while True:
-            number, function, arguments = self.requests.get()
-            try:
-                answer: tuple[int, bool, object] = number, True, function(*arguments)
-            except Exception as error:
-                answer = number, False, error
-            with self.lock, suppress(OSError):
-                self.idle += 1
-                self.connection.send(answer)
-
-
 def serve(connection: Connection) -> None:
-    """Answer until the parent is gone."""
-    workers = _Workers(connection)
-    connection.send((0, None, None))
+    """Answer until the parent is gone; each request that hangs has a thread."""
+    lock, workers = threading.Lock(), ThreadPoolExecutor(MOST_HANGING + 1)
+
+    def send(number: int, good: bool | None = None, answer: object = None) -> None:
+        with lock, suppress(OSError):
+            connection.send((number, good, answer))
+
+    def work(number: int, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+        try:
+            send(number, True, function(*arguments))
+        except Exception as error:
+            send(number, False, error)
+
+    send(0)
     with suppress(EOFError, OSError):
         while True:
-            workers.give(*connection.recv())
+            request = connection.recv()
+            send(request[0])
+            workers.submit(work, *request)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) ->
     """
     check_client(settings)
     if ":" in settings.client:
-        return _class_of(settings.client)(timeout_s=settings.timeout_s, keepalive=keepalive)
+        try:
+            return _class_of(settings.client)(timeout_s=settings.timeout_s, keepalive=keepalive)
+        except TypeError as error:
+            raise ConfigError(f"client {settings.client!r} cannot be made: {error}") from None
     if shutil.which("scontrol") is None:
         raise SlurmMissing(
             "scontrol is not on the PATH: there is no Slurm on this machine; run the companion on a login or service "
@@ -59,8 +62,8 @@ def _class_of(name: str) -> Callable[..., SlurmClient]:
     module, _, attribute = name.partition(":")
     try:
         found: Callable[..., SlurmClient] = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"client {name!r} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:  # of a module that somebody else wrote
+        raise ConfigError(f"client {name!r} cannot be imported: {type(error).__name__}: {error}") from None
     # A client that passes calls on, as one of another process does, answers to any name.
     needed = () if hasattr(found, "__getattr__") else vars(SlurmClient)
     lacking = [method for method in needed if not method.startswith("_") and not hasattr(found, method)]

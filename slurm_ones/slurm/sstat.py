@@ -16,6 +16,8 @@ from slurm_ones.slurm.model import GpuUse
 
 MOST = 4 << 20
 """Bytes that are read of an answer."""
+MOST_MEMORY = 1 << 60
+"""Bytes of GPUs' memory that are believed: more would not fit the database."""
 _STEP = re.compile(r"(\d{1,10})\.[^|\n]*\|(.*)", re.ASCII)
 _USE = re.compile(r"(?:^|,)gres/gpuutil=(\d{1,9})(?:,|$)", re.ASCII)
 _MEMORY = re.compile(r"(?:^|,)gres/gpumem=(\d{1,15})([KMGT]?)", re.ASCII)
@@ -32,7 +34,8 @@ def parse_gpu_use(text: str) -> dict[int, GpuUse]:
             memory = _MEMORY.search(step[2])
             size = int(memory[1]) * _UNITS[memory[2]] if memory else 0
             before = found.get(int(step[1]), GpuUse())
-            found[int(step[1])] = GpuUse(before.gpus + int(use[1]) / 100, before.memory_bytes + size)
+            whole = min(before.memory_bytes + size, MOST_MEMORY)
+            found[int(step[1])] = GpuUse(before.gpus + int(use[1]) / 100, whole)
     return found
 
 

@@ -231,6 +231,7 @@ def test_other_programs_files_are_left_alone(tmp_path: Path) -> None:
         ("sqlite:///:memory:", "names no file"),
         ("mysql://me:secret@host/ones", "mysql: no database of a kind"),
         ("postgresql:/me:secret@host/ones", "is not a database URL"),
+        ("postgresql://me:secret@[::1/ones", "is not a database URL"),
         ("postgresql://me:secret@/ones?host=/nowhere", "the server is not there"),
         ("postgresql://me@/ones?host=/nowhere&password=secret", "the server is not there"),
     ],

@@ -255,6 +255,7 @@ def run(
     parts: tuple[str, ...] = PARTS,
     torch: int = 0,
     blocks: int = 2,
+    systemd: bool = False,
     only: Sequence[str] = (),
     moments: Sequence[str] = (),
 ) -> list[FaultOutcome]:
@@ -282,6 +283,7 @@ def run(
                 companions=companions,
                 torch=torch,
                 blocks=blocks,
+                systemd=systemd,
             )
             try:
                 kinds = [*only] * share if only else kinds_for(site, share, deck)

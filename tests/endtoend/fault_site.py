@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -20,11 +21,13 @@ from ones_wrapper.protocol import directory_name
 from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.parse import parse_jobs
-from tests.cluster import Cluster, linux, paths
+from tests.cluster import Cluster, interpreter, linux, paths
 from tests.cluster.sites import OPERATOR
+from tests.cluster.spec import Bind
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, LAUNCHER, TRAIN, BlockTask, Harness, processes
 from tests.endtoend.random_policy import AWAY, GATE, QUIET, REACHED, RandomPolicy
+from tests.guide.host import Host
 from tests.slurm.whole import as_one
 
 ELASTIC = "ones: gpus=1-8 batch=16-64"
@@ -150,6 +153,43 @@ class Companion:
         self._supervisor.wait()
 
 
+UNIT = paths.REPOSITORY / "slurm_ones/service/units/slurm-ones.service"
+DROP_IN = f"""
+[Service]
+ExecStart=
+ExecStart={{python}} -m tests.endtoend.random_policy {{inside}} --config {{inside}}/ones.toml --act --verbose
+WorkingDirectory={paths.REPOSITORY}
+User={{user}}
+Group={{user}}
+Environment=PYTHONDONTWRITEBYTECODE=1
+ReadWritePaths=/scratch {SMALL} {FULL}
+StandardOutput=append:{{inside}}/companion.log
+StandardError=inherit
+RestartSec=0.5s
+# SIGTERM is a fault here, and not an administrator's wish.
+Restart=always
+"""
+
+
+class Service(Companion):
+    """One companion as the unit that sites install, on a host with a systemd of its own."""
+
+    def __init__(self, host: Host, folder: Path, drop_in: str) -> None:
+        self._host, self._folder = host, folder
+        units = host.root / "etc/systemd/system"
+        shutil.copy(UNIT, units)
+        override = units / f"{UNIT.name}.d"
+        override.mkdir()
+        (override / "site.conf").write_text(drop_in)
+        host.sh(f"systemctl daemon-reload && systemctl start --no-block {UNIT.name}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._host.ask(f"systemctl kill --kill-whom=main --signal={int(number)} {UNIT.name}")
+
+    def end(self) -> None:
+        self._host.stop()
+
+
 class FaultSite:
     """One cluster with jobs, companions and a database. `random` decides all that is left open."""
 
@@ -164,10 +204,11 @@ class FaultSite:
         companions: int = 1,
         torch: int = 0,
         blocks: int = 2,
+        systemd: bool = False,
     ) -> None:
         """`disks` are those of `small_disks`, which the cluster shows inside. `own`: user mode, by alice; else an
         operator's, with a spool. `torch` of the jobs train for real, `blocks` are jobs of
-        blocks."""
+        blocks. With `systemd` each companion is a service on a host of its own."""
         self.cluster, self.harness, self.random = cluster, Harness(cluster), choice
         self._disks = disks
         self.own, self.server, self._torch, self._blocks = own, server, torch, blocks
@@ -197,7 +238,8 @@ class FaultSite:
         )
         (self.folder / "ones.toml").write_text(text)
         self.settings = f"{self.inside}/ones.toml"
-        self.companions = [Companion(self._start(), self.folder) for _ in range(companions)]
+        make = self._service if systemd else self._supervised
+        self.companions = [make(number) for number in range(companions)]
 
     # -- what is there -------------------------------------------------------------------------------------------
 
@@ -231,10 +273,28 @@ class FaultSite:
         _, place, *rest = inside.split("/")
         return self._disks[f"/{place}"].joinpath(*rest)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _supervised(self, number: int) -> Companion:
         command = [self.cluster.python, "-m", "tests.endtoend.random_policy", self.inside]
         command = [*command, "--config", self.settings, "--act", "--verbose"]
-        return self.harness.start(command, self.settings, user=self.user, cwd=paths.REPOSITORY)
+        return Companion(self.harness.start(command, self.settings, user=self.user, cwd=paths.REPOSITORY), self.folder)
+
+    def _service(self, number: int) -> Companion:
+        host = Host(self.cluster, f"h{number}")
+        shown = {"/scratch": self.cluster.scratch} | {place: self._disks[place] for place in SIZES}
+        shown |= {f"/home/{user}": self.cluster.home(user) for user in ("alice", "bob")}
+        slurm = self.folder / "slurm"
+        shutil.copytree(self.cluster.root / "etc/slurm", slurm, dirs_exist_ok=True)
+        for key in slurm.glob("*.key"):
+            shutil.copystat(self.cluster.root / "etc/slurm" / key.name, key)
+            os.chown(key, *self.cluster.box.ids("slurm"))
+        binds = [Bind(str(path), place, writable=True) for place, path in shown.items()]
+        binds += [Bind(str(slurm), "/etc/slurm"), Bind(str(slurm / "hosts"), "/etc/hosts")]
+        (slurm / "hosts").write_text(f"{(self.cluster.root / 'etc/hosts').read_text()}127.0.0.1 {host.full_name}\n")
+        (slurm / host.name).write_text(f"{host.full_name}\n")
+        binds += [Bind(str(slurm / host.name), "/etc/hostname"), *interpreter.environment_binds()]
+        host.boot(binds, os.getpid())
+        text = DROP_IN.format(python=self.cluster.python, inside=self.inside, user=self.user)
+        return Service(host, self.folder, text)
 
     def store(self) -> Store:
         """What the companion remembers."""

@@ -265,14 +265,14 @@ def _chain(job: Job, expected: JobExpectation, reports: dict[int, list[Report]])
                         f"job {job.job_id}: run {restart} goes on at step {report.step} with {report.checkpoint!r}, "
                         f"the newest checkpoint has {newest}"
                     )
-                step = newest = report.step
+                step = report.step
             elif isinstance(report, Checkpoint):
                 if report.step < step:
                     found.append(f"job {job.job_id}: run {restart} went back from step {step} to {report.step}")
                 step = newest = report.step
             elif isinstance(report, Bye) and report.reason == "moved":
                 # The next leader goes on from what this one had in memory.
-                handed = newest = report.step
+                handed = report.step
             elif isinstance(report, Epoch):
                 next_end = (step // STEPS + 1) * STEPS
                 if report.step != next_end and not expected.full:

@@ -149,8 +149,13 @@ def supervise(folder: Path, work: Callable[[], object]) -> NoReturn:
             os._exit(0)
         os.waitpid(child, 0)
         time.sleep(AGAIN_S)
-        with suppress(FileNotFoundError):
-            time.sleep(max(0.0, float((folder / AWAY).read_text()) - time.time()))
+        stay_away(folder)
+
+
+def stay_away(folder: Path) -> None:
+    """Wait until the time that a fault wrote down."""
+    with suppress(FileNotFoundError):
+        time.sleep(max(0.0, float((folder / AWAY).read_text()) - time.time()))
 
 
 if __name__ == "__main__":
@@ -158,4 +163,7 @@ if __name__ == "__main__":
     Gate(folder).install()
     POLICIES[RandomPolicy.name] = RandomPolicy
     sys.argv[:2] = ["slurm-ones", "run"]
-    supervise(folder, slurm_ones)
+    if "NOTIFY_SOCKET" not in os.environ:
+        supervise(folder, slurm_ones)
+    stay_away(folder)
+    slurm_ones()

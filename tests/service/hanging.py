@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def read(path: Path, uid: int) -> bytes:
     """The text of a file; of a FIFO once somebody writes one."""
     return path.read_bytes()
+
+
+def late(path: Path, uid: int) -> bytes:
+    """Nothing, 15 ms later."""
+    time.sleep(0.015)
+    return b""
 
 
 def can_mount() -> bool:

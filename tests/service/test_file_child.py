@@ -89,6 +89,28 @@ def test_many_who_hang_share_one_patience(child: FileChild, fifo: Path) -> None:
     assert child.run(hanging.read, fifo.with_name("good"), 99) == b"1"
 
 
+def test_many_quick_answers_of_one_user(child: FileChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comes soon enough; a thousand of them would be a tick of 15 s."""
+    monkeypatch.setattr(file_child, "OF_ONE_S", 0.2)
+    with pytest.raises(NoAnswer):
+        for _ in range(200):
+            child.run(hanging.late, Path("/"), 1)
+    assert child.run(hanging.late, Path("/"), 2) == b""
+
+
+def test_file_systems_of_one_user(child: FileChild, fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who mounts many that hang takes no other's place."""
+    monkeypatch.setattr(FileChild, "_file_system", lambda _, path: path.name)
+    monkeypatch.setattr(file_child, "MOST_HANGING", file_child.MOST_OF_ONE + 1)
+    for number in range(3 * file_child.MOST_OF_ONE):
+        (fifo.parent / str(number)).symlink_to(fifo)
+        with pytest.raises(NoAnswer):
+            child.run(hanging.read, fifo.with_name(str(number)), 1)
+    assert len(child.hanging) == file_child.MOST_OF_ONE
+    fifo.with_name("good").write_bytes(b"1")
+    assert child.run(hanging.read, fifo.with_name("good"), 2) == b"1"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_child_that_is_gone_or_stands_still(
     child: FileChild, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch

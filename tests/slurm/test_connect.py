@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -19,6 +20,13 @@ class Mine(CommandClient):
 
     def __init__(self, *, timeout_s: float, keepalive: Callable[[], None]) -> None:
         self.timeout_s, self.keepalive = timeout_s, keepalive
+
+
+class Old(CommandClient):
+    """One that was written for another release."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class Remote:
@@ -52,11 +60,15 @@ def test_a_client_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
         ("no.such:Client", "No module named 'no'"),
         (f"{__name__}:No", "'No'"),
         ("os:system", "no Slurm client .*: it is no class"),
+        ("site_client:Client", "SyntaxError"),
+        (f"{__name__}:Old", "cannot be made: .*timeout_s"),
         ("pathlib:Path", "no Slurm client .*: it lacks version, config, snapshot"),
     ],
 )
-def test_a_client_that_is_none(name: str, says: str) -> None:
+def test_a_client_that_is_none(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence with what is wrong, as for every other setting."""
+    (tmp_path / "site_client.py").write_text("class Client(\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=says):
         connect(Settings(client=name))
 

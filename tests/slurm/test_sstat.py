@@ -9,7 +9,7 @@ import pytest
 
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import GpuUse
-from slurm_ones.slurm.sstat import parse_gpu_use
+from slurm_ones.slurm.sstat import MOST_MEMORY, parse_gpu_use
 from tests.waiting import until
 
 LINE = "{}|cpu=00:00:10,energy=0,fs/disk=9,gres/gpumem={},gres/gpuutil={},mem=1M,vmem=0"
@@ -22,6 +22,7 @@ LINE = "{}|cpu=00:00:10,energy=0,fs/disk=9,gres/gpumem={},gres/gpuutil={},mem=1M
         ("\n".join(LINE.format(f"7.{step}", "1G", 50) for step in ("batch", "0")), {7: GpuUse(1.0, 2 << 30)}),
         ("7.0|cpu=00:00:10,mem=1M", {}),
         ("7.0|gres/gpuutil=40", {7: GpuUse(0.4)}),
+        ("7.0|gres/gpuutil=0,gres/gpumem=" + "9" * 15 + "T", {7: GpuUse(0.0, MOST_MEMORY)}),
         ("7.0|gres/gpuutil=-3", {}),
         ("7.0|gres/gpuutil=" + "9" * 40, {}),
         ("sstat: error: couldn't get steps for job 7\nx.0|gres/gpuutil=1\n|\n\n7.0", {}),

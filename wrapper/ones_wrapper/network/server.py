@@ -193,7 +193,7 @@ class StoreServer:
                 if act is None:
                     raise ValueError(f"there is no request {what!r:.40}")
                 found = act(member, *parts)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 self._answer(member, b"no", str(error)[:300].encode())
                 continue
             if found is not None:
