@@ -69,7 +69,7 @@ class Read:
     """First and last submission."""
 
 
-class Piece(NamedTuple):
+class AccountingPiece(NamedTuple):
     """Rows of accounting that are read together."""
 
     rows: Iterable[AccountingRow | Rejected]
@@ -79,18 +79,20 @@ class Piece(NamedTuple):
     """Of a bad row, with its number for {}."""
 
 
-def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[Piece]:
+def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
     """A span of accounting, a day after another."""
     start = float(int(since))
     while start < until:
         end = min(start + PIECE_S, until)
         day = datetime.fromtimestamp(start).isoformat(" ", "minutes")
         # A job that ends in the last second of the last piece ended before now.
-        yield Piece(sacct.rows(start, end), end if end < until else end + 1.0, f"row {{}} of sacct from {day} on")
+        yield AccountingPiece(
+            sacct.rows(start, end), end if end < until else end + 1.0, f"row {{}} of sacct from {day} on"
+        )
         start = end
 
 
-def bring(pieces: Sequence[Piece], store: Store, bars: Progress) -> Read:
+def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:
     """Read pieces of accounting one by one, and store the jobs that ended in them."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
     task = bars.add_task("accounting", total=len(pieces))
@@ -147,7 +149,7 @@ def sacct(
     own = cluster or (settings.cluster if file is not None else "")
     own = own or CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
     if file is not None:
-        pieces = [Piece(sacct_rows(file, cluster=cluster, local=True), inf, f"{file.name}: line {{}}")]
+        pieces = [AccountingPiece(sacct_rows(file, cluster=cluster, local=True), inf, f"{file.name}: line {{}}")]
     else:
         pieces = list(pieces_of(Sacct(own), began, ended))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())

@@ -40,8 +40,8 @@ print(json.dumps([job.job_id, str(job.folder)]))
 WAIT = """
 import json, sys
 from pathlib import Path
-from ones_wrapper.launch.submit import Submitted
-print(json.dumps(Submitted(int(sys.argv[1]), Path(sys.argv[2])).result(300)))
+from ones_wrapper.launch.submit import SubmittedFunction
+print(json.dumps(SubmittedFunction(int(sys.argv[1]), Path(sys.argv[2])).result(300)))
 """
 
 

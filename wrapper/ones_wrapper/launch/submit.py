@@ -32,7 +32,7 @@ exec {python} -m ones_wrapper.launch -m ones_wrapper.launch.submit {folder}
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedFunction:
     """A function that was submitted."""
 
     job_id: int
@@ -72,7 +72,7 @@ def submit(
     folder: str | os.PathLike[str] = "ones-submitted",
     options: Mapping[str, object] | None = None,
     **kwargs: Any,
-) -> Submitted:
+) -> SubmittedFunction:
     """Submit `fn(*args, **kwargs)`, a training by `ones.init`, as a job that slurm-ones resizes:
 
         job = ones_wrapper.submit(train, lr=0.1, gpus="1-8", batch="32-256", options={"time": "4:00:00"})
@@ -100,7 +100,7 @@ def submit(
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"sbatch refuses it: {done.stderr.strip()}")
-    return Submitted(int(done.stdout.strip().partition(";")[0]), place)
+    return SubmittedFunction(int(done.stdout.strip().partition(";")[0]), place)
 
 
 def main() -> None:
