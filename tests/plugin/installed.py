@@ -22,6 +22,11 @@ PLAIN = ("-H", "--wrap", "true")
 def reconfigure(cluster: Cluster) -> None:
     """Have the controller read its files again, and wait until it answers."""
     cluster.run(["scontrol", "reconfigure"], user="root")
+    answers(cluster)
+
+
+def answers(cluster: Cluster) -> None:
+    """Wait until the controller answers."""
     ping = ["scontrol", "ping"]
     until(lambda: "is UP" in cluster.run(ping, user="root", check=False).stdout, "an answer after a reconfiguration")
 
@@ -44,7 +49,7 @@ def installed(cluster: Cluster, lines: str = LINES, spank: str = SPANK) -> Itera
         (block,) = guide.blocks("Uninstall", "console plugin")
         for command in block:
             cluster.run(["bash", "-c", command.line], user="root")
-        reconfigure(cluster)
+        answers(cluster)
         (etc / "plugstack.conf").unlink()
         assert not [name for name in OURS if (etc / name).exists()]
 
