@@ -27,7 +27,8 @@ mount -t overlay overlay -o lowerdir={root},upperdir={work}/upper,workdir={work}
 mount -t proc proc {work}/root/proc && mount --bind /dev {work}/root/dev
 cp -r {source} {work}/root/source && cp -r {wheels} {work}/root/wheels
 typed() {{ chroot {work}/root env -i PATH=/usr/sbin:/usr/bin HOME=/root LANG=C.UTF-8 PIP_NO_INDEX=1 {proxies} "$@"; }}
-typed sh -c "apt-get -q update && apt-get -qy install --no-install-recommends rpm" >{work}/apt.log
+typed apt-get -q -o Acquire::Check-Valid-Until=false update >{work}/apt.log
+typed apt-get -qy install --no-install-recommends rpm >>{work}/apt.log
 typed env PIP_FIND_LINKS=/wheels DPKG_DEB_COMPRESSOR_TYPE=none python3 /source/.ci/package.py deb rpm /source/dist
 typed sh -ec '{lines}'
 """
