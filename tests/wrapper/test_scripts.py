@@ -5,6 +5,7 @@ Each test is one kind, from public scripts. Ranks are forked from the test's pro
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
@@ -159,6 +160,24 @@ def test_a_skipped_backward_pass_is_said_on_one_rank(capfd: pytest.CaptureFixtur
     assert log.count("a turn of the loop (test_scripts.py:") == 1 and "job.any(bad)" in log
 
 
+def test_a_batch_in_parts_is_said_on_one_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects from an error at the first resize, where ranks have unequally many parts."""
+
+    def body(size: int) -> None:
+        loop = Loop(batch=5, epochs=1)
+        for _ in loop.job.epochs():
+            for batch in loop.loader:
+                loop.optimizer.zero_grad()
+                for part in zip(*(one.split(size) for one in batch), strict=True):
+                    loop.loss(part).backward()  # type: ignore[arg-type]
+                loop.optimizer.step()
+
+    _, log = logged(partial(body, 2), capfd)
+    assert log.count("in several parts") == 1 and "(test_scripts.py:" in log
+    _, log = logged(partial(body, 5), capfd)
+    assert "parts" not in log
+
+
 def test_ranks_skip_together(capfd: pytest.CaptureFixture[str]) -> None:
     put, _ = logged(partial(skips, True), capfd, 2)
     assert put[0] == put[1]
@@ -215,6 +234,18 @@ def inner() -> None:
             loop.optimizer.zero_grad()
             (model(x) - y).square().mean().backward()
             loop.optimizer.step()
+
+
+def closes() -> None:
+    loop = Loop()
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            loop.optimizer.step(lambda batch=batch: loop.loss(batch).backward())
+
+
+def test_a_closure_is_refused_by_its_name() -> None:
+    with pytest.raises(testing.RankFailed, match=r"a closure is not taken.*call loss\.backward\(\) yourself"):
+        testing.run(closes)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -286,12 +317,18 @@ def in_range() -> None:
             loop.step(batch)
 
 
-@pytest.mark.parametrize("body", [endless, in_range])
+def replayed() -> None:
+    loop = Loop()
+    for batch in itertools.islice(itertools.cycle(loop.loader), 12):
+        loop.step(batch)
+
+
+@pytest.mark.parametrize("body", [endless, in_range, replayed])
 def test_a_second_pass_over_an_epoch_names_job_epochs(
     body: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Protects from a loop that spins, and from epochs without a batch."""
-    with pytest.raises(testing.RankFailed, match="epoch 0 is used up"):
+    with pytest.raises(testing.RankFailed, match=r"(epoch 0 is used up|outside the loader's loop).* job\.epochs\(\)"):
         testing.run(body)
     assert "outside job.epochs() (test_scripts.py:" in capfd.readouterr().err
 
@@ -340,6 +377,26 @@ def test_leaving_the_epochs_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     behind = ("behind", 10, [(0, 0.0), (1, 0.25)])
     assert put == [("trained", 0), ("trained", 1), behind, behind]
     assert "the script left job.epochs()" in capfd.readouterr().err
+
+
+def test_an_error_that_leaves_the_epochs_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects who stops early by an error of his own from training again at the next start."""
+
+    def body(stops: bool) -> None:
+        FLAGS.tested = False
+        loop = Loop(epochs=2)
+        try:
+            for _ in loop.job.epochs():
+                for batch in loop.loader:
+                    loop.step(batch)
+                if stops:
+                    raise InterruptedError
+        except InterruptedError:
+            pass
+
+    for stops in (True, False):
+        _, log = logged(partial(body, stops), capfd)
+        assert log.count("Leave the loop by break") == stops
 
 
 def test_an_error_is_no_leaving() -> None:
@@ -486,8 +543,31 @@ class Ema:
         self.shadow = state
 
 
+class Shadow(Ema):
+    """The same, whose name does not say so."""
+
+
+class NoamLR:
+    """A schedule of the script's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.number = optimizer, 0
+
+    def step(self) -> None:
+        self.number += 1
+        self.optimizer.param_groups[0]["lr"] = 0.05 * self.number**-0.5
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
 def forgets() -> None:
     loop = Loop(epochs=1)
+    schedule, shadow = NoamLR(loop.optimizer), Shadow(loop.model.module)
+    assert shadow.state_dict()
     late = torch.optim.lr_scheduler.StepLR(loop.optimizer, 3)
     average, own = torch.optim.swa_utils.AveragedModel(loop.model.module), Ema(loop.model.module)
     assert own.state_dict()
@@ -495,6 +575,7 @@ def forgets() -> None:
         for batch in loop.loader:
             loop.step(batch)
             late.step()
+            schedule.step()
             average.update_parameters(loop.model.module)
 
 
@@ -503,6 +584,7 @@ def test_what_is_not_registered_is_named(capfd: pytest.CaptureFixture[str]) -> N
     _, log = logged(forgets, capfd)
     assert log.count("StepLR drives a registered optimizer") == log.count("AveragedModel is not registered") == 1
     assert log.count("Ema has a state and is not registered") == 1
+    assert log.count("Shadow has a state and is not registered") == log.count("NoamLR drives a registered") == 1
     _, log = logged(lambda: remembers(), capfd)
     assert "registered" not in log
 
@@ -515,22 +597,22 @@ def remembers() -> None:
             loop.step(batch)
 
 
-def normalized() -> None:
+def normalized(samples: int) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-    loop = Loop(batch=6, data=Numbers(20), model=net, epochs=1)
+    loop = Loop(batch=6, data=Numbers(samples), model=net, epochs=1)
     for _ in loop.job.epochs():
         for batch in loop.loader:
             assert len(batch[0]) > 1
             loop.step(batch)
-            testing.put((loop.job.rank, loop.job.progress.step, loop.job._run.loop.part.samples))
+            testing.put(loop.job._run.loop.part.samples)
+    assert loop.job.base_steps == 4
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_batchnorm_never_gets_one_sample(ranks: int) -> None:
-    """Protects the end of an epoch, whose last two samples two ranks would share."""
-    put = [one.value for one in testing.run(normalized, ranks=ranks)]
-    assert sum(samples for _, _, samples in put) == 20
-    assert all(samples != 1 for _, _, samples in put)
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 19), (2, 20), (4, 20), (3, 19)])
+def test_batchnorm_never_gets_one_sample(ranks: int, samples: int) -> None:
+    """Protects the end of an epoch, whose last two samples two ranks would share, or where one would be left."""
+    put = [one.value for one in testing.run(partial(normalized, samples), ranks=ranks)]
+    assert sum(put) == samples and 1 not in put
 
 
 def test_a_loader_has_what_scripts_ask_of_one() -> None:
@@ -619,6 +701,23 @@ def test_a_leftover_stop_is_removed(tmp_path: Path, capfd: pytest.CaptureFixture
     (tmp_path / "ones.stop").touch()
     prepare_job_directory(tmp_path, {"ONES_LAUNCHED": "1"}, tmp_path)  # the ranks start again
     assert (tmp_path / "ones.stop").exists()
+
+
+def second(names: list[str]) -> int | None:
+    start = int(os.environ["SLURM_RESTART_COUNT"])
+    sys.modules["__main__"].__file__ = names[start]
+    loop = Loop(epochs=1)
+    testing.put(loop.job.progress.step)
+    loop.job.checkpoint()
+    return 1 if start + 1 < len(names) else None
+
+
+def test_a_second_script_in_the_directory_is_refused_by_name() -> None:
+    """Protects a training from another one of the same model, which would go on in it without a word."""
+    testing.run(partial(second, ["/a/pretrain.py", "/b/pretrain.py"]))
+    said = r"step-0+ is of pretrain.py \(job 0, start 0\), in whose training tune.py .*ONES_JOB_DIR.*--resume-from"
+    with pytest.raises(testing.RankFailed, match=said):
+        testing.run(partial(second, ["/a/pretrain.py", "/a/tune.py"]))
 
 
 # -- what the start chose, averages and schedules --------------------------------------------------------------------
@@ -783,13 +882,54 @@ def test_a_schedule_that_is_another_at_a_resize_is_said() -> None:
     assert "another rate at step 3 than at the checkpoint (0.15 and 0.3" in schedules.differences[0]
 
 
+@pytest.mark.parametrize(
+    ("made", "key"),
+    [
+        (lambda optimizer, ranks: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * ranks), "T_max=16"),
+        (lambda optimizer, ranks: torch.optim.lr_scheduler.MultiStepLR(optimizer, [4 * ranks]), "milestones="),
+        (lambda optimizer, ranks: torch.optim.lr_scheduler.StepLR(optimizer, 4), ""),
+    ],
+)
+def test_a_schedule_that_is_made_by_the_number_of_ranks_is_said(
+    made: Callable[[Any, int], Any], key: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Protects from a schedule whose length is another at each number of GPUs; that of the first start stays."""
+
+    def body() -> int | None:
+        job = ones.init(batch=4, epochs=1)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer, scheduler, loader = job.prepare(model, optimizer, made(optimizer, job.world), Numbers())
+        for _ in job.epochs():
+            for _, x, _ in loader:
+                if job.progress.step == 2 and job.world == 1:
+                    job.checkpoint()
+                    return 2
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+                scheduler.step()
+        testing.put(scheduler.state_dict().get("T_max", 8))
+        return None
+
+    put, log = logged(body, capfd)
+    assert put == [8, 8]
+    assert log.count("which stays in force") == bool(key) and key in log
+
+
 # -- the script's own collectives over a batch ----------------------------------------------------------------------
 
 
 class Gathering:
     """A script that gathers the features of all ranks, as contrastive losses do."""
 
-    def __init__(self, batch: int, shares: str = "all", model: torch.nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        batch: int,
+        shares: str = "all",
+        model: torch.nn.Module | None = None,
+        data: Dataset[Any] | None = None,
+    ) -> None:
         options: dict[str, Any] = {"max_local_batch": batch, "epochs": 2, "noise_scale": False, "shares": shares}
         self.job = ones.init(batch=batch, **options)
         self.model = self.job.ddp(model or torch.nn.Linear(4, 1))
@@ -797,7 +937,7 @@ class Gathering:
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 6)
         both = self.job.register(model=self.model, optimizer=optimizer, scheduler=scheduler)
         self.optimizer, self.scheduler = both
-        self.loader = self.job.loader(Numbers(20), seed=3)
+        self.loader = self.job.loader(data or Numbers(20), seed=3)
 
     def walk(self, gathers: Callable[[torch.Tensor], torch.Tensor]) -> None:
         for _ in self.job.epochs():
@@ -833,15 +973,36 @@ def test_a_batch_of_uneven_shares_is_not_gathered() -> None:
         testing.run(lambda: Gathering(5).walk(whole), ranks=2)
 
 
-@pytest.mark.parametrize(("ranks", "normal"), [(1, False), (2, False), (3, False), (3, True)])
-def test_equal_shares(ranks: int, normal: bool) -> None:
+class Stream(IterableDataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """The same samples, one after the other."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        return (Numbers()[index] for index in range(self.start, 20))
+
+    def skip(self, number: int) -> Stream:
+        return Stream(self.start + number)
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 20
+
+
+@pytest.mark.parametrize(
+    ("ranks", "normal", "data"),
+    [(1, False, Numbers), (2, False, Numbers), (3, False, Numbers), (3, True, Numbers), (3, False, Sized)],
+)
+def test_equal_shares(ranks: int, normal: bool, data: type[Dataset[Any]]) -> None:
     """Protects losses that gather a batch: at any size all ranks have equally many samples of each pass, no sample is
     used twice, what is left out is less than a step's least, other samples in each epoch, and schedules come to their
     end all the same."""
 
     def body() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1)) if normal else None
-        Gathering(7, "equal", model).walk(whole)
+        Gathering(7, "equal", model, data()).walk(whole)
 
     put = [one.value for one in testing.run(body, ranks=ranks)]
     rates = [one for one in put if isinstance(one, list)]
@@ -852,6 +1013,13 @@ def test_equal_shares(ranks: int, normal: bool) -> None:
         assert len(used) == len(set(used))
         assert 20 - len(used) < (2 if normal else 1) * ranks
     assert all(len(samples) * ranks == found for _, samples, found in steps)
+
+
+def test_of_a_stream_without_a_length_schedules_count_what_was_used() -> None:
+    """Its end shows when no whole step is left; 36 of its 40 samples are five steps of 7."""
+    put = [one.value for one in testing.run(lambda: Gathering(7, "equal", None, Stream()).walk(whole), ranks=3)]
+    assert [one for one in put if isinstance(one, list)] == [[pytest.approx(0.1 * (1 - 5 / 6))]] * 3
+    assert sum(len(one[1]) for one in put if isinstance(one, tuple)) == 36
 
 
 def test_shares_that_cannot_be() -> None:

@@ -36,6 +36,7 @@ parser.add_argument("--memory", type=int, default=0, help="samples a pass that f
 parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
 parser.add_argument("--enough", type=int, default=-1, help="step from which on the script needs no further epoch")
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
+parser.add_argument("--gathers", action="store_true", help="each batch over all ranks")
 parser.add_argument("--sharded", action="store_true", help="by FSDP2")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
@@ -48,6 +49,7 @@ job = ones.init(
     epochs=args.epochs,
     noise_scale=False,
     uneven=args.uneven,
+    shares="equal" if args.gathers else "all",
 )
 torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
@@ -65,6 +67,8 @@ for _ in job.epochs():
             raise torch.OutOfMemoryError(f"emulated: {len(inputs)} samples do not fit")
         if args.sample_ms and not (args.hurry and args.hurry.exists()):
             time.sleep(len(inputs) * args.sample_ms / 1000 * (5 if job.rank % 2 else 1))
+        if args.gathers:
+            torch.distributed.all_gather([torch.zeros_like(inputs) for _ in range(job.world)], inputs)
         loss = torch.nn.functional.mse_loss(model(inputs), target)
         if step == args.nan_at:
             loss = loss * torch.nan

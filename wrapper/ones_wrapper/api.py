@@ -63,6 +63,7 @@ def init(
     uneven: bool = False,
     shares: str = "all",
     series: Callable[[str], Any] | None = None,
+    tokens: Callable[[Any], Any] | None = None,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
@@ -92,6 +93,11 @@ def init(
     `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
     `start_run`, or one with Lightning's `log_metrics`. It gets GPUs, batch, learning rate, speed, pauses and resizes.
 
+    `tokens` says how many tokens a local batch holds, as the loader gives it (`lambda batch: batch["mask"].sum()`), for
+    a script whose loss is the mean over the tokens of its local batch: gradients and the reported loss are then the
+    mean over those of the step, however many each rank and accumulation step has. It costs a small sum over the ranks
+    each step, and the passes of a step are fetched together.
+
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
     something else already requeues.
@@ -108,6 +114,8 @@ def init(
         raise ValueError(f"init: uneven=True is for plain data parallel, and {strategy.name} divides its own work")
     if shares not in ("all", "equal") or (uneven and shares == "equal"):
         raise ValueError(f"init: shares={shares!r} is 'all' or 'equal', and 'equal' does not go with uneven=True")
+    if tokens is not None and strategy is not None:
+        raise ValueError(f"init: tokens= is for plain data parallel, and {strategy.name} has a mean of its own")
     entered = enter(backend)
     group = entered.group
 
@@ -123,7 +131,7 @@ def init(
             return True
         return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
 
-    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal", series)
+    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal", series, tokens)
     if entered.blocks is not None:
         run = start(entered, settings, started, limited, fits)
     else:

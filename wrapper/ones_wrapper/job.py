@@ -480,7 +480,7 @@ class Job:
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.sizes.division.replicas)
         run.loop.exchanges.loss(loss)
-        run.records.meter.loss(loss, run.loop.part.samples)
+        run.records.meter.loss(loss, run.loop.part.counted)
 
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is logged.

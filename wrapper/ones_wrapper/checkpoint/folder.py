@@ -20,12 +20,17 @@ from ones_wrapper.data.progress import Progress
 from ones_wrapper.files.checksums import RESUMED_FROM, Sum, damage, sync
 from ones_wrapper.files.job_lock import lock_directory
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
+from ones_wrapper.script.line import script
 
 FORMAT = 3
 REST = "rest.pt"
 LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
 """Fields of `Progress` that checkpoints of the first versions with this format lack, and what they stand for."""
 _NAME = re.compile(r"step-\d{9,}")
+OTHERS = (
+    "checkpoint {name} is of {theirs} (job {job}, start {start}), in whose training {mine} would go on: give each "
+    "script a directory (export ONES_JOB_DIR=...). If {mine} is to go on from there, add ones-run --resume-from {here}"
+)
 
 
 def checkpoint_name(step: int) -> str:
@@ -106,6 +111,7 @@ class Folder:
             "format": FORMAT,
             "job_id": self._job_id,
             "restart": self.restart,
+            "script": script(),
             "progress": asdict(progress),
             "files": {file: [s.size, s.crc] for file, s in files.items()},
         }
@@ -160,8 +166,8 @@ class Folder:
         self.path(name).rename(self._path / f".damaged-{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Raises ValueError for another format, for what is no manifest, and for a checkpoint of another job in this
-        job's own directory."""
+        """Raises ValueError for another format, for what is no manifest, for a checkpoint of another job in this job's
+        own directory, and for another script's unless this job was asked to go on from it."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -181,6 +187,12 @@ class Folder:
                 f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self._job_id}. Move "
                 f"{CHECKPOINTS}/{name} away to start from scratch, or, to go on from it, give the directory a name of "
                 "its own and name it in ONES_JOB_DIR"
+            )
+        theirs, mine = str(manifest.get("script", "")), script()
+        if theirs and mine and theirs != mine and RESUMED_FROM not in manifest:
+            start = int(manifest.get("restart", 0))
+            raise ValueError(
+                OTHERS.format(name=name, theirs=theirs[:100], job=job_id, start=start, mine=mine, here=self.job_dir)
             )
         progress = LATER | manifest["progress"]
         kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "list[float]": _floats}

@@ -11,12 +11,12 @@ ranks, which all get the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice, tee
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,14 @@ class Share(NamedTuple):
         return self.stop - self.start
 
 
+class Tokens(NamedTuple):
+    """What batches say that they hold: of a pass, of all of the replica's, and of all replicas' in the step."""
+
+    of_pass: int
+    of_share: int
+    total: int
+
+
 @dataclass(frozen=True, slots=True)
 class AccumulationStep:
     """One accumulation step: a forward and backward pass of a step on the ranks of one replica."""
@@ -63,11 +71,41 @@ class AccumulationStep:
     """Most samples of any pass of this step on any rank, 1 or more."""
     borrows: int = 1
     """How often a pass without samples takes the one that it borrows."""
+    tokens: Tokens | None = None
+    """What the step holds, where means are over that."""
+
+    @property
+    def weight(self) -> float:
+        """What the pass counts in the mean over the step's `share.total` samples; 0 for nothing."""
+        return self.samples if self.tokens is None else self.tokens.of_pass * self.share.total / self.tokens.total
+
+    @property
+    def share_weight(self) -> float:
+        """What the replica's passes count in it together."""
+        its = self.tokens
+        return self.share.samples if its is None else its.of_share * self.share.total / its.total
+
+    @property
+    def counted(self) -> int:
+        """What the mean of losses over several steps counts it."""
+        return self.samples if self.tokens is None else self.tokens.of_pass
 
     @property
     def last(self) -> bool:
         """Whether the step ends with this pass."""
         return self.index == self.count - 1
+
+
+def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequence[float]], list[float]]) -> list[Pass]:
+    """The passes of a step, with what their batches hold; if none holds anything, samples count. Collective, by
+    `total`."""
+    counts = [int(held(local)) if part.samples else 0 for part, local in step]
+    own = sum(counts)
+    every = int(total([float(own)])[0])
+    if not every:
+        return step
+    pairs = zip(step, counts, strict=True)
+    return [(replace(part, tokens=Tokens(count, own, every)), local) for (part, local), count in pairs]
 
 
 def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, least: int = 1) -> Share:
@@ -155,6 +193,10 @@ def accumulation_steps(
         yield AccumulationStep(share, start, part.samples, index, count, largest, least)
 
 
+Pass: TypeAlias = tuple[AccumulationStep, Any]
+"""An accumulation step, and the samples that this rank fetched for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """By what the samples of steps are cut for one replica."""
@@ -193,6 +235,8 @@ def step_size(left: int, cut: Cut) -> int:
     """Samples of the step that begins where the epoch has so many left; 0 for none."""
     total = min(cut.batch, left)
     total -= total % cut.whole
+    if left - total == 1 < cut.least and total > cut.least and cut.whole == 1:
+        return total - 1  # the last step has two
     return total if cut.whole == 1 or total >= cut.least * cut.replicas else 0
 
 

@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ones_wrapper.api import Job, enter, init
-from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.data.feed import AccumulationStep, Pass
 from ones_wrapper.group import Group
 from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
-from ones_wrapper.run.loop import Loader, Pass
+from ones_wrapper.run.loop import Loader
 
 STRATEGY = (
     "{framework} trains in plain data parallel, and {strategy} is another strategy: use a training loop of your own, "

@@ -68,6 +68,8 @@ class Trainer(transformers.Trainer):
         strategy = getattr(self.args, "train_sampling_strategy", "random")
         if strategy not in ("random", "sequential"):
             raise ValueError(SAMPLER.format(sampler=f"train_sampling_strategy={strategy!r}"))
+        if "tokens" in (elastic or {}):
+            raise ValueError("elastic={'tokens': ...}: the Trainer counts tokens itself; leave it out")
         self._elastic = elastic
         self._job: Job | None = None
         self._steps: Steps | None = None

@@ -34,6 +34,10 @@ ALTERNATES = (
     "turns (a GAN) cannot accumulate, since the second's gradients belong to the first's new parameters. Leave out "
     "max_accumulation_steps, or call all backwards before all steps"
 )
+CLOSURE = (
+    "optimizer.step: a closure is not taken, since gradients are averaged over ranks and accumulation steps before the "
+    "step; call loss.backward() yourself, then optimizer.step()"
+)
 UNREGISTERED_SCALER = (
     "the gradient scaler was not registered, so it would unscale the gradients again in each accumulation step: "
     "`model, optimizer, scaler = job.prepare(model, optimizer, scaler)`"
@@ -191,10 +195,7 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's step, in the last accumulation step. Raises ValueError for a closure."""
         if any(callable(value) for value in (*args, kwargs.get("closure"))):
-            raise ValueError(
-                "optimizer.step: a closure is not taken, since gradients are averaged over ranks and accumulation "
-                "steps before the step; call loss.backward() yourself, then optimizer.step()"
-            )
+            raise ValueError(CLOSURE)
         if not self._accumulation.due(asks=True):
             return None
         with self._accumulation.stepping():

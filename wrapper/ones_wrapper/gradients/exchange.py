@@ -42,7 +42,7 @@ class Exchange(ABC):
         """Whether an optimizer has taken them: what comes then in this pass is another model's doing."""
         self.begun = 0
         """Exchanges that were begun."""
-        self._unit = 0
+        self._unit = 0.0
         """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
 
     trying = False
@@ -176,11 +176,11 @@ class Exchange(ABC):
         if part.index == 0:
             self._unit = 0
         silenced: list[RemovableHandle] = []
-        if part.samples:
-            if self._unit not in (0, part.samples):
+        if part.weight:
+            if self._unit not in (0, part.weight):
                 sums = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-                torch._foreach_mul_(sums, self._unit / part.samples)
-            self._unit = part.samples
+                torch._foreach_mul_(sums, self._unit / part.weight)
+            self._unit = part.weight
         elif part.count > 1:
             # The borrowed sample's gradient must not reach the sum.
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -203,7 +203,9 @@ class Exchange(ABC):
         """The pass under way; its gradients are being exchanged."""
         if self._part is None:
             raise RuntimeError(
-                "a backward pass outside the loader's loop: how many samples its gradients count is not known"
+                "a backward pass outside the loader's loop: how many samples its gradients count is not known. Go by "
+                "`for epoch in job.epochs(): for batch in loader:`, without batches that were kept (itertools.cycle) "
+                "or that a thread fetches"
             )
         self.begun += not self._arrived
         self._arrived = True
@@ -269,7 +271,7 @@ class DdpExchange(Exchange):
         self._hooked = not apart
         with self._within(part):
             if part.count == 1 and not apart:
-                self._unit = part.samples  # nothing adds up
+                self._unit = part.weight  # nothing adds up
                 yield
                 return
             with self._adding_up(part), model.no_sync() if apart else nullcontext():
@@ -299,7 +301,7 @@ class DdpExchange(Exchange):
         """The communication hook: the bucket becomes the mean over all samples, in place."""
         self.begun += self._arrived and bucket == 0  # one more of the same pass
         part, noise = self._now(), self._measured
-        samples, total = part.share.samples, part.share.total
+        samples, total = part.share_weight, part.share.total
         if not part.last:
             return known(gradient)
         if samples:
@@ -348,7 +350,7 @@ _SCRIPTS = (
 """Of a module's own dictionaries, those in which a script's doing shows."""
 
 
-def scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
+def scale(gradient: torch.Tensor, numerator: float, denominator: float) -> None:
     if numerator != denominator:
         gradient.mul_(numerator / denominator)
 

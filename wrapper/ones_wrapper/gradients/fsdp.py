@@ -96,7 +96,7 @@ class FsdpExchange(Exchange):
             return
         part = self._now()
         if (noise := self._measured) is not None:
-            noise.local(module, gradient, part.samples, part.share.total, part.count)
+            noise.local(module, gradient, part.weight, part.share.total, part.count)
         _weigh(gradient, part)
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
@@ -127,10 +127,10 @@ class FsdpExchange(Exchange):
 
 def _weigh(gradient: torch.Tensor, part: AccumulationStep) -> None:
     """From the mean over the pass's samples to its part of the mean over the step's."""
-    if part.samples == 0:
+    if part.weight == 0:
         gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
-    elif part.samples != part.share.total:
-        gradient.mul_(part.samples / part.share.total)
+    elif part.weight != part.share.total:
+        gradient.mul_(part.weight / part.share.total)
 
 
 class _Weighing:

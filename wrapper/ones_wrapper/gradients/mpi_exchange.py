@@ -171,8 +171,8 @@ class MpiExchange(Exchange):
                 "a loss does not train (requires_grad_(False)) while it goes backward"
             )
         bucket.arrived[slot] = True
-        if part.samples:
-            bucket.add(slot, gradient, part.samples / part.share.samples)
+        if part.weight:
+            bucket.add(slot, gradient, part.weight / part.share_weight)
         if not part.last:
             parameter.grad = None  # so that the next pass's gradient comes by itself
             return
@@ -198,7 +198,7 @@ class MpiExchange(Exchange):
 
     def _start(self, part: AccumulationStep) -> None:
         """Start the reduction of the next bucket."""
-        number, samples, total = len(self._requests), part.share.samples, part.share.total
+        number, samples, total = len(self._requests), part.share_weight, part.share.total
         bucket = self._buckets[number]
         bucket.complete(self._group.rank == 0)
         if self._noise is not None:

@@ -93,7 +93,7 @@ class NoiseScale:
         self.measures, self._keeps = _measured(number), _measured(number + 1)
         self.looks = self.measures or (self._keeps and self._group.world == 1)
 
-    def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int, passes: int = 1) -> None:
+    def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
         """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
 
         Where each of a step's `passes` is shown on its own, each counts as a rank of its own.
@@ -115,7 +115,7 @@ class NoiseScale:
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
 
-    def _compare(self, bucket: int, gradient: torch.Tensor, samples: int) -> None:
+    def _compare(self, bucket: int, gradient: torch.Tensor, samples: float) -> None:
         last = self._alone.get(bucket)
         if last is not None and last.shape != gradient.shape:
             last = None

@@ -38,6 +38,12 @@ DIFFERS = (
     "{name} gives another rate at step {step} than at the checkpoint ({now:g} and {before:g} times the base rate): "
     "write it in steps of len(loader), by nothing that changes with the GPUs, such as the number of processes"
 )
+MADE_OTHERWISE = (
+    "{name} is made with {key}={now!r:.60} here, and was with {before!r:.60} at the first start, which stays in force: "
+    "write schedules in steps of len(loader), by nothing that changes with the GPUs, such as the number of processes"
+)
+MADE = "ones:made"
+"""Key in a scheduler's state: its state as the job's first start made it."""
 REST = "ones:samples"
 """Key in a scheduler's state: samples that no whole base batch was made of yet."""
 
@@ -56,7 +62,8 @@ def counted(progress: Progress, total: int, batch: int, base_batch: int, least_s
     end = progress.cursor + total
     if 0 <= progress.dataset - end < least_step:
         end = progress.dataset
-    if end == progress.dataset or total < batch:
+    # One sample less than the batch, so that the last step has two: that is not yet the end.
+    if end == progress.dataset or total < batch - (end == progress.dataset - 2):
         return base_steps(end, base_batch) * base_batch - progress.cursor
     return total
 
@@ -141,6 +148,7 @@ class ProgressScheduler:
         self._samples = 0
         """Less than a base batch, after each step."""
         self._marks: Any = None
+        self._made = _plain(scheduler.state_dict()) if callable(getattr(scheduler, "state_dict", None)) else {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "scheduler":
@@ -189,12 +197,17 @@ class ProgressScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """The script's own scheduler's, and what is left of a base batch."""
-        return {**self.scheduler.state_dict(), REST: self._samples}
+        return {**self.scheduler.state_dict(), REST: self._samples, MADE: self._made}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, or the script's own scheduler did."""
         state = dict(state_dict)
         self._samples = state.pop(REST, 0)
+        first = state.pop(MADE, self._made)
+        if other := _other(first, self._made):
+            name = type(self.scheduler).__name__
+            self._schedules.differences.append(MADE_OTHERWISE.format(name=name, **other))
+        self._made = first
         self.scheduler.load_state_dict(state)
         self._schedules.differences += _differences(self.scheduler)
         self.mark()
@@ -204,6 +217,26 @@ def _marks(scheduler: Any) -> list[Any]:
     """Values that change with each step of it, or of those it is made of."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
+
+
+def _plain(value: Any) -> Any:
+    """What is plain of a state: numbers and texts, in lists and dicts."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
+    """The first name under which two plain states differ, and both values; empty for none."""
+    if isinstance(before, dict) and isinstance(now, dict) and (not key or before.keys() == now.keys()):
+        parts = ((before[name], now[name], name) for name in before if name in now)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        parts = ((one, two, key) for one, two in zip(before, now, strict=True))
+    else:
+        return {} if before == now else {"key": key, "before": before, "now": now}
+    return next((found for part in parts if (found := _other(*part))), {})
 
 
 def _differences(scheduler: Any) -> list[str]:

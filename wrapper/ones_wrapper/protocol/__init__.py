@@ -271,6 +271,8 @@ class Throughput:
     """Share of the interval in which rank 0's GPU was in use; None if its driver does not say."""
     gpu_memory: int | None = None
     """Bytes of its memory in use."""
+    tokens: int | None = None
+    """What batches said that the interval's samples hold; None if they did not say."""
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,13 @@ import torch
 
 from ones_wrapper.data.coreset import Floats, Ints, select
 from ones_wrapper.data.coreset_feed import CoresetFeed
-from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.data.feed import AccumulationStep, Pass, weigh
 from ones_wrapper.data.randomness import keep_generators, seed_step
 from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
 from ones_wrapper.run.run import Run
 from ones_wrapper.script.ahead import UNCLEAR, AskedAhead
-
-Pass = tuple[AccumulationStep, Any]
-"""An accumulation step, and the samples that this rank fetched for it."""
 
 AHEAD = (
     "the loader was asked for a third batch before the first was trained on: asking for the next one ends a step, and "
@@ -32,7 +29,8 @@ AHEAD = (
 USED_UP = (
     "loader: epoch {epoch} is used up, and was asked for again: go by `for epoch in job.epochs():`, or end it with "
     "job.epoch_end() before the next pass. An endless loop is `for epoch in job.epochs(): for batch in loader:` with "
-    "ones.init(epochs=0); count its steps by job.base_steps, which goes on after a resize"
+    "ones.init(epochs=0); count its steps by job.base_steps, which goes on after a resize. To evaluate on that data "
+    "take job.evaluate(dataset)"
 )
 OUTSIDE = (
     "the loader is used outside job.epochs(){line}, so a resize begins the script's own count of epochs again: write "
@@ -182,11 +180,25 @@ class Loader:
         while changed:
             before, changed = run.sizes.cut_by, False
             run.sizes.use_batch()
-            for part, local in feed.batches(epoch, run.progress.cursor + ahead(), run.sizes.cut, seeded=seeded):
+            passes = feed.batches(epoch, run.progress.cursor + ahead(), run.sizes.cut, seeded=seeded)
+            for part, local in self._weighed(passes):
                 yield part, local
                 if part.last and run.sizes.cut_by != before:
                     changed = True
                     break
+
+    def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
+        """The same, with what batches hold: a step's passes are fetched together then."""
+        held = self._run.settings.tokens
+        if held is None:
+            yield from passes
+            return
+        step: list[Pass] = []
+        for one in passes:
+            step.append(one)
+            if one[0].last:
+                yield from weigh(step, held, self._run.group.total)
+                step = []
 
     def _ahead(self) -> int:
         return sum(part.share.total for part in self._given if part.last)

@@ -73,7 +73,7 @@ class Loop:
             return
         self.unused = not rate.stepped
         if self.first_steps is not None:
-            self.first_steps.end(rate.stepped)
+            self.first_steps.end(rate.stepped, self.part.samples)
         self.still = self.still + 1 if self.unused else 0
         rate.remember(progress)
         rate.expect()

@@ -85,7 +85,7 @@ class Meter:
         self._left = WARM_UP
         self._latest: Callable[..., Throughput] | None = None
         """Makes the report of the interval, given its time and its losses."""
-        self._samples = 0
+        self._samples = self._tokens = 0
         self._seconds = 0.0
         self.step_s = 0.0
         """Length of a step in seconds, smoothed."""
@@ -113,8 +113,11 @@ class Meter:
         if self.watch is not None:
             self.watch.leave_out(seconds)
 
-    def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
-        """A step of `samples` samples ended; the report of the interval when it is long enough."""
+    def stop(
+        self, progress: Progress, samples: int, batch: int, lr_factor: float, tokens: int = 0
+    ) -> Throughput | None:
+        """A step of `samples` samples, which hold `tokens`, ended; the report of the interval when it is long
+        enough."""
         seconds = self._clock() - self._began
         # Also in the warm-up: a pause lasts until the first step is done, and the first interval would wait for both.
         if self._left or self._seconds + seconds >= self._every_s:
@@ -126,6 +129,7 @@ class Meter:
             return None
         self.step_s = seconds if self.step_s == 0 else 0.9 * self.step_s + 0.1 * seconds
         self._samples += samples
+        self._tokens += tokens
         self._seconds += seconds
         if self._use is not None:
             self._use.look()
@@ -139,6 +143,7 @@ class Meter:
             lr_factor=lr_factor,
             noise=progress.noise or None,
             progress=progress.useful,
+            tokens=self._tokens or None,
         )
         return self._end() if self._seconds >= self._every_s else None
 
@@ -161,7 +166,7 @@ class Meter:
 
     def _end(self) -> Throughput | None:
         latest, self._latest = self._latest, None
-        seconds, self._samples, self._seconds = self._seconds, 0, 0.0
+        seconds, self._samples, self._tokens, self._seconds = self._seconds, 0, 0, 0.0
         self._settle()
         losses, self._interval = self._interval, Losses()
         self._epoch.include(losses)

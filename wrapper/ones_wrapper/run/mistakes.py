@@ -35,9 +35,15 @@ def finished(epoch: int, epochs: int, left: bool) -> str:
     if left:
         done += ", where the script left job.epochs()"
     return (
-        f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew, as a second "
-        "script must"
+        f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to begin another training, with "
+        "another seed say"
     )
+
+
+LEFT = (
+    "the script ended behind job.epochs(), which an error left that it caught: no last checkpoint was written, and a "
+    "restart trains again from the one before. Leave the loop by break"
+)
 
 
 def groups_added(name: str) -> str:

@@ -80,6 +80,8 @@ class Records:
         self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
+        self._told = False
+        """Whether the log has the speed in tokens since the ranks changed."""
         self.trace = Trace.of(env, identity.restart, group.rank, group.world, identity.name)
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -106,6 +108,10 @@ class Records:
     def _send_interval(self, report: Throughput | None) -> None:
         """The report of an interval; also say what its owner should not find out at the end."""
         self.send(report)
+        if report is not None and report.tokens and not self._told and self._writer is not None:
+            self._told = True
+            speeds = f"{report.samples / report.seconds:.4g} samples/s, {report.tokens / report.seconds:.4g} tokens/s"
+            log(f"{shape_name(self._group.nodes, self._group.gpus_per_node, self._group.world)}: {speeds}")
         if report is not None and report.nonfinite and not self._warned and self._writer is not None:
             self._warned = True
             log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
@@ -167,7 +173,10 @@ class Records:
         progress, meter = self._progress, self.meter
         if self.trace and not self.trace.beforehand:
             self.trace.step(progress.epoch, progress.step - 1, self._loop.used)
-        interval = meter.stop(progress, total, self._sizes.batch, self._sizes.lr_factor)
+        held = self._loop.part.tokens
+        interval = meter.stop(
+            progress, total, self._sizes.batch, self._sizes.lr_factor, 0 if held is None else held.total
+        )
         progress.trained_s += meter.last_s
         self._changed(meter.last_s)
         self._resizes.stepped(progress.step, useful, meter.last_s)
@@ -209,6 +218,7 @@ class Records:
     def ranks_changed(self, plan: Plan) -> None:
         """The group has the ranks of this membership."""
         self.meter.ranks_changed()
+        self._told = False
         if self.trace:
             self.trace.ranks_changed(plan.term, self._group.rank, self._group.world, plan.generation)
 

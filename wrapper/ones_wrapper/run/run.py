@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from ones_wrapper.files.claim import claim_for_ranks
 from ones_wrapper.files.places import find_job_directory, find_spool
 from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.files.run_id import SEED, run_id
+from ones_wrapper.gradients.accumulation import CLOSURE
 from ones_wrapper.gradients.learning_rate import Rate
 from ones_wrapper.group import Group
 from ones_wrapper.process import hang_detector
@@ -120,15 +122,19 @@ class Run:
         self.loop.rate = Rate(self.sizes.spec.base_batch, *optimizers, follows=self.settings.scale_lr)
         groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
 
-        def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if len(optimizer.param_groups) != groups[optimizer]:
                 raise RuntimeError(mistakes.groups_added(type(optimizer).__name__))
-            self.loop.exchanges.finish(optimizer)
+            try:
+                self.loop.exchanges.finish(optimizer)
+            except RuntimeError as error:
+                closure = any(map(callable, (*args, *kwargs.values())))
+                raise RuntimeError(CLOSURE if closure else str(error)) from None
 
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(before_step)
         its = list(state.optimizers.values())
-        self.loop.first_steps = FirstSteps(self.group.rank == 0, its, state.extras.values())
+        self.loop.first_steps = FirstSteps(self.group.rank == 0, state.model, its, state.extras.values())
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
         """The most samples of a pass; see `Job.probe`."""
@@ -315,6 +321,8 @@ class Run:
         if self._watch is not None:
             self._watch.close()
         reason = self._reason
+        if not (code or FLAGS.tested) and reason != "finished" and self.loop.in_epochs and self.rank == 0:
+            log(mistakes.LEFT)
         if code == DONT_RESTART:
             reason = "stopped"
         elif code:

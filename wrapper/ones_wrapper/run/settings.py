@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run.series import Open
@@ -23,6 +24,8 @@ class Settings:
     """Whether all ranks have equally many samples of each pass."""
     series: Open | None = None
     """Makes the logger that gets the run's sizes as series."""
+    tokens: Callable[[Any], Any] | None = None
+    """How many tokens a local batch holds, if means are over them."""
 
 
 def checked_spec(

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.process.log import log
 from ones_wrapper.script.line import line
@@ -28,6 +30,10 @@ UNUSED = (
     "when the job is resized, which waits until the optimizer has stepped. Write ones.init(batch=what one step takes, "
     "max_local_batch=what one backward takes, max_accumulation_steps=N) and step in each turn of the loop"
 )
+PARTS = (
+    "the step{line} trained on its batch in several parts: ranks with another share would make fewer backward passes, "
+    "which is an error. Write ones.init(max_local_batch=what one part takes, max_accumulation_steps=N) in place of it"
+)
 SKIPPED = (
     "a turn of the loop{line} made no backward pass: on several GPUs the ranks wait for each other in it, so all or "
     "none must skip: `if job.any(bad): continue`"
@@ -38,6 +44,7 @@ AVERAGE = (
 )
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
 _AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
+_SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR")
 FORGOTTEN = {
     LRScheduler: (
         "{name} drives a registered optimizer and is not registered, so it begins anew at each resize: give it to "
@@ -56,8 +63,17 @@ FORGOTTEN_AVERAGE = (
 class FirstSteps:
     """The look at one run."""
 
-    def __init__(self, speaks: bool, optimizers: Sequence[torch.optim.Optimizer], carried: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        speaks: bool,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        carried: Iterable[Any],
+    ) -> None:
         """`carried` is all that is registered besides model and optimizers; `speaks` says that this is rank 0."""
+        self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
+        self._parts: list[int] = []
+        """Samples of each forward pass of the step, while that is looked at."""
         self._speaks = speaks
         self._optimizers = optimizers
         self._carried = list(carried)
@@ -79,13 +95,22 @@ class FirstSteps:
     def begin(self) -> None:
         """A step begins, or the loop over an epoch."""
         self.touched = self.skipped = False
+        self._parts.clear()
+
+    def _fed(self, model: torch.nn.Module, args: Any, options: Any) -> None:
+        given = (one for one in tree_leaves((args, options)) if isinstance(one, torch.Tensor) and one.ndim)
+        self._parts += [len(one) for one in islice(given, 1)]
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         self.touched = True
 
-    def end(self, stepped: bool) -> None:
-        """The step was made, with or without one of an optimizer."""
+    def end(self, stepped: bool, samples: int) -> None:
+        """The step was made, with or without one of an optimizer; this rank had `samples` in its last pass."""
         self._steps += 1
+        if len(self._parts) > 1 and sum(self._parts) == samples:
+            self.say(PARTS)
+        if self._steps == FORGOTTEN_AT and self._forward is not None:
+            self._forward.remove()
         if not stepped and not self.touched:
             self.say(SKIPPED)
         elif not stepped and self._steps <= LOOK and not self._scaled and self._left():
@@ -106,12 +131,17 @@ class FirstSteps:
     def _forgotten(self) -> list[str]:
         """Sentences on objects of the script that training should carry and nobody registered."""
         own = {id(one) for one in self._optimizers}
+        shapes = [tuple(p.shape) for one in self._optimizers for group in one.param_groups for p in group["params"]]
         carried = {id(part) for thing in self._carried for part in _parts(thing)}
         found: list[str] = []
         for thing in gc.get_objects():
             kind = next((kind for kind in FORGOTTEN if issubclass(type(thing), kind)), None)
-            if kind is None and id(thing) not in carried and not self._averages and _own_average(thing):
-                found.append(FORGOTTEN_AVERAGE.format(name=type(thing).__name__))
+            if kind is None and id(thing) not in carried and _stateful(type(thing)):
+                name = type(thing).__name__
+                if not self._averages and _own_average(thing, shapes):
+                    found.append(FORGOTTEN_AVERAGE.format(name=name))
+                elif _SCHEDULE.search(name) and {id(one) for one in _layers(vars(thing).get("optimizer"))} & own:
+                    found.append(FORGOTTEN[LRScheduler].format(name=name))
             if kind is None or id(thing) in carried or (kind is AveragedModel and self._averages):
                 continue
             if kind is LRScheduler and not {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
@@ -128,18 +158,26 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
     return [AVERAGE.format(name=name, batch=batch) for name in sorted(names) if _AVERAGE.search(name)]
 
 
-def _own_average(thing: Any) -> bool:
-    """Whether it is an average of weights by its class's name, with a state, and none of torch's or a framework's."""
-    kind = type(thing)
-    if not _AVERAGE.search(kind.__name__) or kind.__module__.split(".")[0] in _FRAMEWORKS:
-        return False
-    if not all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")):
-        return False
-    held = chain.from_iterable(
-        one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,)
-        for one in (getattr(thing, "__dict__", None) or {}).values()
+def _stateful(kind: type) -> bool:
+    """Whether it is a script's own class of things with a state."""
+    methods = (getattr(kind, name, None) for name in ("state_dict", "load_state_dict"))
+    own = kind.__module__.split(".")[0] not in _FRAMEWORKS and hasattr(kind, "__dict__")
+    return own and all(map(callable, methods)) and not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def _own_average(thing: Any, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether it is an average of weights: by its class's name, or since it holds tensors of the shapes of all that are
+    trained.
+    """
+    held = list(
+        chain.from_iterable(
+            one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,)
+            for one in vars(thing).values()
+        )
     )
-    return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
+    if _AVERAGE.search(type(thing).__name__):
+        return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
+    return bool(shapes) and Counter(shapes) <= Counter(tuple(one.shape) for one in held if torch.is_tensor(one))
 
 
 def _parts(thing: Any) -> list[Any]:

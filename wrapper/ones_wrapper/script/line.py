@@ -1,4 +1,4 @@
-"""The line that a script is at, for the sentences that are said to its owner."""
+"""Which script this is, and the line that it is at, for the sentences that are said to its owner."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def line(frame: FrameType | None = None, deep: int = 0) -> str:
             return f" ({Path(name).name}:{frame.f_lineno})"
         frame = frame.f_back
     return ""
+
+
+def script() -> str:
+    """The name of the script, or of the module, that this process runs; empty for none."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(path).name if path else ""
