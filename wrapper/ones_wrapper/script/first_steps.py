@@ -134,13 +134,16 @@ class FirstSteps:
         shapes = [tuple(p.shape) for one in self._optimizers for group in one.param_groups for p in group["params"]]
         carried = {id(part) for thing in self._carried for part in _parts(thing)}
         found: list[str] = []
+        kinds: dict[int, bool] = {}
         for thing in gc.get_objects():
             kind = next((kind for kind in FORGOTTEN if issubclass(type(thing), kind)), None)
-            if kind is None and id(thing) not in carried and _stateful(type(thing)):
+            if kind is None and (own_kind := kinds.get(id(type(thing)))) is None:
+                own_kind = kinds[id(type(thing))] = _stateful(type(thing))
+            if kind is None and own_kind and id(thing) not in carried:
                 name = type(thing).__name__
                 if not self._averages and _own_average(thing, shapes):
                     found.append(FORGOTTEN_AVERAGE.format(name=name))
-                elif _SCHEDULE.search(name) and {id(one) for one in _layers(vars(thing).get("optimizer"))} & own:
+                elif _SCHEDULE.search(name) and {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
                     found.append(FORGOTTEN[LRScheduler].format(name=name))
             if kind is None or id(thing) in carried or (kind is AveragedModel and self._averages):
                 continue
@@ -160,9 +163,10 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 def _stateful(kind: type) -> bool:
     """Whether it is a script's own class of things with a state."""
-    methods = (getattr(kind, name, None) for name in ("state_dict", "load_state_dict"))
-    own = kind.__module__.split(".")[0] not in _FRAMEWORKS and hasattr(kind, "__dict__")
-    return own and all(map(callable, methods)) and not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer))
+    if not all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    own = str(kind.__module__).split(".")[0] not in _FRAMEWORKS
+    return own and not issubclass(kind, torch.optim.Optimizer)
 
 
 def _own_average(thing: Any, shapes: list[tuple[int, ...]]) -> bool:
@@ -172,12 +176,14 @@ def _own_average(thing: Any, shapes: list[tuple[int, ...]]) -> bool:
     held = list(
         chain.from_iterable(
             one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,)
-            for one in vars(thing).values()
+            for one in (getattr(thing, "__dict__", None) or {}).values()
         )
     )
     if _AVERAGE.search(type(thing).__name__):
         return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
-    return bool(shapes) and Counter(shapes) <= Counter(tuple(one.shape) for one in held if torch.is_tensor(one))
+    if not shapes or isinstance(thing, torch.nn.Module):
+        return False
+    return Counter(shapes) <= Counter(tuple(one.shape) for one in held if isinstance(one, torch.Tensor))
 
 
 def _parts(thing: Any) -> list[Any]:
