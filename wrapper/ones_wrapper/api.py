@@ -93,10 +93,10 @@ def init(
     `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
     `start_run`, or one with Lightning's `log_metrics`. It gets GPUs, batch, learning rate, speed, pauses and resizes.
 
-    `tokens` says how many tokens a local batch holds, as the loader gives it (`lambda batch: batch["mask"].sum()`), for
-    a script whose loss is the mean over the tokens of its local batch: gradients and the reported loss are then the
-    mean over those of the step, however many each rank and accumulation step has. It costs a small sum over the ranks
-    each step, and the passes of a step are fetched together.
+    `tokens` says how many tokens a local batch holds, as the loader gives it (`lambda batch: batch["mask"].sum()`). It
+    is for a script whose loss is the mean over the tokens of its local batch. Gradients and the reported loss are then
+    the mean over those of the step, however many each rank and accumulation step has. It costs a small sum over the
+    ranks each step, and the passes of a step are fetched together.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that

@@ -166,8 +166,8 @@ class Folder:
         self.path(name).rename(self._path / f".damaged-{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Raises ValueError for another format, for what is no manifest, for a checkpoint of another job in this job's
-        own directory, and for another script's unless this job was asked to go on from it."""
+        """Raises ValueError for another format, for what is no manifest, and for a checkpoint of another job in this
+        job's own directory. So does another script's, unless this job was asked to go on from it."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -220,7 +220,7 @@ def _marks(scheduler: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What is plain of a state: numbers and texts, in lists and dicts."""
+    """The plain part of a state: numbers and texts, in lists and dicts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

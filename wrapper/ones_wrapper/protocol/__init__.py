@@ -272,7 +272,7 @@ class Throughput:
     gpu_memory: int | None = None
     """Bytes of its memory in use."""
     tokens: int | None = None
-    """What batches said that the interval's samples hold; None if they did not say."""
+    """Tokens of the interval's samples; None if batches do not say how many they hold."""
 
 
 @dataclass(frozen=True)
