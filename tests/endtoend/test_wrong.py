@@ -46,7 +46,9 @@ def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
     misses = submit(harness, f"exec ones-run {train}", gpus=1, comment="ones: gpus=1-4 batch=512-1024")
     near = submit(harness, "exec sleep 600", gpus=1, comment="my run; ones: gpus=1-4")
     begun = "until grep -q throughput ones-$SLURM_JOB_ID/reports-0.jsonl; do sleep 0.2; done 2>/dev/null"
-    twice = submit(harness, f"ones-run {train} &\n{begun}\nones-run {train}\necho second=$?\nwait", gpus=1)
+    # Slow ticks are time enough to resize one that may be.
+    own = f"ones-run {train} &\n{begun}\nones-run {train}\necho second=$?\nwait"
+    twice = submit(harness, own, gpus=1, comment="ones: gpus=1-8 batch=16-64 resize=off")
     harness.trains(torchrun, plain, misses, twice)
     until(lambda: "second=" in harness.log(twice), lambda: harness.log(twice), look_s=0.2)
     settings = harness.settings()
