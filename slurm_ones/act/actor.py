@@ -67,7 +67,7 @@ class Actor:
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
         self.outcomes: dict[int, Reason] = {}
-        """What became of what was decided for each job, at the last tick."""
+        """Outcome of what was decided for each job, at the last tick."""
 
     @property
     def acting(self) -> bool:
@@ -135,8 +135,8 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store what was promised of deadlines, before anything is done for them; nothing if nothing may be done, in
-        advise mode or for the stop file."""
+        """Store what was promised of deadlines, before anything is done for them. It stores nothing if nothing may be
+        done, in advise mode or for the stop file."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -203,7 +203,7 @@ class Actor:
         number = self._orders.next_number(job)
         moves = change.moves or Moves()
         if change.moves is None and job.by_blocks and isinstance(job.key, Task):
-            # Of a job of blocks that waits it is one task that changes, where they have been taken apart.
+            # Of a waiting job of blocks one task changes, if they have been taken apart.
             moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(
             job_id=job.job_id,

@@ -1,6 +1,6 @@
 """A job of blocks as Slurm has it, and what it leaves behind: tasks held for nothing, and blocks that train apart.
 
-Once it is over it cancels its waiting tasks itself if it can (`ones-run`); here that is made sure of, also by a
+Once it is over it cancels its waiting tasks itself if it can (`ones-run`). Here that is made sure of, also by a
 companion that is started later.
 """
 
@@ -45,7 +45,7 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """The job as it is now; of a job of blocks that waits the block that it is to start with, or all of them if they
+    """The job as it is now. Of a waiting job of blocks it is the block that it is to start with, or all of them if they
     change together. Raises `UnknownJob`."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
@@ -61,7 +61,7 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
-    """Of each job that changes by blocks the tasks that join or leave."""
+    """Tasks of each job that join or leave, if it changes by blocks."""
     by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
@@ -76,13 +76,13 @@ def arrays_of(jobs: Iterable[Job]) -> dict[int, list[Job]]:
 
 
 def waiting_arrays(arrays: Mapping[int, list[Job]]) -> dict[int, list[Job]]:
-    """Those of which some tasks wait in a hold."""
+    """Arrays with tasks that wait in a hold."""
     return {id_: jobs for id_, jobs in arrays.items() if any(job.pending and job.held for job in jobs)}
 
 
 @dataclass
 class Leftovers:
-    """What jobs of blocks leave behind, looked after once a tick."""
+    """Remains of jobs of blocks, looked after once a tick."""
 
     client: SlurmClient
     store: Store
@@ -90,18 +90,18 @@ class Leftovers:
     orders: OrderWriter
     clock: Callable[[], float]
     _seen_over: dict[int, float] = field(default_factory=dict)
-    """When each job was first seen to be over."""
+    """Time at which each job was first seen to be over."""
     _gone_on: set[int] = field(default_factory=set)
-    """Jobs of which a task was released to go on."""
+    """Jobs with a task that was released to go on."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
-    """Job, task and restart of blocks that were told to end."""
+    """Job, task and restart of blocks that were ordered to end."""
 
     def cancel_waiting(self, arrays: Mapping[int, Sequence[Job]], *, acting: bool = True) -> None:
         """Cancel the tasks that wait in holds of ours of those jobs that are over; raises `Unreachable`.
 
-        `arrays` have their tasks as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One
-        whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over. Of
-        one whose blocks all left without a word of its end another task is released, once, to go on from its last
+        `arrays` have their tasks as a snapshot shows them. Slurm is asked again only about those that may be meant. One
+        whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over. If
+        all blocks of one left without a word of its end, another task is released, once, to go on from its last
         checkpoint.
         """
         before, self._seen_over = self._seen_over, {}
@@ -125,8 +125,8 @@ class Leftovers:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
-        """Whether no block runs or may start, and all that wait do so for us: by the job's own word of its end also
-        those that their owner was seen to hold."""
+        """Tell whether no block runs or may start, and all that wait do so for us. By the job's own word of its end
+        that includes those that their owner was seen to hold."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)

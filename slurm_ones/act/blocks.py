@@ -1,8 +1,8 @@
 """The resize of a job of blocks while it trains: tasks are held, shaped and released, then some join and others leave.
 
 No state of this road takes anything from the job: it trains on as it is until all blocks that it is ordered to train
-with are ready, and it is the job that says when it does. So a companion may die anywhere; the next one goes on from the
-stored state. A block that is not wanted any more ends by itself and is put back into a hold, to be used again.
+with are ready, and it reports when it does. So a companion may die anywhere; the next one goes on from the stored
+state. A block that is not wanted any more ends by itself and is put back into a hold, to be used again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
-    """Of the blocks that are to join the tasks of those that are guests: beyond the GPUs that the user asked for, which
-    the larger blocks make up first. One block of a job is always base."""
+    """Tasks of guests among the blocks that are to join: those beyond the GPUs that the user asked for, which the
+    larger blocks make up first. One block of a job is always base."""
     if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
@@ -202,13 +202,13 @@ def _throttled(array: WholeJob) -> bool:
 
 
 def _let_go(array: WholeJob) -> bool:
-    """Whether a task that never ran waits in nobody's hold: its owner let it go since this was planned, and it would
-    start without us."""
+    """Tell whether a task that never ran waits in nobody's hold: its owner released it since this was planned, and it
+    would start without us."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
 def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Why one of the blocks that are to join cannot be prepared."""
+    """Reason why one of the blocks that are to join cannot be prepared."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
@@ -221,8 +221,8 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """That one of those that are to join waits in another partition than the others train in: its owner moved it since
-    this was planned, and its shape is none of that partition's."""
+    """Reason if one of those that are to join waits in another partition than the others train in. Its owner moved it
+    since this was planned, and its shape is none of that partition's."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -230,8 +230,8 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """At the first look at it, those of the tasks that we are to hold that somebody has held since they were chosen:
-    it was not us. None at any other look."""
+    """Tasks, of those that we are to hold, that somebody else has held since they were chosen. None at any look but the
+    first."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
@@ -288,7 +288,7 @@ def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _in_vain(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Why the blocks will not train together; None while they may."""
+    """Reason why the blocks will not train together; None while they may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
@@ -357,8 +357,8 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
     # If some had joined already they stay, and those whose place they took are gone.
     tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
-    # Whom we hold must be known even if the job never reports that they left, or is stopped right after; and whom we
-    # do not, since its owner may.
+    # Tasks that we hold must be known even if the job never reports that they left, or is stopped right after. So must
+    # those that we do not hold, since their owner may.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
     resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
     left = _put_back(machine, array, tasks)
@@ -377,8 +377,9 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 
 
 def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list[int]:
-    """Have those of the tasks wait in a hold that do not run any more; those that still run. What ended in another way
-    than it was to, or Slurm has forgotten, is let go; and what waits if no other block is left for the job."""
+    """Have those of the tasks wait in a hold that do not run any more; returns those that still run. A task that ended
+    in another way than it was to, or that Slurm no longer knows, is dropped. So is one that waits if no other block is
+    left for the job."""
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
     alone = all(job.pending and job.held for job in others)
@@ -408,8 +409,8 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Whether the newest membership is the one that was ordered: those that were to join are in it, by the start that
-    Slurm knows of, and those that were to leave are not."""
+    """Tell whether the newest membership is the one that was ordered: those that were to join are in it, by the start
+    that Slurm knows of, and those that were to leave are not."""
     if seen is None:
         return False
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))

@@ -27,7 +27,7 @@ class Deferrals:
     client: SlurmClient
     store: Store
     length_s: float
-    """How long a deferral lasts that nobody renews."""
+    """Time that a deferral lasts if nobody renews it."""
     clock: Callable[[], float]
 
     def ours(self, job: Job | WholeJob) -> bool:
@@ -78,7 +78,7 @@ class Deferrals:
         self.reconcile((), jobs, ())
 
     def _renew(self, job: Job | WholeJob, ours: bool) -> None:
-        """Where less than half of it is left. An earliest start that is not ours is the job's own wait."""
+        """Renew it if less than half of it is left. An earliest start that is not ours is the job's own wait."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
             return

@@ -5,8 +5,8 @@ The others are deferred (`deferrals`), and it gets an order that names them. Eac
 its own directory and ends with its own exit code. One that starts before, since its deferral ended or its owner let it
 start, takes itself out: so nothing that fails here loses a job (`ones_wrapper.launch.fused_start`).
 
-Those are jobs of one user, who opted in with the same `fuse=NAME`; with one GPU each, and no more wanted; alike in
-everything that Slurm knows of them but the values of their arguments.
+Those are jobs of one user, who opted in with the same `fuse=NAME`. They have one GPU each and want no more. They are
+alike in everything that Slurm knows of them but the values of their arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""How long a job that was answered has for saying whom it trains; and until a cancelled one is named again."""
+"""Time that a job that was answered has for reporting which jobs it trains; and until a cancelled one is named
+again."""
 
 ANSWERS = 8
 """Most jobs that are answered for the first time in a tick: each answer asks Slurm about many jobs."""
@@ -43,7 +44,7 @@ LONGEST = MAX_LINE // 2
 
 @dataclass(frozen=True)
 class _Tick:
-    """What a tick knows of the jobs, while it looks for whom each carrier trains."""
+    """Jobs known at a tick, while it looks for those that each carrier trains."""
 
     seen: Observation
     busy: Collection[int]
@@ -51,22 +52,22 @@ class _Tick:
     ours: Collection[int]
     """Jobs that we deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Who must wait, and the job that trains it, as found so far."""
+    """Jobs that must wait, and the job that trains each, as found so far."""
 
 
 @dataclass
 class Fusions:
-    """Who is trained within whom. Nothing of it is stored: a new companion finds it in the jobs' own files."""
+    """Jobs that are trained within others. Nothing of it is stored: a new companion finds it in the jobs' own files."""
 
     client: SlurmClient
     deferrals: Deferrals
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """When an ask was answered last, and with whom, by job and restart."""
+    """Time of the last answer, and the jobs in it, by job and restart."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Who must wait, and the job that trains it. `busy` are jobs in a resize. Raises `Unreachable`."""
+        """Jobs that must wait, and the job that trains each. `busy` are jobs in a resize. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -89,7 +90,7 @@ class Fusions:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Whom the job gets that asks."""
+        """Jobs that the asking job gets."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -122,7 +123,7 @@ class Fusions:
         return frozenset(waits)
 
     def _defer(self, job: Job) -> bool:
-        """Keep it from starting; False where it just did."""
+        """Keep it from starting; False if it just did."""
         try:
             self.deferrals.defer(job)
         except Refused as error:
@@ -138,7 +139,7 @@ class Fusions:
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Whom the job says that it trains, of those that it may and that no other trains."""
+        """Jobs that the job reports to train, of those that it may and that no other trains."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -159,11 +160,11 @@ class Fusions:
         try:
             self.orders.write(job, Order(self.orders.next_number(job), job.restart, members=named))
         except OrderError as error:
-            log.warning("job %d: that others of its sweep are gone could not be said: %s", job.job_id, error)
+            log.warning("job %d: it could not be ordered that others of its sweep are gone: %s", job.job_id, error)
 
 
 def read_fusion(job: HasFiles) -> Fusion | None:
-    """What the job says; None where there is nothing to be believed."""
+    """Report of the job; None if there is nothing to be believed."""
     try:
         return decode_fusion(read_file(job_directory(job), job.uid, FUSION, MAX_SPEC + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
@@ -186,7 +187,8 @@ def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
 
 
 def carries(elastic: Elastic) -> bool:
-    """Whether a job may train others within itself. One that waits for a restart goes on with those that it has."""
+    """Tell whether a job may train others within itself. One that waits for a restart goes on with those that it
+    has."""
     job, optin = elastic.job.first, elastic.optin
     if optin is None or not optin.fuse or elastic.refusal is not None:
         return False
@@ -197,7 +199,7 @@ def carries(elastic: Elastic) -> bool:
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
     """Those of `others` that wait, have never run, and are alike, the oldest first. `ours` are jobs that wait for a
-    time that we set; another's own start time (which Slurm's reason need not show), dependency or hold is left
+    time that we set. Another's own start time (which Slurm's reason need not show), dependency or hold is left
     alone."""
     found = []
     for other in others:
@@ -224,8 +226,8 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 def members(carrier: Job, others: Collection[Job]) -> tuple[FusedMember, ...]:
     """The carrier and those that may join it, by the lines that they were submitted by.
 
-    All up to the script is the same; its arguments stand in the same places, with the same names of options. No two are
-    equal in all: what sets them apart would be nowhere to be seen. Empty where there is nobody but the carrier.
+    Jobs with the same command up to the script, arguments in the same places and the same names of options. No two are
+    equal in all: what sets them apart would be nowhere to be seen. Empty if there is nobody but the carrier.
     """
     first = _line(carrier)
     if first is None:

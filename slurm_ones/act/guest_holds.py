@@ -2,8 +2,8 @@
 
 Slurm then starts none of them again by itself, in GPUs that were wanted a moment ago. Each hold is written down before
 it is put on (`HeldTasks.take`), as that of a task that waits. It is an ordinary hold, which its owner may release. Two
-things would make it one that an owner cannot release, or a job stand still for nobody: `RequeueExit`, by which Slurm
-turns it into its own, and a job without a base block. There guests are not held: Slurm starts them, and they rejoin.
+things would make it one that an owner cannot release, or let a job stop for nobody: `RequeueExit`, by which Slurm turns
+it into its own, and a job without a base block. There guests are not held: Slurm starts them, and they rejoin.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GuestHolds:
     """Slurm's settings, and the PreemptMode of each QOS."""
     _asked: float = -math.inf
     _put: dict[tuple[Task, int], float] = field(default_factory=dict)
-    """When each was held, by task and restart: a guest that its owner releases then is not held again."""
+    """Time at which each was held, by task and restart: a guest that its owner releases then is not held again."""
 
     def keep(
         self,

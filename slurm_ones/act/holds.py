@@ -1,12 +1,12 @@
-"""Whose a hold is: tasks of jobs of blocks that we keep for later, and jobs that Slurm put back into a hold of ours.
+"""Owners of holds: tasks of jobs of blocks that we keep for later, and jobs that Slurm put back into a hold of ours.
 
 A task that its owner holds looks the same to Slurm. So what we hold is written down with the resize that first needs it
 (`ResizeRecord.held`), and nothing else is ever released. Once a task is seen out of its hold (`ResizeRecord.let_go`) a
 later hold is not ours. A task that its owner lets go and holds again between two looks passes for ours.
 
-slurmctld saves what it knows a few seconds late, and if it dies in the middle of saving it begins again from what it
-saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else would
-let it go. Slurm names the hold of a requeue (an owner's `scontrol requeuehold` of a job that waits looks the same). Any
+slurmctld saves what it knows a few seconds late. If it dies in the middle of saving, it begins again from what it saved
+before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else would let
+it go. Slurm names the hold of a requeue (an owner's `scontrol requeuehold` of a job that waits looks the same). Any
 other hold looks like the owner's: it is ours only if slurmctld began again shortly after a release of ours, and the job
 was not held when it was last seen.
 """
@@ -38,7 +38,7 @@ class HeldTasks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._resizes: dict[int, dict[int, ResizeRecord]] = {}
-        """Of each job its resizes by blocks, by id."""
+        """Resizes of each job by blocks, by id."""
         self._held: dict[int, frozenset[int]] = {}
 
     def of(self, job_id: int) -> frozenset[int]:
@@ -48,8 +48,8 @@ class HeldTasks:
         return self._held[job_id]
 
     def ever(self, job_id: int) -> frozenset[int]:
-        """The same with those that left it, or that their owner was seen to hold; empty for a job of which no change by
-        blocks was begun."""
+        """Tasks held by us, with those that left the hold, or that their owner was seen to hold. Empty for a job that
+        never began a change by blocks."""
         return ever_held_by_us(self._in_order(job_id))
 
     def look(self, job_id: int, tasks: Iterable[Job]) -> None:
@@ -74,8 +74,8 @@ class HeldTasks:
                 raise
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Note tasks that are to be put into a hold of ours outside of a resize, before they are; False for a job of
-        which no change by blocks was ever begun."""
+        """Note tasks that are to be put into a hold of ours outside of a resize, before they are. False for a job that
+        never began a change by blocks."""
         if not (known := self._in_order(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
@@ -94,7 +94,8 @@ class HeldTasks:
             self._held.pop(resize.job_id, None)
 
     def read_again(self, job_id: int) -> None:
-        """What was stored of its resizes is not known: a write failed, or was only said to have failed."""
+        """Read its resizes again, since what was stored is not known: a write failed, or was only reported as
+        failed."""
         self._resizes.pop(job_id, None)
         self._held.pop(job_id, None)
 
@@ -122,8 +123,8 @@ def _resizes_of(store: Store, job_id: int) -> list[ResizeRecord]:
 
 
 def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
-    """Whether the job waits in the hold into which the resize requeued it. Any other requeue would have counted as one
-    more restart, and a hold put on it later has another reason."""
+    """Tell whether the job waits in the hold into which the resize requeued it. Any other requeue would have counted as
+    one more restart, and a hold put on it later has another reason."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
@@ -154,13 +155,13 @@ class StaleHolds:
         self._known: set[JobKey] = set()
         """Jobs that were held at the last tick, and not for a release that was forgotten."""
         self._last = 0.0
-        """When the last tick was."""
+        """Time of the last tick."""
 
     def release(self, jobs: Iterable[tuple[int, Job]], ours: Collection[JobKey]) -> None:
         """Release those of the jobs, as a snapshot shows them, that are held for nothing; raises `Unreachable`.
 
         Each job comes with the id of its record, and is in no resize. `ours` are tasks that are held for later. Slurm
-        is asked again about those alone that may be meant.
+        is asked again only about those that may be meant.
         """
         now = self._clock()
         held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
@@ -190,7 +191,8 @@ class StaleHolds:
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: Job) -> float:
-        """When the job was last seen out of the hold that the resize had put on it; infinity if there was none."""
+        """Time at which the job was last seen out of the hold that the resize had put on it; infinity if there was
+        none."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf

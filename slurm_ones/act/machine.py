@@ -1,4 +1,4 @@
-"""What every resize is made with: client, database, the job's reports, and the one place that stores a state."""
+"""Means of every resize: client, database, the job's reports, and the one place that stores a state."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ ASK_AGAIN_S = 10.0
 
 
 class ResizeReports(Protocol):
-    """What the machine needs to know of a job's reports."""
+    """Reports of a job that the machine needs."""
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """When the durable checkpoint that answers the drain order was reported, None while there is none."""
+        """Time at which the durable checkpoint that answers the drain order was reported, None while there is none."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Seconds that training stood still, once a run after `after_restart` has reported its start; None before."""
+        """Seconds of the pause of training, once a run after `after_restart` has reported its start; None before."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Which blocks of a job of blocks train together, by its newest report of that; with an order's number by the
+        """Blocks of a job of blocks that train together, by its newest report of that; with an order's number by the
         newest that names it."""
 
 
 @dataclass
 class Machine:
-    """What the actions of a resize's states have to work with.
+    """Means of the actions of a resize's states.
 
     None of what it remembers matters after a crash: actions may be repeated, and deadlines are in the database.
     """
@@ -58,13 +58,13 @@ class Machine:
     deferrals: Deferrals
     clock: Callable[[], float]
     wanted: Callable[[WholeJob], bool]
-    """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
+    """Tells whether a job is still to be resized: it has not opted out, and the stop file is not there."""
     rival: Callable[[WholeJob], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
     told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """What the job reports that it can do, and what of that could not be believed; neither if it reports nothing."""
+    """Limits that the job reports, and what of them could not be believed; neither if it reports nothing."""
     guests: Guests = field(default_factory=dict)
-    """Of each partition the queue of its guests."""
+    """Queue of the guests of each partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
     """See `Settings.whole_node_gpus`, and the next."""
     taper: float = 1.0
@@ -73,12 +73,13 @@ class Machine:
     new: set[int] = field(default_factory=set)
     """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
     gains: dict[int, float] = field(default_factory=dict)
-    """What the decision expected of resizes that this companion has begun (`Order.gain`), for the job's log alone."""
+    """Gain that the decision expected of resizes that this companion has begun (`Order.gain`), only for the job's
+    log."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
-    """When the action of each resize's state was last taken."""
+    """Time at which the action of each resize's state was last taken."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
-    """When the requeued job of each resize was first seen ready to be released."""
+    """Time at which the requeued job of each resize was first seen ready to be released."""
 
     def take_ended(self) -> list[ResizeRecord]:
         """The resizes that ended since the last call."""
@@ -88,7 +89,8 @@ class Machine:
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Whether the state's action is to be taken now: at first, after a restart of ours, and again if in vain."""
+        """Tell whether the state's action is to be taken now: at first, after a restart of ours, and again if it did
+        not succeed."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not put it off.
@@ -105,7 +107,7 @@ class Machine:
         return not 0.0 <= resize.deadline - self.clock() <= longest
 
     def deadline(self, state: State) -> float | None:
-        """When a state that begins now is to be over; None if it has no deadline."""
+        """Time by which a state that begins now is to be over; None if it has no deadline."""
         return self.clock() + self._lasts(state) if state in LASTS else None
 
     def _lasts(self, state: State) -> float:
@@ -114,9 +116,9 @@ class Machine:
     def just_requeued(self, resize: ResizeRecord, job: WholeJob) -> bool:
         """Tell whether its last run was killed a moment ago.
 
-        Slurm ends a job's processes on a node by the job's id. If a node did not answer when that run was to end, its
-        daemon being started again say, Slurm repeats that a second later, and a run that began meanwhile dies of it,
-        and the job with it. Slurm's own delay after a requeue is there for that.
+        Slurm ends a job's processes on a node by the job's id. A node may not answer when that run was to end, since
+        its daemon is being started again, say. Then Slurm repeats that a second later. A run that began meanwhile dies
+        of it, and the job with it. Slurm's own delay after a requeue is there for that.
         """
         if not (self.settings.start_now and job.pending and resize.restart >= 0):
             return False
@@ -126,8 +128,8 @@ class Machine:
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
-        """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, the job's
-        strategy cannot use the new size any more, or it could not start again before a reservation. Nothing
+        """Reason why the resize must not go on, of a job whose size is still the old one. It is no longer wanted, the
+        job's strategy cannot use the new size any more, or it could not start again before a reservation. Nothing
         hinders the way back. Raises `NoAnswer` of a job whose files do not answer, while it may wait for them."""
         if resize.back:
             return None
@@ -175,7 +177,7 @@ class Machine:
             return
         try:
             if self.client.version() < SHOWS_SWITCHES:
-                return  # a preference of the owner's could not be told from ours
+                return  # a preference of the owner's would look like ours
             now = self.client.details([job.job_id]).get(job.job_id)
             if now is None or (now.switches and now.switch_wait_s != SWITCH_WAIT_S) or now.switches == most:
                 return

@@ -1,7 +1,7 @@
 """Writing orders where a job looks for them.
 
-Into the job's own directory if the companion may write there (its own jobs, or as root), else into the site's spool, a
-directory of the companion's that every user can read.
+Orders go into the job's own directory if the companion may write there (its own jobs, or as root). Else they go into
+the site's spool, a directory of the companion's that every user can read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OrderError(Exception):
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
-    """Where an order to this job belongs. Raises `NotBelieved`."""
+    """Path of an order to this job. Raises `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
@@ -86,14 +86,14 @@ class OrderWriter:
     """The highest number written, to whichever job."""
 
     def next_number(self, job: HasFiles) -> int:
-        """Of the next order to this job: the time in milliseconds, and above the order in force also where a clock was
-        set back, even while a file system shows an older one in its place."""
+        """Number of the next order to this job: the time in milliseconds, and above the order in force. It is above
+        also if a clock was set back, even while a file system shows an older order in its place."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: HasFiles) -> int:
-        """Of the order in force, 0 if there is none to be read. A job's user who wrote a number there of their own
-        misleads their job alone."""
+        """Number of the order in force, 0 if there is none to be read. A job's user who wrote a number there of their
+        own misleads only their job."""
         last = 0
         for owner in {os.geteuid(), job.uid}:
             try:

@@ -1,8 +1,8 @@
 """The resize: a durable state machine, and the only code that changes a job. Here, what it does by a requeue.
 
 Each intent is in the database before it is acted on (transitions.py), and each action may be repeated: after a crash at
-any point the machine looks at the job as Slurm holds it and goes on from there. What a job wrote is used for one
-thing, to learn that its checkpoint is durable; lying about that harms the liar alone.
+any point the machine looks at the job as Slurm holds it and goes on from there. What a job wrote is used for one thing,
+to learn that its checkpoint is durable; lying about that harms only the liar.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
-    """Ask Slurm for the shape that the resize heads for, and for the kind of GPU if that changes; on the way back the
+    """Ask Slurm for the shape that the resize heads for, and for the kind of GPU if that changes. On the way back the
     job gets its old batch too. Raises `Refused` if Slurm does not take it."""
     if resize.back and resize.restart >= 0:
         _order_batch(machine, job, resize.restart + 1, resize.old_batch)
@@ -249,14 +249,14 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """After an action that takes effect at once: go on in this round if it did."""
+    """Go on in this round after an action that takes effect at once, if it did."""
     fresh = job_of(machine.client, resize)
     return resize if fresh.held else HANDLERS[State(resize.state)](machine, resize, fresh)
 
 
 def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    """For a job that waits for something else than room: Slurm does not say of it whether it would ever start at the
-    new shape. Its hold, if it has one, is not ours and stays."""
+    """Wait at the old shape, for a job that waits for something else than room: Slurm does not say whether it would
+    ever start at the new shape. Its hold, if it has one, is not ours and stays."""
     return machine.move(resize, State.WAITING, why, back=True)
 
 
@@ -277,7 +277,7 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRec
         # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
         if job.eligible_time > machine.clock() + AT_ONCE_S or job.first.reason == "Dependency":
             return _wait_at_old_shape(machine, resize, reason("waits_for_other"))
-        # If it waits for its start by Slurm's clock alone, ours is ahead: Slurm has not looked yet.
+        # If it waits only for its start by Slurm's clock, ours is ahead: Slurm has not looked yet.
         if (late and job.first.reason != "BeginTime") or job.first.reason not in ("", "None", "BeginTime"):
             return _finish(machine, resize, job)
     if late:
@@ -357,8 +357,8 @@ def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
 
 
 def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
-    """Whether Slurm holds what the resize asked for in place of what the job had, also if it took the shape or the kind
-    of GPU alone. What is neither somebody else asked for."""
+    """Tell whether Slurm holds what the resize asked for, not what the job had. It is enough if it took only the shape
+    or the kind of GPU. If it holds neither, somebody else asked for that."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:

@@ -20,7 +20,7 @@ from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 
 
 class State(str, Enum):
-    """Where a resize stands."""
+    """States of a resize."""
 
     DRAINING = "draining"
     REQUEUING = "requeuing"
@@ -52,7 +52,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """How a step may be taken: on the way back or not, before and after it."""
+    """Directions of a step: on the way back or not, before and after it."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -79,7 +79,7 @@ class Edge(NamedTuple):
     """A step that a resize may take."""
 
     mechanism: str
-    """By which the resize is carried out: `REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
+    """Mechanism that carries out the resize: `REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
     before: State
     direction: Direction
     after: State
