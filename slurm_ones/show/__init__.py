@@ -1,1 +1,1 @@
-"""What people are shown: text, charts, and HTML pages."""
+"""Views for people: text, charts, and HTML pages."""

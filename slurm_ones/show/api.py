@@ -37,7 +37,7 @@ def nodes(moment: Moment, opened: Callable[[], Store]) -> bytes:
 
 
 def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
-    """What was decided last, an object for each job, the newest decision first."""
+    """Last decisions, an object for each job, the newest decision first."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         found = decided_last(store, names, DECISIONS, moment.user)
@@ -45,7 +45,7 @@ def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
 
 
 def job(moment: Moment, opened: Callable[[], Store], job_id: int) -> bytes | None:
-    """What `why --json` prints; None of a job that is not seen here."""
+    """Output of `why --json`; None of a job that is not seen here."""
     with opened() as store:
         one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
         if one is None or moment.user not in ("", one.job.user):

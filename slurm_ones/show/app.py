@@ -44,7 +44,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may look. Whoever has the token sees what the server may read; with a header, that user's jobs alone."""
+    """Right to look. Whoever has the token sees what the server may read; with a header, only that user's jobs."""
 
     token: str
     """Empty: whoever reaches the server may look, as behind a proxy that has asked them."""
@@ -97,7 +97,7 @@ class Web:
                 await watching
 
     def _refused(self, request: Request) -> Response | None:
-        """Why the request is not answered; None where it is."""
+        """Reason why the request is not answered; None if it is."""
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._access.token:
@@ -126,7 +126,7 @@ class Web:
         return None
 
     def _user(self, request: Request) -> str | None:
-        """Whose jobs are seen: "" for all; None where the proxy names nobody."""
+        """User whose jobs are seen: "" for all; None if the proxy names nobody."""
         if not self._access.user_header:
             return ""
         named = request.headers.getlist(self._access.user_header)
@@ -147,7 +147,7 @@ class Web:
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
     ) -> Response:
-        """What `make` makes once a tick for each user; None is not found."""
+        """Answer that `make` makes once a tick for each user; None is not found."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -240,20 +240,20 @@ class Web:
 
 
 def cookie(request: Request, root: str) -> str:
-    """The name of the cookie that holds the token: another one for each port and path, as a browser keeps one jar for
-    all ports of a host, and two pages would log each other out."""
+    """The name of the cookie that holds the token, another one for each port and path. A browser keeps one jar for all
+    ports of a host, and two pages would log each other out."""
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 
 
 def _asked(request: Request) -> dict[str, list[str]]:
-    """What the query names; whatever bytes it has."""
+    """Words that the query names; whatever bytes it has."""
     query: bytes = request.scope["query_string"]
     return parse_qs(query.decode("latin-1"))
 
 
 def address(host: str, port: int, root: str, token: str) -> str:
-    """What to type into a browser."""
+    """Address to type into a browser."""
     shown = f"[{host}]" if ":" in host else host
     path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
     return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")

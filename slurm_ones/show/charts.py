@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 MOST_POINTS = 600
 """Points of a line beyond which neighbours are averaged: a page is to stay small."""
 MOST_NAMED = 20
-"""Colours that can be told apart."""
+"""Number of colours that can be distinguished."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Lane:
 
     label: str
     jct_s: Sequence[float]
-    """Of all jobs of all seeds."""
+    """JCTs of all jobs of all seeds."""
     bars: Sequence[Bar]
-    """Who held how many GPUs when, with one seed."""
+    """GPUs of each job over time, with one seed."""
     goodput: Sequence[tuple[float, float]]
     """(time, share of the cluster put to good use), with the same seed."""
     capacity: int
@@ -76,7 +76,7 @@ def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """At most so many points: equal intervals of time, each with its mean value; empty ones are left out."""
+    """Points of equal intervals of time, at most `most`, each with its mean value; empty ones are left out."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -182,7 +182,7 @@ def _gpus(lanes: Sequence[Lane], groups: Mapping[str, str]) -> str:
     kinds = sorted(set(groups.values()))
     colours = dict(zip(kinds, _colours(len(kinds)), strict=True))
     for axis, lane in zip(axes, lanes, strict=False):
-        # Jobs of a kind lie beside each other.
+        # Jobs of a kind lie next to each other.
         jobs = sorted({bar.job for bar in lane.bars}, key=lambda job: (groups.get(job, ""), job))
         of_job = {job: colours[groups.get(job, kinds[0])] for job in jobs}
         _stack(axis, Panel(lane.label, lane.bars, lane.capacity), jobs, of_job, 3600.0)

@@ -24,13 +24,13 @@ class ShownJob:
 
     job: JobSummary
     why: str = ""
-    """Why it has what it has; empty once it has ended."""
+    """Reason for what it has; empty once it has ended."""
     cause: str | None = None
     """Code of why it does not get another size, of `CAUSES`."""
     wrong: str = ""
     """Problem with how it was started."""
     promise: PromiseRecord | None = None
-    """What was last said of its deadline."""
+    """Last answer about its deadline."""
 
     def __hash__(self) -> int:
         return hash((self.job, self.why))
@@ -62,14 +62,14 @@ class ShownResize:
 
 @dataclass(frozen=True)
 class ShownDecision:
-    """What a decision gives one job."""
+    """Result of a decision for one job."""
 
     decision: DecisionRecord
     given: DecisionJobRecord
     name: str = ""
     """The job's."""
     resize: ResizeRecord | None = None
-    """What carries it out, or did."""
+    """Resize that carries it out, or did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +77,9 @@ class ShownColumn(Generic[T]):
     """One thing that is shown of a T."""
 
     name: str
-    """In JSON."""
+    """Name in JSON."""
     value: Callable[[T], Any]
-    """As JSON has it; None if it is not known."""
+    """Value as JSON has it; None if it is not known."""
     help: str
     title: str = ""
     """Above a column of a table."""
@@ -96,7 +96,7 @@ class ShownColumn(Generic[T]):
     """Characters beyond which it is cut in a table of measured widths."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
-    """What a table is sorted by, if not the value; None stands last."""
+    """Key by which a table is sorted, if not the value; None stands last."""
 
     def text(self, one: T) -> str:
         """The value as people read it, – if there is none. Printable, and no markup of any kind."""
@@ -109,7 +109,7 @@ class ShownColumn(Generic[T]):
         return self.width >= 20
 
     def sort_key(self, one: T) -> Any:
-        """What the table is sorted by."""
+        """Key by which the table is sorted."""
         return (self.key or self.value)(one)
 
 

@@ -20,22 +20,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 1_200
-"""At once."""
+"""Most connections at once."""
 HEADER_S = 5.0
 """Whoever has not sent the whole header of a first request by then is cut off."""
 PATIENCE_S = 10.0
-"""Who has neither asked for something, nor read anything of an answer, for so long up to twice that, is cut off."""
+"""Time without a request, or without reading an answer, after which (or up to twice it) a connection is cut off."""
 AT_A_TIME = 16
 """One of this number of connections are taken away at once: to find out whose costs as much for a single one."""
 SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
 ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
-"""Of sock_diag(7), and the place of the user in its answer."""
+"""Constants of sock_diag(7), and the place of the user in its answer."""
 ANSWER_S = 0.1
 """Longest wait for the kernel's answer."""
 LOOPBACK = ("127.", "::1", "::ffff:127.")
-"""How addresses of this machine begin."""
+"""Beginnings of addresses of this machine."""
 ADMITTED = "slurm_ones.admitted"
-"""In the scope of a request whose sender may look."""
+"""Mark in the scope of a request whose sender may look."""
 
 
 def admit(scope: MutableMapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
-    """Who connects: a user of this machine, or else an address."""
+    """Peer that connects: a user of this machine, or else an address."""
     host = client[0]
     uid = user_of(client, (server[0], server[1] or 0)) if host.startswith(LOOPBACK) else None
     return host if uid is None else f"uid {uid}"
@@ -91,7 +91,7 @@ class Bounded(H11Protocol):
     """One connection. uvicorn itself waits without end for the first request, and for one that was begun."""
 
     began: float
-    """When it was made."""
+    """Time at which it was made."""
     peer = ""
     """The user at the other end, of this machine, or else the address."""
     _unread = 0
@@ -165,4 +165,4 @@ OPTIONS: dict[str, Any] = {
     "timeout_graceful_shutdown": 2,
     "server_header": False,
 }
-"""Of uvicorn."""
+"""Options of uvicorn."""

@@ -1,4 +1,4 @@
-"""What all viewers share: one look at the database a tick, and each part of a page made once for all of them."""
+"""Data that all viewers share: one look at the database a tick, and each part of a page made once for all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
-"""How much of the past the picture of the GPUs shows."""
+"""Length of the past in the picture of the GPUs."""
 LOOK_S = 1.0
 """Seconds between two looks at whether there was a tick."""
 KEPT = 512
@@ -25,26 +25,26 @@ KEPT = 512
 USERS = 512
 """Users whose ended jobs are kept at hand, those who looked last."""
 OWN_S = 3600.0
-"""After so long they are read anew: what was corrected or deleted since is not seen from tick to tick."""
+"""Time after which they are read again: what was corrected or deleted since is not seen from tick to tick."""
 ERRORS = (StoreError, SchemaError, OSError)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What the database had at a tick. A new one has another number."""
+    """Content of the database at a tick. A new one has another number."""
 
     number: int = 0
     at: float = 0.0
-    """When it was read, Unix seconds."""
+    """Time at which it was read, Unix seconds."""
     live: Live = field(default_factory=lambda: Live(""))
     timeline: tuple[TimelineRow, ...] = ()
-    """What ran within `HISTORY_S`."""
+    """Jobs that ran within `HISTORY_S`."""
     colours: Mapping[int, int] = field(default_factory=dict)
-    """Of the jobs in it; a job keeps its own from moment to moment."""
+    """Colours of the jobs in it; a job keeps its own from moment to moment."""
     problem: str = ""
-    """Why the database could not be read; empty where it could."""
+    """Reason why the database could not be read; empty if it could."""
     user: str = ""
-    """Whose jobs these are alone; empty: everybody's."""
+    """User whose jobs only these are; empty: everybody's."""
 
     @property
     def ended(self) -> list[ShownJob]:
@@ -57,7 +57,7 @@ class Moment:
         return f"c{self.colours.get(job_id, job_id % palette.COLOURS)}"
 
     def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
-        """What one user may see: their own jobs, with those that ended before the ones it knows, and of the others
+        """View of one user: their own jobs, with those that ended before the ones it knows, and of the others
         nothing."""
         own = {one.job.job_id: one for one in (*map(ShownJob, ended), *self.live.jobs) if one.job.user == user}
         jobs = tuple(sorted(own.values(), key=lambda one: (one.job.submit_time, one.job.job_id)))
@@ -74,14 +74,14 @@ class _Own:
     """A user's jobs that ended last."""
 
     read: float
-    """When they were read, Unix seconds …"""
+    """Time at which they were read, Unix seconds …"""
     until: float
     """… and the end of the last job of all that these can have in them."""
     jobs: tuple[JobSummary, ...]
 
 
 def _spans(rows: Iterable[TimelineRow]) -> Iterator[tuple[int, float, float]]:
-    """From when to when each job ran, in the order of their first starts."""
+    """Start and end of each job's runs, in the order of their first starts."""
     spans: dict[int, tuple[float, float]] = {}
     for row in rows:
         end = math.inf if row.end is None else row.end
@@ -99,18 +99,18 @@ class TickFeed:
         self._look_s = look_s
         self.moment = Moment()
         self.looks = 0
-        """How often all was read."""
+        """Number of times that all was read."""
         self.looks_of_users = 0
-        """How often the ended jobs of one user were."""
+        """Number of times that the ended jobs of one user were read."""
         self._kept: Store | None = None
         self._stamp: object = None
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
-        """What of the database says that there is something new."""
+        """Stamp by which the database shows that there is something new."""
         self._changed = asyncio.Condition()
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
         self._own: OrderedDict[str, _Own] = OrderedDict()
-        """By user."""
+        """Ended jobs by user."""
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -148,7 +148,7 @@ class TickFeed:
             self._kept = None
 
     def _look(self) -> Moment | None:
-        """What there is now; None where there is nothing new: no tick, no other leader, no tick that is late."""
+        """Moment of now; None if there is nothing new: no tick, no other leader, no tick that is late."""
         now, before = time.time(), self.moment
         if self._kept is not None and not before.problem:
             stamp = self._kept.stamp()
@@ -178,7 +178,7 @@ class TickFeed:
             self._changed.notify_all()
 
     async def after(self, number: int, timeout_s: float) -> int:
-        """The number of the newest moment, once it is another one than `number`, or after so many seconds."""
+        """The number of the newest moment, once it is another one than `number`, or after `timeout_s` seconds."""
         async with self._changed:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self.moment.number != number), timeout_s)
@@ -200,8 +200,8 @@ class TickFeed:
         return await asyncio.to_thread(make, seen)
 
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
-        """The user's jobs that ended last, before those the moment knows: read when the user first looks, and from
-        then on added to by each moment, as long as no job can have ended between two of them unseen."""
+        """The user's jobs that ended last, before those the moment knows. They are read when the user first looks. From
+        then on each moment adds to them, as long as no job can have ended between two of them unseen."""
         ended = [one.job for one in moment.ended]
         if len(ended) < live.ENDED:
             return ()
@@ -226,6 +226,6 @@ class TickFeed:
             return tuple(store.ended_of(user, live.ENDED))
 
     def _forget_failed(self, key: tuple[int, str, str], made: asyncio.Task[bytes]) -> None:
-        """So that whoever asks next has it made again, and need not wait for the next tick."""
+        """Drop what failed, so that the next request has it made again, and need not wait for the next tick."""
         if (made.cancelled() or made.exception() is not None) and self._made.get(key) is made:
             del self._made[key]

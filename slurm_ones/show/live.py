@@ -1,4 +1,4 @@
-"""What a live view shows at one moment: the companion, the jobs, why each has what it has, and who holds which GPUs.
+"""Content of a live view at one moment: the companion, the jobs, why each has what it has, and who holds which GPUs.
 
 Read at once, so that a view costs the same however much of it is looked at.
 """
@@ -32,7 +32,8 @@ KEPT = 4096
 """Jobs that are made ready to be shown once, as long as nothing of them changes."""
 
 LATE = 3.0
-"""Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
+"""Ticks that may be missing before the last one is too old; one that gets no answer from Slurm waits longer each
+time."""
 
 
 class NotSeenYet(Exception):
@@ -48,7 +49,7 @@ class Live:
     """Those that have not ended and the last that have, in the order of their submission."""
     held: tuple[HeldRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
-    """By their names; none where the reader may not see them."""
+    """Nodes by their names; none if the reader may not see them."""
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
 
@@ -76,8 +77,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
-    """What the database has now: of jobs that ended the last `ENDED`, or the `whole` of them, and `also` those with
-    these ids; or `only` these. Raises `StoreError`."""
+    """Read what the database has now. Of jobs that ended it has the last `ENDED`, or the `whole` of them, and `also`
+    those with these ids; or `only` these. Raises `StoreError`."""
     with store.one_moment():
         jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)
         older = sorted({*also} - {job.job_id for job in jobs})
@@ -102,14 +103,14 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
 
 
 def counted(codes: Iterable[str]) -> str:
-    """How many jobs there are of each cause, most first: `18 jobs: capped by account; 1 job: held by the owner`."""
+    """Number of jobs of each cause, most first: `18 jobs: capped by account; 1 job: held by the owner`."""
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
 
 
 def as_of(health: HealthRecord | None, now: float) -> str:
-    """How old what is shown is, in words."""
+    """Age of what is shown, in words."""
     if health is None or health.tick_time is None:
         return "no companion has looked yet"
     late = f"; it should look every {health.interval_s:.0f} s (slurm-ones status)" if silent(health, now) else ""

@@ -1,4 +1,4 @@
-"""Colours of jobs, users and partitions in pictures: neighbours can be told apart by everybody, and in grey.
+"""Colours of jobs, users and partitions in pictures: neighbours can be distinguished by everybody, and in grey.
 
 The colours themselves are in the style sheet, one set for light pages and one for dark ones. Any two of a set differ,
 also for people without red or green cones (CIEDE2000, 15 or more). Those of `APART` differ in grey too, so that they
@@ -20,7 +20,7 @@ APART: tuple[frozenset[int], ...] = tuple(
     map(frozenset, ((3, 4, 5, 7), (2, 3, 4, 6), (1, 3, 4, 5, 7), (0, 1, 2, 5, 7), (0, 1, 2, 5, 6, 7), (0, 2, 3, 4, 6),
                     (1, 4, 5, 7), (0, 2, 3, 4, 6)))
 )  # fmt: skip
-"""For each colour those that it may touch."""
+"""Colours that each colour may touch."""
 COLOURS = len(APART)
 _ALIKE = np.array([[one not in apart for one in range(COLOURS)] for apart in APART])
 PATTERNS = 3
@@ -30,8 +30,8 @@ PATTERNS = 3
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
     """A colour for each thing that is drawn from `start` to `end`: what it had `before`, else one that fits.
 
-    The spans come in the order in which they are stacked. A new one gets a colour that may lie on the one below it, and
-    of these one that is far below or nowhere as it begins, and least used.
+    The spans come in the order in which they are stacked. A new one gets a colour that may lie on the one below it. Of
+    these it is one that is far below or nowhere as it begins, and least used.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}
@@ -61,7 +61,7 @@ def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[i
     It is 0 (plain) for all whose colours differ enough.
     """
     alike: dict[int, set[int]] = {}
-    """For each row those below that it touches and looks like."""
+    """Rows below each row that it touches and looks like."""
     colour = np.array(colours, dtype=np.intp)
     for column in holding.T:
         rows = np.flatnonzero(column)

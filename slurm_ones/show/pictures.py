@@ -1,7 +1,7 @@
 """Pictures of live pages as SVG: who held which GPUs when, curves by epoch, throughput by size; all with axes.
 
-Shapes lie in a drawing of its own that fills the picture, and text next to them at its own size, so that a picture can
-be read at any width. All text is escaped. Colours are classes of the style sheet.
+Shapes lie in a drawing of its own that fills the picture, and text next to them at its own size. So a picture can be
+read at any width. All text is escaped. Colours are classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from slurm_ones.show.usage import Measured
 from slurm_ones.text import clock, plain, seconds
 
 WIDTH, HEIGHT = 1000.0, 240.0
-"""Of the drawing in which the shapes lie."""
+"""Size of the drawing in which the shapes lie."""
 MOST_SHAPES = 4_000
-"""If there were more changes, a job is one shape, and time is cut into as many equal intervals as this allows."""
+"""Limit of changes beyond which a job is one shape, and time is cut into as many equal intervals as this allows."""
 FEWEST_INTERVALS = 24
-"""Of such intervals, however many jobs run at once."""
+"""Fewest such intervals, however many jobs run at once."""
 NAMED = 12
 """Jobs, users or partitions in a legend: those that held most."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
@@ -34,7 +34,7 @@ WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
 STEPS_S = tuple(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320))
 """Between two ticks of time."""
 TICKS = 6
-"""On an axis, at most."""
+"""Most ticks on an axis."""
 PATTERNS = ("", "dots", "bars")
 GROWN = "grown"
 """The pattern of what a job holds beyond what it asked for."""
@@ -231,7 +231,7 @@ def _legend(
     total: Floats,
     by: str,
 ) -> Markup:
-    """What the colours stand for, those first that held most."""
+    """Legend of the colours, those first that held most."""
     held_by: dict[str, float] = {}
     for job, amount in zip(jobs, total.tolist(), strict=True):
         held_by[group[job]] = held_by.get(group[job], 0.0) + amount
@@ -254,7 +254,7 @@ def _sign(kind: str, pattern: str, text: str) -> Markup:
 
 
 def _stroke(kind: str, text: str) -> Markup:
-    """What a line of this class stands for."""
+    """Entry of the legend for a line of this class."""
     line = (
         '<li><svg class="sign" width="22" height="14" aria-hidden="true"><line class="{}" x2="22" y1="7" y2="7"/></svg>'
     )
@@ -264,8 +264,8 @@ def _stroke(kind: str, text: str) -> Markup:
 def _coarser(
     bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
 ) -> tuple[Floats, Floats]:
-    """As `charts.held`, and in place of every change equal intervals, each as it is in its middle and the last as it is
-    at the end."""
+    """Shares as `charts.held`, with equal intervals in place of every change, each as it is in its middle and the last
+    as it is at the end."""
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
     middle = (edges[:-1] + edges[1:]) / 2
@@ -281,7 +281,7 @@ def _coarser(
 
 
 def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Loss or accuracy by epoch, as a line with a point for each; `changes` are the moments (Unix seconds) at which the
+    """Loss or accuracy by epoch, as a line with a point for each. `changes` are the moments (Unix seconds) at which the
     job was resized, with words on each."""
     values = [(point.epoch, value) for point in points if math.isfinite(value := _of(point, name))]
     if not values:
@@ -318,8 +318,8 @@ def _of(point: EpochPoint, name: str) -> float:
 
 
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
-    """Useful samples/s at each number of GPUs and batch that was measured, next to what is `predicted` by number of
-    GPUs, and what the smallest size promises if each GPU adds as much."""
+    """Useful samples/s at each number of GPUs and batch that was measured. Next to it is what is `predicted` by number
+    of GPUs, and what the smallest size promises if each GPU adds as much."""
     if not measured:
         return Markup("")
     smallest = min(measured, key=lambda one: (one.gpus, -one.useful))

@@ -49,13 +49,13 @@ class JobFilter:
 
     @property
     def restricts(self) -> bool:
-        """Whether there is a condition."""
+        """True if there is a condition."""
         return self != JobFilter()
 
 
 @dataclass
 class JobOrder:
-    """Which jobs are shown, and in which order."""
+    """Choice of the jobs that are shown, and their order."""
 
     selection: JobFilter = field(default_factory=JobFilter)
     every_state: bool = False
@@ -158,8 +158,8 @@ def cell(text: str, column: ShownColumn[Any]) -> str:
 
 
 def notes(shown: Sequence[ShownJob]) -> list[str]:
-    """What people should know of single jobs, a line each, in rich's markup: why one is left alone, how it was started
-    wrongly, what of its reports was odd, what is wrong with its training, and what was said of its deadline."""
+    """Notes on single jobs, a line each, in rich's markup. They say why one is left alone, how it was started wrongly,
+    and what of its reports was odd. They also say what is wrong with its training, and what became of its deadline."""
     said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
     said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]
     return [f"job {job.job_id}: {safe(text, 300)}" for job, texts in said for text in map(str, texts) if text]

@@ -1,4 +1,4 @@
-"""What jobs used and what resizing did to them, from the database's views, with advice that follows from it."""
+"""Use of GPUs by jobs and effects of resizing, from the database's views, with advice that follows from it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SizeSpan:
 
 @dataclass(frozen=True)
 class JobUsage:
-    """What one job used (view `job_summary`). Times in Unix seconds, None where there is none."""
+    """Use of one job (view `job_summary`). Times in Unix seconds, None if there is none."""
 
     job_id: int
     name: str
@@ -309,7 +309,7 @@ NEARLY = 0.9
 WORTH_IT = 0.75
 """A GPU that does this share of what one does at the smallest size is well used."""
 LONG_S = 60.0
-"""What was measured for less says little."""
+"""Least time of a measurement that counts: less says little."""
 PAUSED = 0.05
 """Share of the time that resizes may stop training."""
 IMPORTS_S = 15.0
@@ -319,14 +319,14 @@ STARTS = 2
 
 @dataclass(frozen=True)
 class Allowed:
-    """What the job's comment and strategy allow; None if they do not say."""
+    """Limits of the job's comment and strategy; None if they do not say."""
 
     gpus: tuple[int, int] | None = None
     max_batch: int | None = None
     """None also if the owner fixed the batch."""
     blocks: bool = False
     step: int = 1
-    """Of the range of GPUs."""
+    """Step in the range of GPUs."""
     valid: frozenset[int] = frozenset()
     """Numbers of GPUs that its training strategy can use; empty: any."""
     batch_fixed: bool = False
@@ -341,7 +341,7 @@ Rule = Callable[[Usage, Allowed], str | None]
 
 
 def allowed(comment: str) -> Allowed:
-    """What a job's comment allows."""
+    """Limits of a job's comment."""
     try:
         opted = parse_comment(comment)
     except BadComment:

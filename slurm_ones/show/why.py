@@ -1,4 +1,4 @@
-"""Why a job has what it has: its decisions with their reasons, its resizes with their steps, its blocks and runs."""
+"""Reasons for what a job has: its decisions, its resizes with their steps, its blocks and runs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
 
 
 def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
-    """What there is to say of a job of blocks, a line each; nothing of any other job."""
+    """Lines about a job of blocks; nothing of any other job."""
     blocks, members = store.blocks(job_id), store.memberships(job_id, MEMBERSHIPS + 1)
     if not blocks and not members:
         return
@@ -125,7 +125,7 @@ def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
 
 
 def _deadline(store: Store, job_id: int) -> Iterator[str]:
-    """What is said of its deadline; nothing of a job without one."""
+    """Answer about its deadline; nothing of a job without one."""
     said = store.promises([job_id]).get(job_id)
     record = store.jobs([job_id])[job_id]
     try:
@@ -140,8 +140,8 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 
 def plain_pace(run: RunRecord) -> str:
-    """How fast a run stepped whose script says nothing of its samples; empty of any other, and before it can be told.
-    The hello of such a run is written at the end of its first step. Where its ranks were started again, the time of the
+    """Speed of the steps of a run whose script says nothing of its samples; empty of any other, and before it is known.
+    The hello of such a run is written at the end of its first step. If its ranks were started again, the time of the
     first hello is known and the steps since the last."""
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
@@ -154,7 +154,7 @@ def plain_pace(run: RunRecord) -> str:
 
 
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
-    """What the command prints of a job, in rich's markup, a line each."""
+    """Output of the command about a job, in rich's markup, a line each."""
     job = summary.job_id
     yield (
         f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
@@ -179,7 +179,7 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
 
 
 def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
-    """What there is to say of the job itself, in rich's markup, a line each."""
+    """Lines about the job itself, in rich's markup."""
     job = summary.job_id
     if summary.refusal:
         yield f"It is left alone: {safe(str(summary.refusal), 500)}"
