@@ -23,7 +23,7 @@ _GROUPS: dict[str, dict[str, str]] = {
     "Studies": {"simulate": "simulate", "study": "study"},
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
-"""Of each command the module."""
+"""Module of each command."""
 _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 

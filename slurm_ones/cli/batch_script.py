@@ -29,7 +29,7 @@ threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes usa
 wait-all-nodes wckey wrap
 """
 NAMES = tuple(f"--{name}" for name in _NAMES.split())
-"""Long options of sbatch, of which any beginning will do that is no other's."""
+"""Long options of sbatch. Any beginning of one will do that is no other's."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 _BARE = """
 contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overcommit parsable quiet reboot requeue
@@ -105,7 +105,7 @@ class Script:
 
     @property
     def warned(self) -> bool:
-        """Slurm sends SIGUSR2 to the batch shell alone before the job's time is over."""
+        """Slurm sends SIGUSR2 only to the batch shell before the job's time is over."""
         return _SIGNAL.fullmatch(self.value("--signal")) is not None
 
 
@@ -138,7 +138,7 @@ def read_script(text: str) -> Script:
 
 
 def _refused(text: str) -> Iterator[ScriptFinding]:
-    """What sbatch refuses a script for."""
+    """Reasons for which sbatch refuses a script."""
     if text and not text.startswith("#!"):
         yield error(1, "sbatch refuses it: the first line must be #!/bin/bash, or another interpreter's")
     if "\r\n" in text:

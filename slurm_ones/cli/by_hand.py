@@ -1,9 +1,9 @@
 """`slurm-ones resize`, `pin`, `release`, `estimate` and `rehearse`: an owner chooses a job's size, and tries one.
 
-A size is a word in the job's comment (`size=8`), which Slurm lets the job's owner change, at every site that has a
+A size is a word in the job's comment (`size=8`). Slurm lets the job's owner change it, at every site that has a
 companion and whoever runs it. The companion carries it out as it carries out its own decisions. The others need no
-companion: Slurm is asked when a job like this one would start, or the owner orders a checkpoint and a restart at the
-size that the job has, and reads what the job reports.
+companion. Slurm is asked when a job like this one would start, or the owner orders a checkpoint and a restart at the
+job's size, and reads what the job reports.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Nodes and GPUs of each of a size that a person wrote; no nodes if it names GPUs alone. Raises `BadInput`."""
+    """Nodes and GPUs of each of a size that a person wrote; no nodes if it names only GPUs. Raises `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -74,7 +74,7 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def opted_in(job: WholeJob) -> OptIn:
-    """What the comment of a job that may be resized says; raises `BadInput` for one that may not."""
+    """Opt-in by the comment of a job that may be resized; raises `BadInput` for one that may not."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:
@@ -179,12 +179,12 @@ class Wait:
     nodes: int
     gpus_per_node: int
     wait_s: float | None
-    """Seconds until a new job of this size would start; None where Slurm does not say."""
+    """Seconds until a new job of this size would start; None if Slurm does not say."""
     note: str = ""
 
 
 def start_of(answer: str) -> float | None:
-    """The Unix time in the answer of `sbatch --test-only`; None where it names none."""
+    """The Unix time in the answer of `sbatch --test-only`; None if it names none."""
     match = _START.search(answer)
     if match is None:
         return None
@@ -195,7 +195,7 @@ def start_of(answer: str) -> float | None:
 
 
 def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
-    """What asks Slurm when a job like this one would start at that shape; nothing is submitted."""
+    """Command that asks Slurm when a job like this one would start at that shape; nothing is submitted."""
     home = job.home
     argv = ["sbatch", "--test-only", f"--partition={home.partition}", f"--nodes={nodes}"]
     argv += [f"--gres=gpu:{gpus_per_node}"] if home.gpus_per_node else []
@@ -257,24 +257,24 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class Bill:
-    """What one checkpoint and restart cost, in seconds."""
+    """Cost of one checkpoint and restart, in seconds."""
 
     checkpoint_s: float
-    """From the order until the checkpoint was durable."""
+    """Time from the order until the checkpoint was durable."""
     bytes: int
     end_s: float
-    """From there until Slurm had ended the run."""
+    """Time from there until Slurm had ended the run."""
     queue_s: float
-    """In the queue."""
+    """Time in the queue."""
     launch_s: float
-    """From the batch script to the ranks' first line, imports included."""
+    """Time from the batch script to the ranks' first line, imports included."""
     import_s: float
-    """What imports took of that."""
+    """Part of that for imports."""
     group_s: float
     load_s: float
     first_step_s: float
     standstill_s: float
-    """From the last step before to the end of the first step after."""
+    """Time from the last step before to the end of the first step after."""
 
 
 class OwnReports:
@@ -285,7 +285,7 @@ class OwnReports:
         self._at: dict[int, tuple[int, int]] = {}
 
     def of(self, job: WholeJob, restart: int) -> list[ReportLine]:
-        """All of a run so far. Raises `BadInput` where they cannot be read."""
+        """Read all of a run so far. Raises `BadInput` if that fails."""
         offset, number = self._at.get(restart, (0, 0))
         found, _ = read_reports(job, restart, offset, number, now=time.time())
         lines = self._lines.setdefault(restart, [])

@@ -171,7 +171,7 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
 
 
 def _stands(call: Call) -> Iterator[ScriptFinding]:
-    """What stands before ones-run."""
+    """Findings about what stands before ones-run."""
     if call.launcher:
         yield error(call.command.line, f"ones-run starts the ranks itself: call it without {call.launcher}")
     elif call.container:
@@ -294,7 +294,7 @@ def _limits(path: Path) -> Limits | None:
 
 
 def _against(limits: Limits, verdict: Verdict) -> list[ScriptFinding]:
-    """What an earlier run's strategy has against the comment's range, and against the size of the first run."""
+    """Objections of an earlier run's strategy to the comment's range, and to the size of the first run."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None
@@ -315,8 +315,8 @@ def _against(limits: Limits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """That the comment's range holds numbers between those that the strategy can use, of which nobody knows before the
-    first run."""
+    """Warn that the comment's range holds numbers between those that the strategy can use. Nobody knows these before
+    the first run."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:

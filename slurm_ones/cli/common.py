@@ -1,4 +1,4 @@
-"""What all commands share: settings, store, output, how errors end, and one grammar of times."""
+"""Parts that all commands share: settings, store, output, how errors end, and one grammar of times."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Errors that people can act on end in a line on stderr and exit code 2 (1 where nothing is wrong but that nothing
-    was seen yet), all others in a traceback."""
+    """Errors that people can act on end in a line on stderr and exit code 2, all others in a traceback. The code is 1
+    if nothing is wrong but that nothing was seen yet."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -154,7 +154,7 @@ def reading_store(settings: Settings) -> Store:
 
 
 def own_store(settings: Settings, cluster: str) -> Store:
-    """The job database, for writing. The first start of the companion, or the import of a site's history, makes it; one
+    """The job database, for writing. The first start of the companion, or the import of a site's history, makes it. One
     of another schema is left to `db upgrade`, which keeps a copy."""
     if migrate.current(settings.database_url) is None:
         migrate.upgrade(settings.database_url)
@@ -164,8 +164,8 @@ def own_store(settings: Settings, cluster: str) -> Store:
 
 
 def published_for(settings: Settings) -> Path | None:
-    """The folder in which a user of an operator's site finds their own jobs; None for whoever may read the database,
-    and where nothing is published."""
+    """The folder in which a user of an operator's site finds their own jobs. None for whoever may read the database,
+    and if nothing is published."""
     folder, uid = settings.views_folder, os.geteuid()
     if folder is None or uid == 0:
         return None
@@ -208,7 +208,7 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
 
 
 def is_view(settings: Settings, store: Store) -> bool:
-    """Tell whether the store is what was published for this user alone."""
+    """Tell whether the store is what was published for only this user."""
     folder = settings.views_folder
     return folder is not None and Path(store.place).parent == folder
 
@@ -227,9 +227,9 @@ class SiteFinding:
     what: str
     found: str
     advice: str = ""
-    """What to do about it; empty when nothing."""
+    """Advice about it; empty when there is none."""
     lines: tuple[str, ...] = ()
-    """What is missing: lines of slurm.conf, or commands of sacctmgr."""
+    """Missing lines of slurm.conf, or commands of sacctmgr."""
 
 
 def print_json(value: Any) -> None:
@@ -263,8 +263,8 @@ def length(text: str, what: str = "") -> float:
 
 
 def moment(text: str, what: str = "", now: float | None = None) -> float:
-    """Unix seconds of a date such as 2026-11-22 or 2026-11-22T18:00 (local time, unless it names a zone), of a length
-    of time before `now`, or of a number of seconds. Raises `BadInput`, which begins with `what`."""
+    """Unix seconds of a date such as 2026-11-22 or 2026-11-22T18:00 (local time, unless it names a zone). Also of a
+    length of time before `now`, or of a number of seconds. Raises `BadInput`, which begins with `what`."""
     word = text.strip()
     if _LENGTH.fullmatch(word):
         return (time.time() if now is None else now) - length(word)

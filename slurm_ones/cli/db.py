@@ -174,7 +174,7 @@ def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_o
 
 
 def summary(done: Done, dry: bool) -> list[str]:
-    """What was done, or would be, in words."""
+    """Result in words, or what it would be."""
     if not (done.removed or done.rows):
         return ["nothing to do: no job that ended has rows that old"]
     were = "would be" if dry else "were"

@@ -21,7 +21,7 @@ from slurm_ones.demo.jobs import HERE_JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_
 from slurm_ones.demo.run import Demo, ended_by_signals, page_file, page_lacks, prepare, samples_line, torch_version
 
 TAKES_S = 90
-"""What a demo takes on two cores; measured, see the documentation."""
+"""Seconds that a demo takes on two cores; measured, see the documentation."""
 
 
 @command

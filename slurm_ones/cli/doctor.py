@@ -209,7 +209,7 @@ def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """What users see; `_database` is for those who may open it."""
+    """Check what users see; `_database` is for those who may open it."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None

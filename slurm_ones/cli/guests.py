@@ -1,4 +1,4 @@
-"""What a site lacks for guests, as lines of slurm.conf and sacctmgr: `slurm-ones doctor --guests`."""
+"""Findings of what a site lacks for guests, as lines of slurm.conf and sacctmgr: `slurm-ones doctor --guests`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PreemptedQos(NamedTuple):
 
 
 class GuestSite(NamedTuple):
-    """What Slurm says of preemption."""
+    """Settings of Slurm for preemption."""
 
     config: Mapping[str, str]
     partitions: Mapping[str, Partition]
@@ -147,7 +147,7 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
 
 
 def _parameters(site: GuestSite) -> SiteFinding:
-    """Which guest goes; a Slurm that does not show PreemptParameters does not know it."""
+    """Choice of the guest that goes; a Slurm that does not show PreemptParameters does not know it."""
     name, wanted = (
         ("PreemptParameters", WANTED) if "PreemptParameters" in site.config else ("SchedulerParameters", OLD_WANTED)
     )
@@ -198,7 +198,8 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
-    """What is found, why it is too short, and the GraceTime that lasts for the slowest checkpoint and half as long."""
+    """Grace time that is found, why it is too short, and the GraceTime that lasts for the slowest checkpoint and half
+    as long."""
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
         return None

@@ -52,7 +52,7 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
-    """By the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
+    """Filter by the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
     return JobFilter(
         users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
@@ -133,7 +133,7 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """What reads the jobs at each look, and `also` those with these ids. What the companion published is another file
+    """Reader of the jobs at each look, and `also` those with these ids. What the companion published is another file
     each time: it is opened again."""
 
     def look() -> Live:
@@ -177,7 +177,7 @@ def top(
     else:
         from slurm_ones.show.window import TopApp
 
-        # What is wrong is said at once, not in a window that closes again.
+        # What is wrong is reported at once, not in a window that closes again.
         look()
         TopApp(settings, look, lambda: store_of_reader(settings, named=bool(database)), choice, every).run()
 
@@ -227,8 +227,8 @@ HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
 def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
-    """Why the job is not in the database, `place`, as far as Slurm knows; `own_only` where it has this user's jobs
-    alone. Asks Slurm once."""
+    """Reason why the job is not in the database, `place`, as far as Slurm knows; `own_only` if it has only this user's
+    jobs. Asks Slurm once."""
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
     try:
         job = connect(settings).details([job_id]).get(job_id)

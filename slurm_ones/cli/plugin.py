@@ -60,7 +60,7 @@ def install(
 
 
 def _seen() -> PluginSite | None:
-    """The site's configuration, None where Slurm does not answer."""
+    """The site's configuration, None if Slurm does not answer."""
     try:
         return look()
     except PluginError:

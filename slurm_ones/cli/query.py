@@ -28,7 +28,7 @@ TABLE_ROWS = 1_000
 
 
 class Format(str, Enum):
-    """How the answer is written."""
+    """Form in which the answer is written."""
 
     TABLE = "table"
     CSV = "csv"
@@ -136,11 +136,11 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""Of each kind that needs no clock: how it is read, None for another text, and what it is."""
+"""Readers of each kind that needs no clock: how it is read, None for another text, and what it is."""
 
 
 def _guessed(text: str) -> int | float | str:
-    """A value of a parameter of which nothing is declared: a whole number, a number or a text."""
+    """Value of a parameter without a declaration: a whole number, a number or a text."""
     found = _number(text, int)
     found = _number(text, float) if found is None else found
     return text if found is None else found
@@ -217,7 +217,7 @@ def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target:
 
 
 def _plain_value(value: Any) -> Any:
-    """What SQL may give and JSON has not: exact decimals, times, bytes."""
+    """Value of SQL that JSON has not: exact decimals, times, bytes."""
     if isinstance(value, bytes):
         return value.hex()
     try:
@@ -247,7 +247,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
-    """A table, or where it is too wide for the terminal, a record a row."""
+    """Print a table, or if it is too wide for the terminal, a record a row."""
     said = {column.of for column in VIEWS[name].columns} if name else set()
     # Where a time is shown as text, its seconds are for programs.
     kept = [i for i, column in enumerate(columns) if column not in said]

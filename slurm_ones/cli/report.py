@@ -86,7 +86,7 @@ def _title(user: str, since: str, until: str) -> str:
 
 
 def _counted(told: dict[int, list[str]]) -> list[str]:
-    """Which jobs there is advice for."""
+    """Words about the jobs with advice."""
     jobs = [str(job_id) for job_id, texts in told.items() if texts]
     if not jobs:
         return []

@@ -56,7 +56,7 @@ JITTER = 0.05
 RETRY_S = 30.0
 """Between two tries of a service whose controller or database is not there yet."""
 SPARE_S = 30.0
-"""At a stop, for the command that is under way and for the database."""
+"""Time at a stop for the command that is under way and for the database."""
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
@@ -176,7 +176,7 @@ class _Service:
             seconds -= 10.0
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
-        """Called by the daemon's loop: reload where that was asked for, and feed the watchdog."""
+        """Called by the daemon's loop: reload if that was asked for, and feed the watchdog."""
         if self._reload_asked.is_set():
             self._reload_asked.clear()
             self._reload(store, daemon)

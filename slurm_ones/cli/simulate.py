@@ -126,7 +126,7 @@ def parse_resize_cost(text: str) -> float | None:
 
 
 def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
-    """How jobs are resized, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
+    """Mechanism of resizes, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
     from slurm_ones.simulate.training.application import Hot, Requeue
 
     name, _, costs = text.partition(":")

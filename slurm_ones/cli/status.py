@@ -39,34 +39,34 @@ if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
-"""How long an error is worth telling."""
+"""Time that an error is worth showing."""
 WAKES_S = GAP_S + 2 * LOOK_S + 1
-"""How soon a companion that was woken looks, unless it was woken often of late."""
+"""Time until a companion that was woken looks, unless it was woken often of late."""
 SEVERAL = 2
-"""So many jobs with the same fault make it one of the site."""
+"""Number of jobs with the same fault that make it one of the site."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of the companion of a cluster. Times are Unix seconds, None where there is none."""
+    """State of the companion of a cluster. Times are Unix seconds, None if there is none."""
 
     healthy: bool
     problems: tuple[str, ...]
-    """A sentence each; none where it is healthy."""
+    """A sentence each; none if it is healthy."""
     now: float
     cluster: str = ""
     database: str = ""
     schema: str | None = None
     slurm: str = ""
-    """Its release, where it was asked and answers."""
+    """Its release, if it was asked and answers."""
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
     resizes: tuple[ResizeRecord, ...] = ()
     """Those under way; of a user who may not read the database their own."""
     strategies: Mapping[str, int] = field(default_factory=dict)
-    """How many jobs train by each training strategy, of those that have one."""
+    """Number of jobs by training strategy, of those that have one."""
     slow_nodes: tuple[SlowNode, ...] = ()
-    """Those that jobs showed to be slow; a user who may not read the database is told of none."""
+    """Those that jobs showed to be slow; a user who may not read the database sees none."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
@@ -119,7 +119,7 @@ def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[Resi
 
 
 def _of_site(store: Store) -> list[str]:
-    """What jobs are refused for that is not one job's fault."""
+    """Reasons against jobs that are not one job's fault."""
     alive = store.jobs(sorted(store.live_jobs())).values()
     left = [job.refusal for job in alive if job.refusal.code == "files_silent"]
     counts = sorted(Counter(str(dict(one.arguments)["problem"]) for one in left).items())
@@ -136,7 +136,7 @@ def _of_site(store: Store) -> list[str]:
 
 
 def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
-    """What keeps a companion from looking after jobs, a sentence each."""
+    """Problems that keep a companion from looking after jobs, a sentence each."""
     if leader is None or last is None:
         return ["no companion has ever led here"]
     if not leader.holder:

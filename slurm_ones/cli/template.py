@@ -22,14 +22,14 @@ from slurm_ones.simulate import BadInput
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """What differs between sites in a batch script."""
+    """Differences between sites in a batch script."""
 
     title: str
     partition: str | None
     """The default; None if Slurm's own default will do."""
     gpus_per_node: int
     asks: Literal["gres", "gpus-per-node", "whole nodes"]
-    """How GPUs are asked for; `whole nodes`: Slurm knows of none."""
+    """Way to ask for GPUs; `whole nodes`: Slurm knows of none."""
     whole_nodes: bool = True
     """A job gets and pays whole nodes."""
     arrays: bool = True
@@ -37,7 +37,7 @@ class SiteRecord:
     directives: tuple[str, ...] = ()
     """Further options of sbatch."""
     scratch: str = ""
-    """What becomes of files on $SCRATCH; empty if we know of none."""
+    """Fate of files on $SCRATCH; empty if we know of none."""
     account: bool = True
     """The script names an account: all but the generic one."""
 
@@ -63,7 +63,7 @@ SITES: dict[str, SiteRecord] = {
         scratch="What is deleted when was not found: check with NCSA's help.",
     ),
 }  # fmt: skip
-"""By the name that `slurm-ones template` takes."""
+"""Sites by the name that `slurm-ones template` takes."""
 
 BLOCKS = 8
 """Tasks of an array of blocks."""
@@ -189,7 +189,7 @@ def _places(site: SiteRecord) -> list[str]:
 
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
-"""Where the package keeps them: users' batch scripts, what systemd needs, and what Prometheus and Grafana need."""
+"""Folders of the package's files: users' batch scripts, what systemd needs, and what Prometheus and Grafana need."""
 
 
 def templates() -> dict[str, str]:

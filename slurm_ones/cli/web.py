@@ -71,7 +71,7 @@ def web(
         with opened() as store:
             return reader_of(settings, store)
 
-    # What is wrong is said at once.
+    # What is wrong is reported at once.
     store_of_reader(settings, named=bool(database)).close()
     secret = "" if user_header else token or secrets.token_urlsafe(24)
     # Behind a proxy many users share this process, which a file on a path that hangs could stop.
@@ -89,7 +89,7 @@ def web(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Ends the command with 1 where one cannot listen there: systemd is to try again, since whoever has it may go."""
+    """Ends the command with 1 if one cannot listen there: systemd is to try again, since whoever has it may go."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
