@@ -31,14 +31,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
 from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
-from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.data.feed import AccumulationStep, Pass
 from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
 from ones_wrapper.frameworks.steps import Plain, Steps, join, meet
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
-from ones_wrapper.run.loop import Loader, Pass
+from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40

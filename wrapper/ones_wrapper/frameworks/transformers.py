@@ -26,12 +26,11 @@ from transformers.trainer_callback import ExportableState
 
 from ones_wrapper.api import Job
 from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
-from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.data.feed import AccumulationStep, Pass
 from ones_wrapper.frameworks.steps import Plain, Steps, join
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
-from ones_wrapper.run.loop import Pass
 
 _REFUSED = {
     "auto_find_batch_size": "say how much a GPU holds: Trainer(elastic={'max_local_batch': N})",
