@@ -117,8 +117,7 @@ def learn(job: Job) -> tuple[float, float, float]:
 
 
 def worth(job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """Return for 0 to 16 GPUs the part of its remaining work that the job does in a second, and the batch that does
-    it."""
+    """Return for 0 to 16 GPUs the part of its remaining work that the job does in a second, and its batch."""
     compute_s, network_s, noise = learn(job)
     gpus, batches = np.arange(1, GPUS + 1)[:, None], job.base * np.array([1, 2, 4, 8])
     goodput = throughput(gpus, batches, compute_s, network_s) * efficiency(batches, job.base, noise)

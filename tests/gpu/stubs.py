@@ -44,7 +44,7 @@ def table(note: Path) -> tuple[Check, ...]:
         _stub("crashes"),
         _stub("raises"),
         _stub("skips", "two"),
-        _stub("hangs", options={"note": str(note)}, limit_s=0.5),
+        _stub("hangs", options={"note": str(note)}, limit_s=3.0),
         Check("slow", "one", "", "", "tests.gpu.stubs:passes", options={"most": 1.0}),
         Check("last", "one", "", "", "tests.gpu.stubs:passes"),
         Check("several", "two", "", "", "tests.gpu.stubs:passes", gpus=2),

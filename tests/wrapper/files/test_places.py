@@ -73,7 +73,7 @@ def test_where_no_pointer_can_be_left(home: Path, tmp_path: Path, capsys: pytest
     gone = tmp_path / "gone"
     prepare(home, SLURM_SUBMIT_DIR=str(gone), ONES_JOB_DIR=str(tmp_path / "mine"))
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"{gone}/ones-7.where cannot be written" in said and "submit from" in said
+    assert said.count("\n") == 1 and f"{gone}/ones-7.where cannot be written" in said and "Submit from" in said
     prepare(home, ONES_JOB_DIR=str(tmp_path / "two\nlines"))
     assert "not an absolute path without control characters" in capsys.readouterr().err
 

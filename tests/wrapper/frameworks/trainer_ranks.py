@@ -150,7 +150,7 @@ def refuses() -> None:
     """In one process of its own: a Trainer joins its process group for good."""
     with pytest.raises(ValueError, match="max_local_batch"):
         trainer(auto_find_batch_size=True)
-    with pytest.raises(ValueError, match="slurm-ones decides"):
+    with pytest.raises(ValueError, match="decided by slurm-ones"):
         trainer(train_sampling_strategy="group_by_length")
 
 
