@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -19,7 +20,7 @@ from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.study.kept import parts_of
-from slurm_ones.simulate.study.present import ElasticityStudy, rows
+from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, rows
 from slurm_ones.simulate.study.runs import StudyRun, run_all, summarize
 from slurm_ones.simulate.study.stretch import (
     INTERVAL_S,
@@ -222,6 +223,15 @@ def test_figures_of_nothing(small: ElasticityStudy) -> None:
     some = replace(small.summaries[0], each={1: small.summaries[0].each[1] | {"unfinished": 2.0}})
     (said,) = replace(small, summaries=[some, small.summaries[1]]).verdict()
     assert "up to 2 jobs had not ended" in said and "not ended" not in small.verdict()[0]
+
+
+def test_figures_as_csv(small: ElasticityStudy) -> None:
+    """A spreadsheet gets what the table has: a line for each policy and figure."""
+    lines = [*csv.DictReader(as_csv(small.summaries).splitlines())]
+    summary = small.summaries[0]
+    found = {one["figure"]: float(one["mean"]) for one in lines if one["policy"] == summary.label}
+    assert found == {key: pytest.approx(one.mean, nan_ok=True) for key, one in summary.metrics.items()}
+    assert len(lines) == sum(len(one.metrics) for one in small.summaries) > 0
 
 
 def test_who_is_there_when_the_stretch_begins() -> None:
