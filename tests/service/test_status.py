@@ -26,6 +26,7 @@ from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Snapshot
+from tests.prometheus import free_port
 
 CLI = CliRunner()
 
@@ -168,8 +169,7 @@ def test_prometheus_finds_figures_on_this_machine_alone() -> None:
     from slurm_ones.service.metrics_server import serve
 
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        probe.bind(("127.0.0.1", port := free_port()))
         probe.listen()
         with pytest.raises(ConfigError, match=f"metrics_port: port {port}"):
             serve("127.0.0.1", port)

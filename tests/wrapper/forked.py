@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,7 +12,6 @@ from typing import Any
 
 from ones_wrapper.api import join
 from ones_wrapper.group import Group
-from ones_wrapper.process.placement import free_port
 
 TIMEOUT_S = 240.0
 
@@ -38,10 +38,11 @@ class Team:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        port = free_port()
+        self._folder = tempfile.TemporaryDirectory()  # they meet at a file: a port may be taken by others
+        meet = f"{self._folder.name}/meet"
         self._ends, others = zip(*(FORKS.Pipe() for _ in range(world)), strict=True)
         self._ranks = [
-            FORKS.Process(target=_serve, args=(rank, world, port, others[rank]), daemon=True) for rank in range(world)
+            FORKS.Process(target=_serve, args=(rank, world, meet, others[rank]), daemon=True) for rank in range(world)
         ]
         for rank in self._ranks:
             rank.start()
@@ -65,20 +66,21 @@ class Team:
         for rank in self._ranks:
             rank.kill()
             rank.join()
+        self._folder.cleanup()
 
 
-def _serve(rank: int, world: int, port: int, end: Connection[Any, Any]) -> None:
+def _serve(rank: int, world: int, meet: str, end: Connection[Any, Any]) -> None:
     import torch
+    import torch.distributed as dist
 
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(meet, world), rank=rank, world_size=world)
     group: Group = join("gloo")
     while True:
         function, arguments = end.recv()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
-from ones_wrapper.launch import node
+from ones_wrapper.launch import node, serve
 from ones_wrapper.launch.rank import preload
+from ones_wrapper.network.job_network import STORE
 
 if __name__ == "__main__":
     preload({})
@@ -22,6 +24,7 @@ if __name__ == "__main__":
             os.environ.update(case["env"])
             code = 99
             try:
+                os.environ[STORE] = serve(Path(case["env"]["ONES_JOB_DIR"]), {})
                 code = node.main(case["command"])
             finally:
                 os._exit(code)

@@ -145,7 +145,8 @@ def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert until(lambda: card.held == 0)
         del former
         tasks.append(len(list(Path("/proc/self/task").iterdir())))
-    assert max(tasks[10:]) <= max(tasks[:10]) + 1
+    # A thread that each leaves would make ten more; a few others of this process come and go.
+    assert max(tasks[10:]) <= max(tasks[:10]) + 5
 
 
 @pytest.mark.parametrize(("card", "why"), [(Card(), ""), (Card(wrong=True), "is 2"), (Card(hangs=True), "did not end")])

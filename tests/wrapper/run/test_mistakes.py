@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.process.placement import free_port
 from ones_wrapper.protocol import Bye, Hello, decode_report
 from tests.wrapper.runs import Run
 
@@ -125,7 +124,6 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Callable[..., tuple[in
     def start(text: str, restart: int = 0) -> tuple[int, str]:
         (tmp_path / "train.py").write_text(text)
         (tmp_path / "job").mkdir(exist_ok=True)
-        port = free_port()
         env = {
             "ONES_JOB_DIR": str(tmp_path / "job"),
             "ONES_NODES": "1",
@@ -133,7 +131,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Callable[..., tuple[in
             "ONES_LAUNCHED": "1",
             "ONES_LAUNCHER": "local",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": "1",  # nothing listens there: ranks meet at the store
             "SLURM_RESTART_COUNT": str(restart),
         }
         case = {"command": [str(tmp_path / "train.py")], "env": env, "log": str(tmp_path / f"log-{restart}")}
