@@ -129,7 +129,7 @@ class Companion:
         self._stale = StaleHolds(client, store, clock)
         self._guest_holds = GuestHolds(client, self._held, clock)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
-        self._actor = Actor(machine, settings, held=self._held, say=say)
+        self._actor = Actor(machine, settings, say=say)
         self._facts: dict[str, bool] = {}
         self._quotas, self._quotas_time = QuotaReading(), -math.inf
         self._slow: Mapping[str, SlowNode] = {}

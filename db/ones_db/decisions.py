@@ -280,6 +280,8 @@ class DecisionStore(Transactions):
             known[record.id] = record
             if record.ended is not None:
                 del known[record.id]
+        if (known := self._remembered("resizes").get((record.job_id,))) is not None:
+            known[record.id] = record
         return record
 
     def _changed(
@@ -292,6 +294,13 @@ class DecisionStore(Transactions):
         if step is not None:
             _next_step(connection, step)
         return self._noted(after)
+
+    @remembering("resizes")
+    def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
+        """Return a job's resizes by id, in the order in which they were begun. Empty if the job is not known. The
+        dictionary is the store's own: read it only."""
+        query = _with_job(self._cluster).where(newest(self._cluster), JOBS.c.job_id == job_id).order_by(RESIZES.c.id)
+        return {row["id"]: _record(row) for row in connection.execute(query).mappings()}
 
     @reading
     def resizes(

@@ -84,7 +84,7 @@ def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
         raise StoreError(f"{backend.place}: {TOO_LARGE}: {error}") from error
 
 
-OF_JOBS = ("positions", "reported", "members", "histories")
+OF_JOBS = ("positions", "reported", "members", "histories", "resizes")
 """Questions whose answers a store may remember of each job."""
 Known = TypeVar("Known", bound=Hashable)
 Found = TypeVar("Found")

@@ -24,7 +24,6 @@ from ones_wrapper.protocol.slurm_commands import (
     throttle_command,
 )
 from slurm_ones.act.blocks import guests_among
-from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
@@ -53,13 +52,11 @@ class Actor:
         machine: ResizeMachine,
         settings: Settings,
         *,
-        held: HeldTasks | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         self._machine = machine
         self._deferrals, self._orders = machine.deferrals, machine.orders
         self._store, self._clock = machine.store, machine.clock
-        self._held = held or HeldTasks(machine.store)
         self._settings = settings
         self._guest_queues = guests_of(settings)
         self._say = say
@@ -84,7 +81,7 @@ class Actor:
             if State(resize.state) not in only:
                 continue
             try:
-                state = State(self._advance(resize).state)
+                state = State(self._machine.advance(resize).state)
                 left += state in only and not state.final
             except (Unreachable, NotLeader):
                 raise
@@ -93,15 +90,6 @@ class Actor:
                 log.exception("job %d: its resize could not be taken further now", resize.job_id)
                 left += 1
         return left
-
-    def _advance(self, resize: ResizeRecord) -> ResizeRecord:
-        try:
-            resize = self._machine.advance(resize)
-        except Exception:
-            self._held.read_again(resize.job_id)
-            raise
-        self._held.note(resize)
-        return resize
 
     def act(
         self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
@@ -229,7 +217,7 @@ class Actor:
         self._machine.new.add(record.id)
         if (gain := expected_gain(view, change.new, change.new_batch, change.new_kind)) is not None:
             self._machine.gains[record.id] = gain
-        self._advance(record)
+        self._machine.advance(record)
 
     def _guests(self, change: PlannedChange) -> tuple[int, ...]:
         if change.moves is None or change.elastic.partition not in self._guest_queues:

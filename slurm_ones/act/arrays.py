@@ -142,7 +142,7 @@ class Leftovers:
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
-        for one in self.store.resizes(job_id):
+        for one in self.store.resizes_of(job_id).values():
             held |= {*one.held}
             if one.state == State.DONE.value:
                 held -= {task for task, _ in one.added}

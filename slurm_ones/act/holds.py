@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from itertools import pairwise
 
-from ones_db import ResizeRecord, Store, UnknownRecord
+from ones_db import ResizeRecord, Store
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_us, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
@@ -32,25 +32,25 @@ FORGOTTEN_S = 300.0
 
 
 class HeldTasks:
-    """The waiting tasks of jobs of blocks that stand in holds of ours: read from the database once a job, and kept up
-    to date by what is noted since."""
+    """The waiting tasks of jobs of blocks that stand in holds of ours, by what is stored of their resizes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._resizes: dict[int, dict[int, ResizeRecord]] = {}
-        """Resizes of each job by blocks, by id."""
-        self._held: dict[int, frozenset[int]] = {}
+        self._held: dict[int, tuple[ResizeRecord, frozenset[int]]] = {}
+        """Held tasks by job, and the newest resize that they follow from: only that one changes."""
 
     def of(self, job_id: int) -> frozenset[int]:
         """Tasks of the job that are in a hold of ours whenever they wait."""
-        if job_id not in self._held:
-            self._held[job_id] = held_by_us(self._in_order(job_id))
-        return self._held[job_id]
+        if not (known := self._by_blocks(job_id)):
+            return frozenset()
+        if job_id not in self._held or self._held[job_id][0] is not known[-1]:
+            self._held[job_id] = known[-1], held_by_us(known)
+        return self._held[job_id][1]
 
     def ever(self, job_id: int) -> frozenset[int]:
         """Tasks held by us, with those that left the hold, or that their owner was seen to hold. Empty for a job that
         never began a change by blocks."""
-        return ever_held_by_us(self._in_order(job_id))
+        return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[Job]) -> None:
         """Note those of ours that are out of their hold, by what Slurm shows of the job's tasks now.
@@ -59,7 +59,7 @@ class HeldTasks:
         """
         if not (ours := self.of(job_id)):
             return
-        newest = self._in_order(job_id)[-1]
+        newest = self._by_blocks(job_id)[-1]
         if newest.ended is None:
             if newest.state == State.PREPARING.value:
                 return
@@ -67,59 +67,24 @@ class HeldTasks:
         # A record may stand for several tasks, and a task may have a second one of an earlier end.
         seen = [(task, job.completing or (job.held and not job.ended)) for job in tasks for task in job.array_tasks]
         if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:
-            try:
-                self.note(self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone)))
-            except Exception:
-                self.read_again(job_id)
-                raise
+            self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
         """Note tasks that are to be put into a hold of ours outside of a resize, before they are. False for a job that
         never began a change by blocks."""
-        if not (known := self._in_order(job_id)):
+        if not (known := self._by_blocks(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
         put_back, let_go = sorted({*newest.preempted} | taken), sorted({*newest.let_go} - taken)
-        try:
-            self.note(self._store.note_preempted(newest.id, put_back, let_go))
-        except Exception:
-            self.read_again(job_id)
-            raise
+        self._store.note_preempted(newest.id, put_back, let_go)
         return True
-
-    def note(self, resize: ResizeRecord) -> None:
-        """A resize was begun, or taken further."""
-        if resize.mechanism == BLOCKS:
-            self._known(resize.job_id)[resize.id] = resize
-            self._held.pop(resize.job_id, None)
-
-    def read_again(self, job_id: int) -> None:
-        """Read its resizes again, since what was stored is not known: a write failed, or was only reported as
-        failed."""
-        self._resizes.pop(job_id, None)
-        self._held.pop(job_id, None)
 
     def forget(self, alive: Collection[int]) -> None:
         """Leave nothing behind of jobs that have ended."""
-        for job_id in self._resizes.keys() - {*alive}:
-            self.read_again(job_id)
+        self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
-    def _in_order(self, job_id: int) -> list[ResizeRecord]:
-        """Its resizes by blocks, as they were begun: clocks may go back."""
-        return [resize for _, resize in sorted(self._known(job_id).items())]
-
-    def _known(self, job_id: int) -> dict[int, ResizeRecord]:
-        if job_id not in self._resizes:
-            resizes = _resizes_of(self._store, job_id)
-            self._resizes[job_id] = {resize.id: resize for resize in resizes if resize.mechanism == BLOCKS}
-        return self._resizes[job_id]
-
-
-def _resizes_of(store: Store, job_id: int) -> list[ResizeRecord]:
-    try:
-        return store.resizes(job_id)
-    except UnknownRecord:
-        return []  # somebody's who did not opt in
+    def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
+        return [resize for resize in self._store.resizes_of(job_id).values() if resize.mechanism == BLOCKS]
 
 
 def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
@@ -182,7 +147,7 @@ class StaleHolds:
 
         Not only the last resize counts: one that found the job in this hold gave up.
         """
-        resizes = _resizes_of(self._store, id_)
+        resizes = self._store.resizes_of(id_).values()
         requeued = any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes)
         return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
 

@@ -13,7 +13,6 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, Observation
@@ -69,7 +68,7 @@ class Slurm:
 class Bench:
     """An actor for one cluster of two nodes, and what it did."""
 
-    def __init__(self, store: Store, folder: Path, *, held: HeldTasks | None = None, **settings: Any) -> None:
+    def __init__(self, store: Store, folder: Path, **settings: Any) -> None:
         self.store = store
         self.now = NOW
         self.said: list[str] = []
@@ -86,7 +85,7 @@ class Bench:
         self.machine.store, self.machine.clock = store, self.clock
         self.machine.deferrals = Deferrals(self.slurm, store, LEASE_S, self.clock)  # type: ignore[arg-type]
         self.machine.orders = OrderWriter(self.slurm, self.settings.spool, self.clock)  # type: ignore[arg-type]
-        self.actor = Actor(self.machine, self.settings, held=held, say=self.said.append)  # type: ignore[arg-type]
+        self.actor = Actor(self.machine, self.settings, say=self.said.append)  # type: ignore[arg-type]
 
     def clock(self) -> float:
         self.now += 0.001

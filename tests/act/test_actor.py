@@ -150,13 +150,13 @@ def test_one_broken_resize_does_not_stop_the_others(own_store: Store, tmp_path: 
 def test_what_others_hold_is_remembered_however_a_change_of_blocks_ended(
     own_store: Store, tmp_path: Path, told: bool
 ) -> None:
-    """Also where its end was stored, and the database did not say so."""
+    """Also if its end was stored, and the database did not say so."""
+    own_store.remember()
     held = HeldTasks(own_store)
-    actor = Bench(own_store, tmp_path, held=held).actor
+    actor = Bench(own_store, tmp_path).actor
     own_store.record_jobs([JobRecord(1, "job", "alice", 1.0, Shape(1, 1), elastic=True)])
     resize = ResizeRecord(1, 0, Shape(1, 1), 32, Shape(1, 2), 64, "preparing", NOW, mechanism=BLOCKS, held=(1, 2))
     resize = own_store.begin_resize(resize)
-    held.note(resize)
     assert held.of(1) == {1, 2}
 
     def end(resize: ResizeRecord) -> ResizeRecord:

@@ -327,7 +327,7 @@ def test_a_task_that_its_owner_holds_before_we_do_is_never_ours(make: Make, how:
     """It is one of those that were to be held alone, and not to join: what we remember says so, and what is stored."""
     world = make()
     held = HeldTasks(world.store)
-    held.note(world.begin({1: ONE}))
+    world.begin({1: ONE})
     assert 2 in held.of(world.job_id)
     world.machine.new.add(world.resize.id)
     world.cluster.hold(Task(world.job_id, 2))
@@ -339,7 +339,7 @@ def test_a_task_that_its_owner_holds_before_we_do_is_never_ours(make: Make, how:
         for task in world.tasks.keys() - {1, 2, 3}:
             world.cluster.cancel(Task(world.job_id, task))
         world.simulated.pass_time(5)
-    held.note(world.finish())
+    world.finish()
     assert world.resize.state == {"goes on": "done", "stop file": "rolled_back", "the job ends": "ended"}[how]
     assert world.tasks[2].held and not {2} & (held.of(world.job_id) | held.ever(world.job_id) | world.machine_held())
     if how == "goes on":

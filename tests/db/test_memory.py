@@ -29,13 +29,14 @@ def test_after_a_write_that_failed_all_is_asked_for_again(store: Store, url: str
     store.record_jobs([job(1)])
     store.remember()
     begun = store.begin_resize(resize(1))
-    assert store.open_resizes() == [begun] and store.live_jobs() == {1}
+    assert store.open_resizes() == [begun] and store.live_jobs() == {1} and store.resizes_of(1) == {begun.id: begun}
     with pytest.raises(StoreError, match="lost"), store._write() as connection:
         assert store._changed(connection, begun, begun, None) == begun
         raise StoreError("lost")
     change(url, "UPDATE resizes SET state = 'held'")
     change(url, "UPDATE jobs SET end_time = 2700")
-    assert [one.state for one in store.open_resizes()] == ["held"] and store.live_jobs() == set()
+    assert [one.state for one in (*store.open_resizes(), *store.resizes_of(1).values())] == ["held", "held"]
+    assert store.live_jobs() == set()
 
 
 def test_who_lost_the_lead_remembers_nothing(store: Store, url: str) -> None:
