@@ -186,7 +186,7 @@ def test_a_receiver(receiver: Receiver, monkeypatch: pytest.MonkeyPatch, answer:
             deliver(NotifySettings(url=url), url, "", MESSAGE)
     else:
         deliver(NotifySettings(url=url), url, "", MESSAGE)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0
     assert [path for path, _ in receiver.got] == (["/hook"] if answer > 0 else [])
 
 
@@ -345,7 +345,7 @@ def test_a_slow_receiver_does_not_keep_a_tick(receiver: Receiver, caplog: pytest
         sent.ticked(tick(60.0 * number, job(), ended=[ended()]))
     logging.getLogger("slurm_ones.test").error("the database is away")
     sent.ticked(tick(6000.0, ended=[None]))
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < notify.LIMIT_S
     receiver.answer = 200
     receiver.ended.set()
     until(lambda: receiver.got, "a message", within_s=20.0)

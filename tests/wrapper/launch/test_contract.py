@@ -56,7 +56,7 @@ def test_ranks_find_the_contract_of_torchrun(tmp_path: Path) -> None:
     """
     for name in ("torchrun", "ones"):
         (tmp_path / name).mkdir()
-    theirs = ranks(tmp_path / "torchrun", ["torch.distributed.run", "--nproc-per-node=2", "--master-port=29683"])
+    theirs = ranks(tmp_path / "torchrun", ["torch.distributed.run", "--nproc-per-node=2", "--standalone"])
     ours = ranks(tmp_path / "ones", ["ones_wrapper.launch", "--ranks-per-node=2"], "meet")
     for rank, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         names = set(their["env"]) - NOT_GIVEN

