@@ -291,12 +291,12 @@ class Settings(_Section):
     """folder in which users find what concerns their own jobs, made by the companion; must be visible where users
     log in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without a spool;
     operator mode only"""
-    whole_node_gpus: dict[str, int] = {}
+    whole_node_gpus: dict[str, Annotated[int, Field(ge=1)]] = {}
     """GPUs per node of partitions where Slurm has no GRES"""
     taper: float = Field(1.0, ge=1)
     """how many times longer gradients take between leaf switches than below one; above 1, and where Slurm knows the
     topology, they are weighed, and Slurm is asked for few of them"""
-    gpu_speeds: dict[str, float] = {}
+    gpu_speeds: dict[str, Annotated[float, Field(gt=0)]] = {}
     """how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it"""
     guests: dict[str, Annotated[GuestSettings, Field(strict=False)]] = {}
     """queue of the guests in each partition, below; none: jobs do not grow by guests there"""
@@ -317,13 +317,7 @@ class Settings(_Section):
             raise ValueError("write an IP address of this machine, such as 127.0.0.1 or ::1") from None
 
     @model_validator(mode="after")
-    def _counts(self) -> Settings:
-        for partition, gpus in self.whole_node_gpus.items():
-            if gpus < 1:
-                raise ValueError(f"whole_node_gpus.{partition}: {gpus} is not a number of GPUs")
-        for kind, speed in self.gpu_speeds.items():
-            if not 0 < speed < float("inf"):
-                raise ValueError(f"gpu_speeds.{kind}: {speed} is not a speed above 0")
+    def _one_database(self) -> Settings:
         if self.database and self.database_url_file is not None:
             raise ValueError("database and database_url_file both name a database; leave one of them out")
         return self

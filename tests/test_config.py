@@ -91,7 +91,7 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
         ("[resize]\nmax_open = 0", "resize.max_open: Input should be greater than or equal to 1, not 0"),
         ("[resize]\ndwell_s = -1", "resize.dwell_s: "),
         ("resize = 3", "resize: "),
-        ("[whole_node_gpus]\nrtx = 0", "whole_node_gpus.rtx: 0 is not a number of GPUs"),
+        ("[whole_node_gpus]\nrtx = 0", "whole_node_gpus.rtx: Input should be greater than or equal to 1, not 0"),
         ("[whole_node_gpus]\nrtx = 'four'", "whole_node_gpus.rtx: "),
         ("[guests.gpu]\naccount = 'guests'", "guests.gpu: Value error, name a qos or a partition that Slurm preempts"),
         ("[guests.gpu]\nqos = 'guest TimeLimit=1'", "guests.gpu.qos: String should match pattern"),
