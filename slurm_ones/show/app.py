@@ -9,6 +9,7 @@ import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -179,35 +180,24 @@ class Web:
         return await self._answer(request, f"api/{name}", name, lambda moment: make(moment, self._opened), api.KIND)
 
     async def _api_job(self, request: Request) -> Response:
-        job_id = min(int(request.path_params["job_id"]), 2**62)
-
-        def make(moment: Moment) -> bytes | None:
-            return api.job(moment, self._opened, job_id)
-
+        job_id = _job_id(request)
+        make = partial(api.job, opened=self._opened, job_id=job_id)
         return await self._answer(request, f"api/jobs/{job_id}", f"Job {job_id}", make, api.KIND)
 
     async def _overview(self, request: Request) -> Response:
         view = pages.PageView.of(_asked(request))
-
-        def make(moment: Moment) -> bytes:
-            return pages.overview(moment, self._root, view, self._opened)
-
+        make = partial(pages.overview, root=self._root, view=view, opened=self._opened)
         return await self._page(request, "", "Cluster", make, f"{view.span}:{view.by}")
 
     async def _decisions(self, request: Request) -> Response:
         view = pages.DecisionView.of(_asked(request))
-
-        def make(moment: Moment) -> bytes:
-            return pages.decisions(moment, self._root, view, self._opened)
-
+        make = partial(pages.decisions, root=self._root, view=view, opened=self._opened)
         return await self._page(request, "decisions", "Decisions", make, f"{view.before}:{view.changes}")
 
     async def _job(self, request: Request) -> Response:
-        job_id = min(int(request.path_params["job_id"]), 2**62)
-
-        def make(moment: Moment) -> bytes | None:
-            return pages.job(moment, self._root, job_id, self._opened, self._reader, self._logs)
-
+        job_id = _job_id(request)
+        opened, reader, logs = self._opened, self._reader, self._logs
+        make = partial(pages.job, root=self._root, job_id=job_id, opened=opened, reader=reader, logs=logs)
         return await self._page(request, f"jobs/{job_id}", f"Job {job_id}", make)
 
     async def _static(self, request: Request) -> Response:
@@ -244,6 +234,10 @@ def cookie(request: Request, root: str) -> str:
     ports of a host, and two pages would log each other out."""
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
+
+
+def _job_id(request: Request) -> int:
+    return min(int(request.path_params["job_id"]), 2**62)
 
 
 def _asked(request: Request) -> dict[str, list[str]]:

@@ -130,9 +130,7 @@ class PageView:
 
 def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> bytes:
     """A whole page around a part of it, as of the moment. `root` is the path below which all pages are."""
-    template = environment().get_template("frame.html")
-    text: str = template.render(root=root, part=part, title=title, inner=inner.decode(), moment=moment)
-    return text.encode()
+    return _part("frame.html", root=root, part=part, title=title, inner=inner.decode(), moment=moment)
 
 
 def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Store]) -> bytes:
