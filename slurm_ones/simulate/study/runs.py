@@ -72,28 +72,6 @@ class RunProgress:
 OnProgress = Callable[[RunProgress], None]
 
 
-def simulate(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> Outcome:
-    """One contender on one seed, in this process."""
-    workload = plan.workload(seed, contender)
-    jobs = len(workload.submissions)
-
-    def on_time(simulated_s: float, ended: int) -> None:
-        on_progress(RunProgress(contender.label, seed, simulated_s, ended, jobs))
-
-    return run(
-        contender.policy,
-        contender.options,
-        workload,
-        plan.cluster,
-        oracle="pack" if plan.idealized else None,
-        interval_s=plan.interval_s,
-        mechanism=plan.mechanism,
-        seed=seed,
-        settings=plan.settings_of(contender, seed),
-        on_time=on_time,
-    )
-
-
 def run_all(
     plan: StudyPlan,
     processes: int,
@@ -155,7 +133,20 @@ def _in_processes(
 def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
     """One contender on one seed, in this process; a policy that crashes is a run with an error. Raises `BadInput`."""
     try:
-        outcome = simulate(plan, contender, seed, on_progress)
+        workload = plan.workload(seed, contender)
+        jobs = len(workload.submissions)
+        outcome = run(
+            contender.policy,
+            contender.options,
+            workload,
+            plan.cluster,
+            oracle="pack" if plan.idealized else None,
+            interval_s=plan.interval_s,
+            mechanism=plan.mechanism,
+            seed=seed,
+            settings=plan.settings_of(contender, seed),
+            on_time=lambda now, ended: on_progress(RunProgress(contender.label, seed, now, ended, jobs)),
+        )
     except BadInput:
         raise
     except Exception as error:

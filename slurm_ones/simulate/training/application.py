@@ -208,7 +208,9 @@ class Application:
 
     def efficiency(self, progress: float, batches: npt.ArrayLike) -> Floats:
         """True progress per sample at each global batch."""
-        return self._efficiency(self.epoch(progress), np.asarray(batches, dtype=np.float64))
+        row, batches = self.epoch(progress), np.asarray(batches, dtype=np.float64)
+        sqr, var = (np.interp(batches, self.batches, found[row]) for found in (self.sqr, self.var))
+        return self._worth(sqr, var, batches / self.base_batch)
 
     def efficiencies(self, batch: float) -> Floats:
         """(E,) true progress per sample at one global batch in each epoch."""
@@ -218,11 +220,6 @@ class Application:
             self._efficiencies[batch] = self._worth(sqr, var, batch / self.base_batch)
         return self._efficiencies[batch]
 
-    def _efficiency(self, row: int, batches: Floats) -> Floats:
-        sqr = np.interp(batches, self.batches, self.sqr[row])
-        var = np.interp(batches, self.batches, self.var[row])
-        return self._worth(sqr, var, batches / self.base_batch)
-
     @staticmethod
     def _worth(sqr: Floats, var: Floats, scale: Floats | float) -> Floats:
         """Progress per sample at `scale` times the base batch (Pollux, OSDI 2021, §3.1)."""
@@ -231,15 +228,12 @@ class Application:
 
     def single_goodput(self, progress: float) -> float:
         """Progress/s of one GPU at its best batch."""
-        row = self.epoch(progress)
+        row, low = self.epoch(progress), float(self.min_batch or self.base_batch)
         if row not in self._single:
-            self._single[row] = self._best_single(progress)
+            batches = np.unique(np.round(np.geomspace(low, max(low, float(self.max_batch)), 16)))
+            goodput = batches / self.step_seconds(1, 1, batches) * self.efficiency(progress, batches)
+            self._single[row] = float(goodput.max())
         return self._single[row]
-
-    def _best_single(self, progress: float) -> float:
-        low = float(self.min_batch or self.base_batch)
-        batches = np.unique(np.round(np.geomspace(low, max(low, float(self.max_batch)), 16)))
-        return float((batches / self.step_seconds(1, 1, batches) * self.efficiency(progress, batches)).max())
 
     def metric_at(self, progress: float, batch: float) -> float:
         """Validation metric once the progress has reached this point."""
