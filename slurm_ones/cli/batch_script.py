@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 LONG = {
-    "-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-a": "--array", "-d": "--dependency", "-D": "--chdir",
-    "-t": "--time", "-p": "--partition",
+    "-A": "--account", "-C": "--constraint", "-D": "--chdir", "-G": "--gpus", "-L": "--licenses", "-N": "--nodes",
+    "-a": "--array", "-c": "--cpus-per-task", "-d": "--dependency", "-n": "--ntasks", "-p": "--partition",
+    "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 """Short options of sbatch that matter here."""
 _NAMES = """
@@ -158,7 +159,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
     except ValueError as reason:
         yield error(number, f"its quotes do not match: {reason}")
         return
-    for name, value in _options(words):
+    for name, value in options_in(words):
         fits = [one for one in NAMES if one.startswith(name)] if name not in NAMES else [name]
         if name.startswith("--") and len(fits) > 1:
             yield error(number, f"sbatch refuses {name}, which may be {' or '.join(fits[:3])}")
@@ -169,19 +170,24 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
         yield warning(number, "Slurm does not replace variables in #SBATCH lines")
 
 
-def _options(words: list[str]) -> Iterator[tuple[str, str]]:
+def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Each option among sbatch's words, by its long name if that is known, and its value; words that are none, too."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
-        if not word.startswith("--"):
+        if word.startswith("-") and not word.startswith("--"):
             if word[:2] in BARE and len(word) > 2:  # letters of several options in one word
                 words.insert(0, f"-{word[2:]}")
                 word = word[:2]
             name, equals, value = LONG.get(word[:2], word[:2]), word[2:], word[2:]
-        bare = name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
-        if not equals and not bare and words and not words[0].startswith("-"):
+        if not equals and not is_bare(name) and words and not words[0].startswith("-"):
             value = words.pop(0)
         yield name, value
+
+
+def is_bare(name: str) -> bool:
+    """Tell whether an option, or the beginning of one, takes no word of its own."""
+    return name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

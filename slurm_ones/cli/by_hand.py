@@ -25,8 +25,7 @@ from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, 
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from ones_wrapper.protocol.slurm_commands import again_command
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.cli import completion
-from slurm_ones.cli.common import JsonOption, command, console, grid, job_number, print_json
+from slurm_ones.cli.common import JobArgument, JsonOption, command, console, grid, print_json
 from slurm_ones.cli.status import next_look
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
 from slurm_ones.jobs.reports import read_reports
@@ -39,7 +38,6 @@ POLL_S = 2.0
 SHOWN_S = 30.0
 """Between two lines of progress."""
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", autocompletion=completion.job)]
 SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")]
 
 
@@ -109,37 +107,37 @@ def resize(
     timeout: Annotated[float, typer.Option(help="Seconds after which the wish is taken back.")] = 600.0,
 ) -> None:
     """Ask for a size, wait until the job has it, and leave the job to the companion again."""
-    client, job_id, gpus = CommandClient(), job_number(job), gpus_of(size)
-    now = look(client, job_id)
+    client, gpus = CommandClient(), gpus_of(size)
+    now = look(client, job)
     if pinned := opted_in(now).size:
         raise BadInput(
-            f"job {job_id} is pinned to {pinned} GPUs: pin it to {size} (slurm-ones pin {job_id} {size}), or run "
-            f"slurm-ones release {job_id} first"
+            f"job {job} is pinned to {pinned} GPUs: pin it to {size} (slurm-ones pin {job} {size}), or run "
+            f"slurm-ones release {job} first"
         )
     ask(client, now, gpus)
-    console.print(f"job {job_id}: asked for {gpus} GPUs; it has {now.gpus}. Ctrl-C takes the wish back.")
-    console.print(f"job {job_id}: {next_look()}", soft_wrap=True)
+    console.print(f"job {job}: asked for {gpus} GPUs; it has {now.gpus}. Ctrl-C takes the wish back.")
+    console.print(f"job {job}: {next_look()}", soft_wrap=True)
     begun = shown = time.monotonic()
     try:
         while now.gpus != gpus:
             if time.monotonic() - begun > timeout:
                 raise BadInput(
-                    f"job {job_id}: it has {now.gpus} GPUs after {timeout:.0f} s, and the wish was taken back: "
-                    f"see slurm-ones why {job_id}"
+                    f"job {job}: it has {now.gpus} GPUs after {timeout:.0f} s, and the wish was taken back: "
+                    f"see slurm-ones why {job}"
                 )
             if time.monotonic() - shown > SHOWN_S:
                 shown = time.monotonic()
                 console.print(f"{shown - begun:5.0f} s: {now.first.state.value.lower()}, {now.gpus} GPUs")
             time.sleep(POLL_S)
-            now = look(client, job_id)
+            now = look(client, job)
             if now.ended:
-                raise BadInput(f"job {job_id}: it ended ({now.first.state.value}) before it was resized")
+                raise BadInput(f"job {job}: it ended ({now.first.state.value}) before it was resized")
     except KeyboardInterrupt:
-        raise BadInput(f"job {job_id}: the wish was taken back; it has {now.gpus} GPUs") from None
+        raise BadInput(f"job {job}: the wish was taken back; it has {now.gpus} GPUs") from None
     finally:
         if not now.ended:
-            ask(client, look(client, job_id), None)
-    console.print(f"job {job_id}: {gpus} GPUs after {time.monotonic() - begun:.0f} s")
+            ask(client, look(client, job), None)
+    console.print(f"job {job}: {gpus} GPUs after {time.monotonic() - begun:.0f} s")
 
 
 @command
@@ -150,22 +148,22 @@ def pin(
     ] = "",
 ) -> None:
     """Have a job stay at a size until `slurm-ones release`."""
-    client, job_id = CommandClient(), job_number(job)
-    now = look(client, job_id)
+    client = CommandClient()
+    now = look(client, job)
     if not size and not now.gpus:
-        raise BadInput(f"job {job_id} does not run: say the size, such as slurm-ones pin {job_id} 4")
+        raise BadInput(f"job {job} does not run: say the size, such as slurm-ones pin {job} 4")
     gpus = gpus_of(size) if size else now.gpus
     ask(client, now, gpus)
-    console.print(f"job {job_id}: stays at {gpus} GPUs until slurm-ones release {job_id}")
-    console.print(f"job {job_id}: {next_look()}", soft_wrap=True)
+    console.print(f"job {job}: stays at {gpus} GPUs until slurm-ones release {job}")
+    console.print(f"job {job}: {next_look()}", soft_wrap=True)
 
 
 @command
 def release(job: JobArgument) -> None:
     """Leave a job's size to the companion again."""
-    client, job_id = CommandClient(), job_number(job)
-    ask(client, look(client, job_id), None)
-    console.print(f"job {job_id}: the companion chooses its size again; {next_look()}", soft_wrap=True)
+    client = CommandClient()
+    ask(client, look(client, job), None)
+    console.print(f"job {job}: the companion chooses its size again; {next_look()}", soft_wrap=True)
 
 
 _START = re.compile(r"to start at (\S+)")
@@ -230,8 +228,8 @@ def estimate(
 
     A resize by a requeue waits about so long. One by blocks trains on meanwhile, and waits for the difference alone.
     """
-    client, job_id = CommandClient(), job_number(job)
-    now = look(client, job_id)
+    client = CommandClient()
+    now = look(client, job)
     opted_in(now)
     held = Counter[str]()
     for block in now.running_blocks:
@@ -241,7 +239,7 @@ def estimate(
     shapes = [(nodes, gpus) if nodes else (-(-gpus // each), min(gpus, each)) for nodes, gpus in asked]
     found = waits(client, now, shapes)
     if as_json:
-        print_json({"job": job_id, "gpus": now.gpus, "sizes": [asdict(one) for one in found]})
+        print_json({"job": job, "gpus": now.gpus, "sizes": [asdict(one) for one in found]})
         return
     table = grid("GPUs", "shape", "would start", right=("GPUs",))
     for one in found:
@@ -255,26 +253,19 @@ LOOK_S = 1.0
 """Between two questions to Slurm."""
 
 
-@dataclass(frozen=True)
-class Bill:
-    """Cost of one checkpoint and restart, in seconds."""
-
-    checkpoint_s: float
-    """Time from the order until the checkpoint was durable."""
-    bytes: int
-    end_s: float
-    """Time from there until Slurm had ended the run."""
-    queue_s: float
-    """Time in the queue."""
-    launch_s: float
-    """Time from the batch script to the ranks' first line, imports included."""
-    import_s: float
-    """Part of that for imports."""
-    group_s: float
-    load_s: float
-    first_step_s: float
-    standstill_s: float
-    """Time from the last step before to the end of the first step after."""
+BILL = {
+    "checkpoint_s": "checkpoint",
+    "end_s": "the run ends",
+    "queue_s": "queue",
+    "launch_s": "launch, with imports",
+    "import_s": "  imports",
+    "group_s": "process group",
+    "load_s": "checkpoint loaded",
+    "first_step_s": "first step",
+    "standstill_s": "training stood still",
+}
+"""Parts of the cost of one checkpoint and restart. The checkpoint counts from the order, the launch from the batch
+script to the ranks' first line, and the last from the last step before to the end of the first step after."""
 
 
 class OwnReports:
@@ -302,8 +293,11 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
         time.sleep(REPORTS_S)
 
 
-def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> Bill:
-    """Carry it out. Raises `BadInput` where the job does not take part, `SlurmError` where Slurm does not."""
+def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> dict[str, float]:
+    """Carry it out; returns the seconds of each part of `BILL`, and the checkpoint's bytes.
+
+    Raises `BadInput` if the job does not take part, `SlurmError` if Slurm does not.
+    """
     reports, before = OwnReports(), job.restart
     orders = OrderWriter(client, None, time.time)
     number = orders.next_number(job)
@@ -315,16 +309,13 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
     client.signal(job.key, LOOK_SIGNAL)
     say("ordered a checkpoint")
 
-    def checkpoint() -> ReportLine | None:
-        made = (line for line in reports.of(job, before) if isinstance(line.report, Checkpoint))
-        return next(
-            (line for line in made if isinstance(line.report, Checkpoint) and line.report.order == number), None
-        )
+    def checkpoints() -> list[tuple[float, int]]:
+        made = ((line.time, line.report) for line in reports.of(job, before))
+        return [(at, one.bytes) for at, one in made if isinstance(one, Checkpoint) and one.order == number]
 
-    _wait("the checkpoint", timeout_s, lambda: checkpoint() is not None)
-    saved = checkpoint()
-    assert saved is not None and isinstance(saved.report, Checkpoint)
-    say(f"checkpoint of {saved.report.bytes / 1e6:.1f} MB is durable; requeueing")
+    _wait("the checkpoint", timeout_s, lambda: bool(checkpoints()))
+    saved, size = checkpoints()[0]
+    say(f"checkpoint of {size / 1e6:.1f} MB is durable; requeueing")
     client.run(again_command(job.key, hold=False))
     now, asked = job, 0.0
 
@@ -352,33 +343,16 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
     hello, first = started(Hello), started(First, Throughput)
     assert hello is not None and first is not None and isinstance(hello.report, Hello)
     trained = [line.time for line in reports.of(job, before) if isinstance(line.report, Throughput)]
-    last = max((time_ for time_ in trained if time_ <= saved.time), default=ordered)
-    told = hello.report
-    return Bill(
-        checkpoint_s=saved.time - ordered,
-        bytes=saved.report.bytes,
-        end_s=max(waiting - saved.time, 0.0),
-        queue_s=max(now.start_time - waiting, 0.0),
-        launch_s=told.launch_s,
-        import_s=told.import_s,
-        group_s=told.group_s,
-        load_s=told.load_s,
-        first_step_s=first.time - hello.time,
-        standstill_s=first.time - last,
-    )
-
-
-_TITLES = {
-    "checkpoint_s": "checkpoint",
-    "end_s": "the run ends",
-    "queue_s": "queue",
-    "launch_s": "launch, with imports",
-    "import_s": "  imports",
-    "group_s": "process group",
-    "load_s": "checkpoint loaded",
-    "first_step_s": "first step",
-    "standstill_s": "training stood still",
-}
+    last = max((at for at in trained if at <= saved), default=ordered)
+    return {
+        "checkpoint_s": saved - ordered,
+        "bytes": size,
+        "end_s": max(waiting - saved, 0.0),
+        "queue_s": max(now.start_time - waiting, 0.0),
+        **{name: getattr(hello.report, name) for name in ("launch_s", "import_s", "group_s", "load_s")},
+        "first_step_s": first.time - hello.time,
+        "standstill_s": first.time - last,
+    }
 
 
 @command
@@ -388,19 +362,17 @@ def rehearse(
     as_json: JsonOption = False,
 ) -> None:
     """Try a resize: one checkpoint and restart of a running job at the size that it has, and the bill."""
-    client, job_id = CommandClient(), job_number(job)
-    now = look(client, job_id)
+    client = CommandClient()
+    now = look(client, job)
     opted_in(now)
     if now.by_blocks:
-        raise BadInput(
-            f"job {job_id} is made of blocks, which change while it trains: see slurm-ones resize {job_id} N"
-        )
+        raise BadInput(f"job {job} is made of blocks, which change while it trains: see slurm-ones resize {job} N")
     if not now.running:
-        raise BadInput(f"job {job_id} is {now.first.state.value}: only a running job can be rehearsed")
+        raise BadInput(f"job {job} is {now.first.state.value}: only a running job can be rehearsed")
     if now.uid != os.geteuid():
-        raise BadInput(f"job {job_id} is {now.user}'s: only its owner can rehearse it")
+        raise BadInput(f"job {job} is {now.user}'s: only its owner can rehearse it")
     if not now.first.requeue:
-        raise BadInput(f"job {job_id} cannot be requeued: run scontrol update JobId={job_id} Requeue=1")
+        raise BadInput(f"job {job} cannot be requeued: run scontrol update JobId={job} Requeue=1")
     begun = time.monotonic()
 
     def say(text: str) -> None:
@@ -410,11 +382,11 @@ def rehearse(
     try:
         bill = rehearsed(client, now, timeout, say)
     except KeyboardInterrupt:
-        raise BadInput(f"job {job_id}: it is left to itself and goes on from its checkpoint") from None
+        raise BadInput(f"job {job}: it is left to itself and goes on from its checkpoint") from None
     except SlurmError as error:
-        raise BadInput(f"job {job_id} is left to itself and goes on: {error}") from None
+        raise BadInput(f"job {job} is left to itself and goes on: {error}") from None
     if as_json:
-        print_json({"job": job_id, **asdict(bill)})
+        print_json({"job": job, **bill})
         return
-    for field, name in _TITLES.items():
-        console.print(f"{name:21} {getattr(bill, field):8.2f} s")
+    for part, name in BILL.items():
+        console.print(f"{name:21} {bill[part]:8.2f} s")

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
@@ -24,6 +24,7 @@ from rich.table import Table
 from ones_db import ActionRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from ones_db.query import Reader
+from slurm_ones.cli import completion
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.show.columns import to_json
 from slurm_ones.show.live import NotSeenYet
@@ -129,6 +130,11 @@ def job_number(text: str) -> int:
     return int(match[1])
 
 
+JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": completion.job}
+"""How a command takes a job's id."""
+JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
+
+
 def settings_of(config: Path | None, database: str = "") -> Settings:
     """The settings file's settings, with what the command line overrides."""
     settings = load(config)
@@ -216,20 +222,6 @@ def is_view(settings: Settings, store: Store) -> bool:
 def reader_of(settings: Settings, store: Store) -> Reader:
     """A reader of the same database as the store."""
     return Reader(f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url)
-
-
-@dataclass(frozen=True)
-class SiteFinding:
-    """One thing about a site that was checked."""
-
-    verdict: str
-    """ok, note (works, but know this) or bad."""
-    what: str
-    found: str
-    advice: str = ""
-    """Advice about it; empty when there is none."""
-    lines: tuple[str, ...] = ()
-    """Missing lines of slurm.conf, or commands of sacctmgr."""
 
 
 def print_json(value: Any) -> None:

@@ -26,12 +26,12 @@ from slurm_ones.cli.common import (
     person,
     reading_store,
     record_action,
+    say,
     settings_of,
     without_password,
 )
 from slurm_ones.cli.query import query
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.text import plain
 
 app = typer.Typer(add_completion=False, help="The job database.", no_args_is_help=True)
 app.command()(query)
@@ -106,8 +106,7 @@ def export(
         done = [export_user(url, user, file, person())]
     for one in done:
         whose = "" if one.owned else "; its owner is who ran this"
-        line = f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}"
-        console.print(plain(line, 1000), markup=False, soft_wrap=True)
+        say(f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}", 1000)
     if not done:
         console.print("no jobs are known, so nothing was exported")
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +19,6 @@ from ones_wrapper.protocol.optin import near_miss
 from slurm_ones.cli.common import (
     ConfigOption,
     JsonOption,
-    SiteFinding,
     command,
     console,
     grid,
@@ -30,7 +26,7 @@ from slurm_ones.cli.common import (
     published_for,
     settings_of,
 )
-from slurm_ones.cli.guests import examine_guests, read_site
+from slurm_ones.cli.guests import SiteFinding, bad, examine_guests, note, ok, read_site, sacctmgr
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.plugin.install import JOB_SUBMIT
 from slurm_ones.service.publisher import let_read
@@ -44,9 +40,6 @@ MOST_NEAR = 5
 """Jobs whose comments nearly opt in that are shown."""
 
 
-_ok, _note, _bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "bad"))
-
-
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     major, minor = client.version()
     fine = (major, minor) >= OLDEST
@@ -54,48 +47,34 @@ def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     yield SiteFinding("ok" if fine else "bad", "Slurm", f"{major:02d}.{minor:02d}", advice)
     why = why_not_pyslurm()
     if client.name == "pyslurm":
-        yield _ok("client", "PySlurm")
+        yield ok("client", "PySlurm")
     elif ":" in settings.client:
-        yield _ok("client", settings.client)
+        yield ok("client", settings.client)
     elif settings.client == "command":
-        yield _ok("client", "command line, as the settings ask")
+        yield ok("client", "command line, as the settings ask")
     else:
         advice = "works everywhere; a PySlurm of Slurm's own release saves a process per call"
-        yield _note("client", f"command line, since PySlurm cannot be used: {why}", advice)
+        yield note("client", f"command line, since PySlurm cannot be used: {why}", advice)
 
 
 def _permission(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     user = getpass.getuser()
     if published_for(settings) is not None:
-        yield _ok("permission", f"this site's companion looks after {user}'s jobs; {user} needs none")
+        yield ok("permission", f"this site's companion looks after {user}'s jobs; {user} needs none")
         return
     slurm_user = client.config().get("SlurmUser", "").split("(")[0]
     if settings.scope == "own":
-        yield _ok("permission", f"user mode: {user} may resize {user}'s own jobs")
+        yield ok("permission", f"user mode: {user} may resize {user}'s own jobs")
     elif user in ("root", slurm_user):
-        yield _ok("permission", f"{user} may resize everybody's jobs")
-    elif shutil.which("sacctmgr") and _operator(user):
-        yield _ok("permission", f"{user} is an operator and may resize everybody's jobs")
+        yield ok("permission", f"{user} may resize everybody's jobs")
+    elif sacctmgr("user", user, fields="adminlevel")[:1] in ([["Operator"]], [["Administrator"]]):
+        yield ok("permission", f"{user} is an operator and may resize everybody's jobs")
     else:
-        yield _bad(
+        yield bad(
             "permission",
             f"{user} may resize only {user}'s own jobs, and the settings ask for all users' (scope = \"all\")",
             f'run as an operator (sacctmgr modify user {user} set adminlevel=operator), or set scope = "own"',
         )
-
-
-def _operator(user: str) -> bool:
-    try:
-        done = subprocess.run(
-            ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and done.stdout.strip().split("\n")[0] in ("Operator", "Administrator")
 
 
 def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -105,13 +84,13 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         what = f"partition {partition.name}"
         if partition.name in settings.whole_node_gpus:
             gpus = settings.whole_node_gpus[partition.name]
-            yield _ok(what, f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
+            yield ok(what, f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
         elif counts and counts[-1] > 0:
             kind = "whole nodes" if partition.whole_nodes else "GRES"
             mixed = f" (nodes differ: {', '.join(map(str, counts))})" if len(counts) > 1 else ""
-            yield _ok(what, f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
+            yield ok(what, f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
         else:
-            yield _note(
+            yield note(
                 what,
                 "Slurm knows of no GPUs there: its jobs are left alone",
                 f"if its nodes have GPUs, add [whole_node_gpus] {partition.name} = N to the settings",
@@ -121,18 +100,18 @@ def _gpus(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 def _requeue(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     config = client.config()
     if config.get("JobRequeue", "1") == "0":
-        yield _note("requeue", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it")
+        yield note("requeue", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it")
     delay = re.search(r"requeue_delay=(\d+)", config.get("SchedulerParameters", ""))
     expire = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
     # A requeued job waits until the credentials of its last run have expired.
     seconds = int(delay[1]) if delay else (int(expire[1]) if expire else 120) + 1
     if settings.resize.start_now:
-        yield _ok("requeue delay", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
+        yield ok("requeue delay", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
     else:
         advice = "each resize waits that long; resize.start_now = true skips it" if seconds > 10 else ""
         yield SiteFinding("note" if advice else "ok", "requeue delay", f"{seconds} s", advice)
     wait = config.get("KillWait", "30 sec").split()[0]
-    yield _ok("KillWait", f"{wait} s between SIGTERM and SIGKILL")
+    yield ok("KillWait", f"{wait} s between SIGTERM and SIGKILL")
 
 
 def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -140,12 +119,12 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     most = config.get("MaxArraySize", "")
     if not allows_arrays(config):
         advice = "running jobs are resized by requeue; blocks need MaxArraySize above 1"
-        yield _note("blocks", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
+        yield note("blocks", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
     else:
-        yield _ok("blocks", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place")
+        yield ok("blocks", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place")
     if hides_gpus(config):
         found = "ConstrainDevices=yes: two blocks on one node may not reach each other's GPUs directly"
-        yield _note("blocks on a node", found, "the companion prefers one block a node there")
+        yield note("blocks on a node", found, "the companion prefers one block a node there")
 
 
 def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -155,26 +134,26 @@ def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     if "lua" in config.get("JobSubmitPlugins", "").split(",") and not path.exists():
         found = f"JobSubmitPlugins=lua, and {path} is not here"
         advice = "on the controller's machine scontrol reconfigure fails without it: slurm-ones plugin install"
-        yield _note("plugin", found, advice)
+        yield note("plugin", found, advice)
 
 
 def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     here = Path.cwd()
     if os.access(here, os.W_OK):
-        yield _ok("job directory", f"jobs submitted from {here} keep their files in ones-<job id> there")
+        yield ok("job directory", f"jobs submitted from {here} keep their files in ones-<job id> there")
     else:
-        yield _bad("job directory", f"{here} is not writable", "submit from a shared directory that is")
+        yield bad("job directory", f"{here} is not writable", "submit from a shared directory that is")
     if settings.spool is not None and published_for(settings) is not None:
-        yield _ok("spool", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+        yield ok("spool", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
     elif settings.spool is not None:
         try:
             with tempfile.NamedTemporaryFile(dir=settings.spool):
-                yield _ok("spool", f"{settings.spool}")
+                yield ok("spool", f"{settings.spool}")
         except OSError as error:
-            yield _bad("spool", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755")
+            yield bad("spool", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755")
         yield _published(settings.spool)
     elif settings.scope == "all" and os.geteuid() != 0:
-        yield _bad(
+        yield bad(
             "spool",
             "none: orders cannot be written into other users' directories",
             f"set spool to a shared directory of this user's, and write its path to {SPOOL_FILE} on the compute nodes "
@@ -190,22 +169,22 @@ def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
         states = [one.lstat() for one in (file, file.parent)]
     except (OSError, ValueError):
         advice = f"write {spool} to {file} on every compute node, as root; or have jobs export ONES_SPOOL={spool}"
-        return _note(what, f"{file} is not here, and was not looked for on compute nodes", advice)
+        return note(what, f"{file} is not here, and was not looked for on compute nodes", advice)
     if path != spool:
-        return _bad(what, f"{file} names {path}, not {spool}", "write the spool of the settings there")
+        return bad(what, f"{file} names {path}, not {spool}", "write the spool of the settings there")
     if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
-        return _bad(what, f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
-    return _ok(what, f"{file} names it here; have the same file on every compute node")
+        return bad(what, f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
+    return ok(what, f"{file} names it here; have the same file on every compute node")
 
 
 def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
     if settings.scope == "own" or not path.exists():
         return
     if path.stat().st_mode & 0o004:
-        yield _ok("settings", str(path))
+        yield ok("settings", str(path))
     else:
         advice = f"put a password into a file of its own (database_url_file), then chmod 644 {path}"
-        yield _note("settings", f"{path}: closed to users, who find their jobs by it", advice)
+        yield note("settings", f"{path}: closed to users, who find their jobs by it", advice)
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -215,24 +194,24 @@ def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         assert folder is not None
         own = folder / view_name(os.geteuid())
         if own.exists():
-            yield _ok("your jobs", f"{own} shows them, and nobody else's")
+            yield ok("your jobs", f"{own} shows them, and nobody else's")
         else:
             advice = f"the companion looks every {settings.interval_s:.0f} s at jobs whose comment begins with `ones:`"
-            yield _note("your jobs", "none of them has been seen yet", advice)
+            yield note("your jobs", "none of them has been seen yet", advice)
         return
     if settings.scope == "own":
         return
     if folder is None:
-        yield _note("views", "none: users cannot see their jobs", "set views, or a spool, in the settings")
+        yield note("views", "none: users cannot see their jobs", "set views, or a spool, in the settings")
         return
     where = folder if folder.exists() else folder.parent
     try:
         with tempfile.NamedTemporaryFile(dir=where) as file:
             let_read(file.fileno(), os.geteuid())
-        yield _ok("views", f"{folder}: each user finds their own jobs there")
+        yield ok("views", f"{folder}: each user finds their own jobs there")
     except OSError as error:
         advice = "set views to a folder of this user's, on a file system with POSIX ACLs, visible where users log in"
-        yield _bad("views", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
+        yield bad("views", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
 
 
 def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -241,14 +220,14 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     try:
         place, current = backend_of(settings.database_url).place, migrate.current(settings.database_url)
     except (ConfigError, StoreError, SchemaError) as error:
-        yield _bad("database", str(error), "give a path that this user can write, or a server that answers")
+        yield bad("database", str(error), "give a path that this user can write, or a server that answers")
         return
     if current is None:
-        yield _note("database", f"{place} does not exist yet", "slurm-ones run creates it")
+        yield note("database", f"{place} does not exist yet", "slurm-ones run creates it")
     elif current != migrate.head():
-        yield _bad("database", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
+        yield bad("database", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
     else:
-        yield _ok("database", f"{place}, schema {current}")
+        yield ok("database", f"{place}, schema {current}")
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -257,7 +236,7 @@ def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
         advice = f'if it shall: scontrol update JobId={job.job_id} Comment="{right}"'
-        yield _note("comments", f"job {job.job_id} nearly opts in, and is left alone", advice)
+        yield note("comments", f"job {job.job_id} nearly opts in, and is left alone", advice)
 
 
 _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = (
@@ -281,7 +260,7 @@ def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
         try:
             found += check(client, settings)
         except SlurmError as error:
-            found.append(_bad(check.__name__.strip("_"), str(error), "see slurmctld's log"))
+            found.append(bad(check.__name__.strip("_"), str(error), "see slurmctld's log"))
     return found
 
 

@@ -7,10 +7,12 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from ones_db import SchemaError, StoreError
-from slurm_ones.cli.common import SiteFinding, store_of_reader
+from slurm_ones.cli.common import store_of_reader
 from slurm_ones.config import ConfigError, GuestSettings, Settings
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.slurm.client import Refused, SlurmClient
@@ -29,6 +31,23 @@ OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
 
 LATELY_S = 30 * 86400.0
 """Checkpoints of the last month count."""
+
+
+@dataclass(frozen=True)
+class SiteFinding:
+    """One thing about a site that was checked."""
+
+    verdict: str
+    """ok, note (works, but know this) or bad."""
+    what: str
+    found: str
+    advice: str = ""
+    """Advice about it; empty when there is none."""
+    lines: tuple[str, ...] = ()
+    """Missing lines of slurm.conf, or commands of sacctmgr."""
+
+
+ok, note, bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "bad"))
 
 
 class PreemptedQos(NamedTuple):
@@ -64,8 +83,8 @@ class GuestSite(NamedTuple):
 def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
     """Ask Slurm and, if there are, its accounting and the job database."""
     fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
-    qos = {row[0]: _qos(*row) for row in _sacctmgr("qos", fields)}
-    associations = frozenset((account, user) for account, user in _sacctmgr("associations", "account,user") if user)
+    qos = {row[0]: _qos(*row) for row in sacctmgr("qos", fields=fields)}
+    associations = frozenset((row[0], row[1]) for row in sacctmgr("associations", fields="account,user") if row[1])
     partitions, quotas = client.snapshot().partitions, client.quotas(())
     return GuestSite(client.config(), partitions, qos, quotas, associations, _slowest_checkpoint(settings))
 
@@ -75,10 +94,8 @@ def _slowest_checkpoint(settings: Settings) -> tuple[int, float] | None:
         store = store_of_reader(settings)
     except (ConfigError, StoreError, SchemaError, NotSeenYet):
         return None
-    try:
+    with store:
         return store.slowest_checkpoint(time.time() - LATELY_S)
-    finally:
-        store.close()
 
 
 def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt: str) -> PreemptedQos:
@@ -86,16 +103,16 @@ def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt:
     return PreemptedQos(name, int(priority or 0), names, mode.lower(), seconds(grace), seconds(exempt))
 
 
-def _sacctmgr(what: str, fields: str) -> list[list[str]]:
+def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
     """Rows of `sacctmgr show`; none without accounting."""
-    command = ["sacctmgr", "-nP", "show", what, f"format={fields}"]
+    command = ["sacctmgr", "-nP", "show", *asked, f"format={fields}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []
     if any(len(row) != fields.count(",") + 1 for row in rows):
-        raise Refused(f"sacctmgr show {what}: the answer is not understood")
+        raise Refused(f"sacctmgr show {' '.join(asked)}: the answer is not understood")
     return rows
 
 
@@ -108,7 +125,7 @@ def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]
         wanted = {default: meant}
         word = f'qos = "{meant.qos}"' if meant.qos else f'partition = "{meant.partition}"'
         advice = f"add to the companion's settings: [guests.{default}] {word}"
-        yield SiteFinding("note", "settings", "no guests: what follows is for the recipe of the page Guests", advice)
+        yield note("settings", "no guests: what follows is for the recipe of the page Guests", advice)
     yield from _general(site, settings, by_qos=any(guest.qos for guest in wanted.values()))
     for name, guest in wanted.items():
         if guest.qos:
@@ -121,29 +138,29 @@ def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]
 def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[SiteFinding]:
     kind, now = "preempt/qos" if by_qos else "preempt/partition_prio", site.value("PreemptType") or "preempt/none"
     if now == kind:
-        yield SiteFinding("ok", "PreemptType", now)
+        yield ok("PreemptType", now)
     else:
-        yield SiteFinding("bad", "PreemptType", now, f"guests here need {kind}", (f"PreemptType={kind}",))
+        yield bad("PreemptType", now, f"guests here need {kind}", (f"PreemptType={kind}",))
     mode = site.value("PreemptMode").upper()
     if "SUSPEND" in mode or "GANG" in mode:
-        yield SiteFinding("bad", "PreemptMode", mode, "SUSPEND never frees GPUs", ("PreemptMode=CANCEL",))
+        yield bad("PreemptMode", mode, "SUSPEND never frees GPUs", ("PreemptMode=CANCEL",))
     elif mode in ("", "OFF"):
-        yield SiteFinding("bad", "PreemptMode", "OFF", "nothing is preempted", ("PreemptMode=CANCEL",))
+        yield bad("PreemptMode", "OFF", "nothing is preempted", ("PreemptMode=CANCEL",))
     else:
-        yield SiteFinding("ok", "PreemptMode", mode)
+        yield ok("PreemptMode", mode)
     if exits := site.value("RequeueExit") or site.value("RequeueExitHold"):
         advice = "guests that Slurm requeues are not held meanwhile, and start again by themselves"
-        yield SiteFinding("note", "RequeueExit", exits, advice)
+        yield note("RequeueExit", exits, advice)
     yield _parameters(site)
     if (exempt_s := seconds(site.value("PreemptExemptTime"))) > LONG_EXEMPT_S:
-        yield SiteFinding("note", "PreemptExemptTime", f"{exempt_s:.0f} s", "jobs wait so long for a young guest")
+        yield note("PreemptExemptTime", f"{exempt_s:.0f} s", "jobs wait so long for a young guest")
     age, ticks = re.match(r"\d+", site.value("MinJobAge")), 2 * settings.interval_s
     if age is not None and int(age[0]) < ticks:
         advice = "a preempted guest is used again only while Slurm remembers it: two ticks at least"
         line = f"MinJobAge={max(300, int(ticks))}"
-        yield SiteFinding("bad", "MinJobAge", f"{age[0]} s", advice, (line,))
+        yield bad("MinJobAge", f"{age[0]} s", advice, (line,))
     else:
-        yield SiteFinding("ok", "MinJobAge", f"{age[0]} s" if age else "not shown")
+        yield ok("MinJobAge", f"{age[0]} s" if age else "not shown")
 
 
 def _parameters(site: GuestSite) -> SiteFinding:
@@ -154,47 +171,41 @@ def _parameters(site: GuestSite) -> SiteFinding:
     now = [word for word in site.value(name).split(",") if word]
     lacking = [word for word in wanted if word not in now]
     if not lacking:
-        return SiteFinding("ok", name, ",".join(wanted))
-    return SiteFinding("note", name, f"without {', '.join(lacking)}", "", (f"{name}={','.join([*now, *lacking])}",))
+        return ok(name, ",".join(wanted))
+    return note(name, f"without {', '.join(lacking)}", "", (f"{name}={','.join([*now, *lacking])}",))
 
 
 def _by_qos(site: GuestSite, name: str) -> Iterator[SiteFinding]:
     set_it = f"sacctmgr -i modify qos {name} set"
     if not site.qos:
-        yield SiteFinding("bad", f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
+        yield bad(f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
         return
     if (guest := site.qos.get(name)) is None:
         made = f"{set_it} priority=0 preemptmode=cancel gracetime={GRACE_S} usagefactor=0"
-        yield SiteFinding("bad", f"QOS {name}", "does not exist", "", (f"sacctmgr -i add qos {name}", made))
+        yield bad(f"QOS {name}", "does not exist", "", (f"sacctmgr -i add qos {name}", made))
     else:
         yield from _qos_of_guests(site, guest, set_it)
     for qos in site.qos.values():
         if qos.name != name and name not in qos.preempts:
             line = f"sacctmgr -i modify qos {qos.name} set preempt+={name}"
-            yield SiteFinding(
-                "bad", f"QOS {qos.name}", f"does not preempt {name}: its jobs wait for guests", "", (line,)
-            )
+            yield bad(f"QOS {qos.name}", f"does not preempt {name}: its jobs wait for guests", "", (line,))
 
 
 def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterator[SiteFinding]:
     what, mode = f"QOS {guest.name}", guest.mode if guest.mode != "cluster" else site.value("PreemptMode").lower()
     if "suspend" in mode or "gang" in mode:
-        yield SiteFinding(
-            "bad", what, f"PreemptMode={mode}", "SUSPEND never frees GPUs", (f"{set_it} preemptmode=cancel",)
-        )
+        yield bad(what, f"PreemptMode={mode}", "SUSPEND never frees GPUs", (f"{set_it} preemptmode=cancel",))
     elif "requeue" in mode:
-        yield SiteFinding(
-            "note", what, f"PreemptMode={mode}", "the companion holds guests, so that they come back held"
-        )
+        yield note(what, f"PreemptMode={mode}", "the companion holds guests, so that they come back held")
     else:
-        yield SiteFinding("ok", what, f"PreemptMode={mode}")
+        yield ok(what, f"PreemptMode={mode}")
     if lacks := _grace(site, guest.grace_s):
-        yield SiteFinding("note", what, *lacks[:2], (f"{set_it} gracetime={lacks[2]}",))
+        yield note(what, *lacks[:2], (f"{set_it} gracetime={lacks[2]}",))
     if guest.exempt_s > LONG_EXEMPT_S:
-        yield SiteFinding("note", what, f"exempt for {guest.exempt_s:.0f} s", "jobs wait so long for a young guest")
+        yield note(what, f"exempt for {guest.exempt_s:.0f} s", "jobs wait so long for a young guest")
     others = [qos.priority for qos in site.qos.values() if qos.name != guest.name]
     if others and guest.priority >= max(others) > 0:
-        yield SiteFinding("note", what, "its priority is not the lowest", "", (f"{set_it} priority=0",))
+        yield note(what, "its priority is not the lowest", "", (f"{set_it} priority=0",))
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
@@ -213,24 +224,24 @@ def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
 def _by_partition(site: GuestSite, home: str, name: str) -> Iterator[SiteFinding]:
     base, guest, what = site.partitions.get(home), site.partitions.get(name), f"partition {name}"
     if base is None:
-        yield SiteFinding("bad", f"partition {home}", "does not exist", "name one of Slurm's in [guests.PARTITION]")
+        yield bad(f"partition {home}", "does not exist", "name one of Slurm's in [guests.PARTITION]")
     elif guest is None:
         nodes = ",".join(base.node_names)
         line = f"PartitionName={name} Nodes={nodes} PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}"
         tier = (f"PartitionName={home} … PriorityTier=10",) if base.tier <= 1 else ()
-        yield SiteFinding("bad", what, "does not exist", "", (line, *tier))
+        yield bad(what, "does not exist", "", (line, *tier))
     else:
         if not {*guest.node_names} <= {*base.node_names}:
-            yield SiteFinding("bad", what, f"has other nodes than {home}", "guests of a job train with its base there")
+            yield bad(what, f"has other nodes than {home}", "guests of a job train with its base there")
         if guest.tier >= base.tier:
             line = f"PartitionName={home} … PriorityTier={guest.tier + 9}"
-            yield SiteFinding("bad", what, f"its PriorityTier is not below that of {home}", "", (line,))
+            yield bad(what, f"its PriorityTier is not below that of {home}", "", (line,))
         mode = guest.preempt_mode or site.value("PreemptMode")
         verdict = "bad" if any(word in mode for word in ("SUSPEND", "GANG", "OFF")) else "ok"
         lines = (f"PartitionName={name} … PreemptMode=CANCEL",) if verdict == "bad" else ()
         yield SiteFinding(verdict, what, f"PreemptMode={mode}, GraceTime={guest.grace_s:.0f}", "", lines)
         if site.checkpoint and (lacks := _grace(site, guest.grace_s)):
-            yield SiteFinding("note", what, *lacks[:2], (f"PartitionName={name} … GraceTime={lacks[2]}",))
+            yield note(what, *lacks[:2], (f"PartitionName={name} … GraceTime={lacks[2]}",))
 
 
 def _account(site: GuestSite, guest: GuestSettings) -> Iterator[SiteFinding]:
@@ -238,14 +249,14 @@ def _account(site: GuestSite, guest: GuestSettings) -> Iterator[SiteFinding]:
         users = {user for account, user in site.associations if account == guest.account}
         lacking = sorted({user for _, user in site.associations} - users)
         if not site.associations or not lacking:
-            yield SiteFinding("ok", f"account {guest.account}", f"{len(users)} users")
+            yield ok(f"account {guest.account}", f"{len(users)} users")
             return
         lines = () if users else (f"sacctmgr -i add account {guest.account}",)
         add = f"sacctmgr -i add user {','.join(lacking)} account={guest.account}"
         found = f"without {', '.join(lacking[:5])}{' …' if len(lacking) > 5 else ''}: their jobs get no guests"
-        yield SiteFinding("note", f"account {guest.account}", found, "", (*lines, add))
+        yield note(f"account {guest.account}", found, "", (*lines, add))
     else:
         held = {q.account for q in site.quotas.all if q.account and not (q.qos or q.user or q.per_job)}
         for account in sorted(held):
             advice = 'guests use that up: give them an account of their own, account = "guests"'
-            yield SiteFinding("note", f"account {account}", "has a GrpTRES", advice)
+            yield note(f"account {account}", "has a GrpTRES", advice)

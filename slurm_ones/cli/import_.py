@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ones_db import Imported, Store
 from slurm_ones.cli.common import (
-    UNITS,
     ConfigOption,
     DatabaseOption,
     JsonOption,
@@ -32,7 +31,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.jobs.past_jobs import PastJobs
 from slurm_ones.learn.workload import PastWorkload, workload
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.workloads.formats import STEP, sacct_rows
+from slurm_ones.simulate.workloads.formats import STEP, days, sacct_rows
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Rejected, Sacct
 from slurm_ones.text import seconds
@@ -41,8 +40,6 @@ app = typer.Typer(add_completion=False, help="Import the past from other sources
 
 SINCE = "90d"
 """Default of `--since`."""
-PIECE_S = UNITS["d"]
-"""Accounting is asked for so much time at once."""
 AT_ONCE = 500
 """Jobs stored in one transaction, so that a companion never waits for long."""
 SHOWN, MOST_BAD = 20, 10_000
@@ -81,15 +78,11 @@ class AccountingPiece(NamedTuple):
 
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
     """A span of accounting, a day after another."""
-    start = float(int(since))
-    while start < until:
-        end = min(start + PIECE_S, until)
+    for start, end in days(since, until):
         day = datetime.fromtimestamp(start).isoformat(" ", "minutes")
         # A job that ends in the last second of the last piece ended before now.
-        yield AccountingPiece(
-            sacct.rows(start, end), end if end < until else end + 1.0, f"row {{}} of sacct from {day} on"
-        )
-        start = end
+        by = end if end < until else end + 1.0
+        yield AccountingPiece(sacct.rows(start, end), by, f"row {{}} of sacct from {day} on")
 
 
 def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:

@@ -12,11 +12,12 @@ import typer
 
 from ones_db import StoreError
 from ones_wrapper.protocol.optin import BadComment, parse_comment
-from slurm_ones.cli import completion
 from slurm_ones.cli.by_hand import look
 from slurm_ones.cli.common import (
+    JOB_ID,
     ConfigOption,
     DatabaseOption,
+    JobArgument,
     JsonOption,
     command,
     complain,
@@ -78,12 +79,7 @@ def _states(text: str) -> frozenset[str]:
 def jobs(
     ids: Annotated[
         list[int] | None,
-        typer.Argument(
-            help="Job ids (default: all elastic jobs).",
-            parser=job_number,
-            metavar="JOB",
-            autocompletion=completion.job,
-        ),
+        typer.Argument(help="Job ids (default: all elastic jobs).", **JOB_ID),
     ] = None,
     me: MeOption = False,
     user: UsersOption = "",
@@ -184,12 +180,7 @@ def top(
 
 @command
 def why(
-    job: Annotated[
-        int,
-        typer.Argument(
-            help="Job id; of a block, such as 4711_3, its job.", parser=job_number, autocompletion=completion.job
-        ),
-    ],
+    job: JobArgument,
     last: Annotated[int, typer.Option(help="Number of decisions to show.")] = 5,
     config: ConfigOption = None,
     database: DatabaseOption = "",

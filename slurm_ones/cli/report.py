@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ones_db import StoreError
-from slurm_ones.cli import completion
 from slurm_ones.cli.common import (
+    JOB_ID,
     TIMES,
     ConfigOption,
     DatabaseOption,
@@ -19,7 +19,6 @@ from slurm_ones.cli.common import (
     check_outputs,
     command,
     is_view,
-    job_number,
     moment,
     print_json,
     reader_of,
@@ -36,9 +35,7 @@ from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage
 def report(
     job: Annotated[
         int | None,
-        typer.Argument(
-            help="Job id (default: all jobs of a user or a span).", parser=job_number, autocompletion=completion.job
-        ),
+        typer.Argument(help="Job id (default: all jobs of a user or a span).", **JOB_ID),
     ] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
     since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {TIMES}.")] = "",

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -13,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from slurm_ones.cli import completion
-from slurm_ones.cli.common import check_outputs, command, console, errors, takes
-from slurm_ones.cli.simulate_progress import say, shown
+from slurm_ones.cli.batch_script import is_bare, options_in
+from slurm_ones.cli.common import check_outputs, command, complain, console, say, takes
+from slurm_ones.cli.simulate_progress import inform, shown
 from slurm_ones.simulate import BadInput
-from slurm_ones.text import plain
+from slurm_ones.text import safe
 
 # The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ REQUEUE_S = "30"
 EXECUTORS = ("local", "slurm")
 DIRECTORY = "ones-study"
 """Default of `--directory`."""
+OWN = (
+    "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
+    "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
+)  # fmt: skip
+"""Options that a study's jobs need as they are. With a comment, which our Slurm plugin's options make, a companion
+would take them for elastic ones."""
+_OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
@@ -63,20 +71,28 @@ def parse_network(text: str) -> Network:
     from slurm_ones.simulate.spec import Network
 
     cluster, _, taper = text.partition(":")
-    found, value = _CLUSTER.fullmatch(cluster), parse_value(taper or "1")
-    if found is not None and not isinstance(value, bool | str) and 1 <= value < math.inf:
+    found, value = _CLUSTER.fullmatch(cluster), parse_number(taper or "1")
+    if found is not None and 1 <= value < math.inf:
         with suppress(ValueError):
-            return Network(int(found[1]), int(found[2]), float(value))
+            return Network(int(found[1]), int(found[2]), value)
     raise BadInput(f"--network: {text!r:.40} is not LEAVESxNODES:TAPER, such as 4x4:3")
 
 
 def parse_slow_nodes(text: str) -> tuple[float, ...]:
     """Their speeds, from `2:0.7` for two nodes of speed 0.7. Raises `BadInput`."""
     count, _, speed = text.partition(":")
-    value = parse_value(speed)
-    if not count.isdecimal() or len(count) > 4 or isinstance(value, bool | str) or not 0 < value < 1:
+    value = parse_number(speed)
+    if not count.isdecimal() or len(count) > 4 or not 0 < value < 1:
         raise BadInput(f"--slow-nodes: {text!r:.40} is not COUNT:SPEED, such as 2:0.7")
-    return (float(value),) * int(count)
+    return (value,) * int(count)
+
+
+def parse_number(text: str) -> float:
+    """The number that a text is, NaN for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def parse_value(text: str) -> bool | int | float | str:
@@ -119,10 +135,10 @@ def parse_resize_cost(text: str) -> float | None:
     """Seconds; None for what the published studies measured of each application. Raises `BadInput`."""
     if text == "measured":
         return None
-    value = parse_value(text)
-    if isinstance(value, bool | str) or not 0 <= value < 86400:
+    value = parse_number(text)
+    if not 0 <= value < 86400:
         raise BadInput(f"--resize-cost: {text!r:.40} is neither seconds nor the word measured")
-    return float(value)
+    return value
 
 
 def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
@@ -150,6 +166,27 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
         return Hot(**numbers)
     except ValueError as error:
         raise BadInput(f"--resize hot: {error}") from None
+
+
+def parse_sbatch(text: str) -> dict[str, str | bool]:
+    """sbatch's options by their long names, from `--partition=cpu -t 2:00:00 --exclusive`. Raises `BadInput`."""
+    found: dict[str, str | bool] = {}
+    try:
+        given = list(options_in(shlex.split(text)))
+    except ValueError as error:
+        raise BadInput(f"--sbatch: {text!r:.80}: {error}") from None
+    for name, value in given:
+        option = name[2:]
+        if not _OPTION.fullmatch(name):
+            raise BadInput(f"--sbatch: {name!r:.60} is no option of sbatch's, such as --partition=cpu")
+        # sbatch takes an option's beginning for the option.
+        if own := next((own for own in OWN if own.startswith(option)), None):
+            short = f", which sbatch may take --{option} for," if own != option else ""
+            raise BadInput(f"--sbatch: --{own}{short} is the study's own to say")
+        if not value.isprintable() or not (value or is_bare(name)):
+            raise BadInput(f"--sbatch: --{option} has no value that sbatch could read")
+        found[option] = value or True
+    return found
 
 
 @dataclass(frozen=True)
@@ -298,15 +335,9 @@ def simulate(options: SimulateOptions) -> None:
 
     plan, processes = options.plan(), options.processes or os.cpu_count() or 1
     d = plan.description()
-    console.print(
-        plain(
-            f"{d['work']}: {d['jobs']}, {d['cluster']}, seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}; a decision "
-            f"{d['decisions']}, a resize costs {d['a resize']}; {d['engine']}",
-            400,
-        ),
-        markup=False,
-        soft_wrap=True,
-    )
+    seeds = f"seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}"
+    costs = f"a decision {d['decisions']}, a resize costs {d['a resize']}"
+    say(f"{d['work']}: {d['jobs']}, {d['cluster']}, {seeds}; {costs}; {d['engine']}", 400)
     if options.executor == "local":
         runs = shown(len(list(plan.runs())), lambda on_progress: run_all(plan, processes, on_progress))
     else:
@@ -324,13 +355,13 @@ def simulate(options: SimulateOptions) -> None:
 
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
     """All runs, as jobs of the site's Slurm."""
-    from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue, parse_sbatch
+    from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue
     from slurm_ones.simulate.study.kept import StudyFolder
 
     folder = StudyFolder(directory.absolute())
     jobs = StudyJobs(folder.jobs, parse_sbatch(sbatch))
     with folder.locked():
-        study = StudyQueue(plan, folder, jobs, say)
+        study = StudyQueue(plan, folder, jobs, inform)
         return shown(study.left, study.run)
 
 
@@ -338,9 +369,9 @@ def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[s
     """A study's table: titles, and for each figure its mean with the interval below."""
     table = Table(box=None, pad_edge=False)
     for index, head in enumerate(heads):
-        table.add_column(escape(plain(head, 60)), justify="right" if index else "left")
+        table.add_column(safe(head, 60), justify="right" if index else "left")
     for title, cells in rows:
-        table.add_row(escape(title), *(f"{mean}\n({between})" if between else mean for mean, between in cells))
+        table.add_row(safe(title), *(f"{mean}\n({between})" if between else mean for mean, between in cells))
     console.print(table)
 
 
@@ -348,6 +379,6 @@ def end(found: Sequence[ContenderSummary]) -> None:
     """Print all errors; exit code 1 if there are any."""
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
     for line in failed:
-        errors.print(f"slurm-ones: {plain(line, 1000)}", markup=False, soft_wrap=True)
+        complain(line)
     if failed:
         raise typer.Exit(1)

@@ -60,7 +60,7 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
     """Call `run`, which has `runs` runs to do, and show its progress: a bar that fills as jobs end on a terminal, lines
     elsewhere."""
     if not errors.is_terminal:
-        return run(ProgressLines(runs, say))
+        return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[last]}"),
@@ -77,6 +77,6 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
         return run(on_progress)
 
 
-def say(line: str) -> None:
+def inform(line: str) -> None:
     """Print a sentence on stderr, above the bar if there is one."""
     errors.print(plain(line, 1000), markup=False, soft_wrap=True)

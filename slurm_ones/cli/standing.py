@@ -9,8 +9,8 @@ from contextlib import suppress
 from ones_wrapper.protocol import Order
 from ones_wrapper.protocol.standing import ORDER, StandingGuests, is_companions
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.cli.by_hand import JobArgument, look
-from slurm_ones.cli.common import command, console, job_number
+from slurm_ones.cli.by_hand import look
+from slurm_ones.cli.common import JobArgument, command, console
 from slurm_ones.jobs.other_companion import OtherCompanion
 from slurm_ones.jobs.reports import JobDirectories
 from slurm_ones.simulate import BadInput
@@ -22,16 +22,16 @@ from slurm_ones.slurm.command import CommandClient
 def guests(job: JobArgument) -> None:
     """Move the waiting blocks of a job of yours to the queue that its comment names (guests=partition:NAME), and let
     them join it, as `ones-run` does where compute nodes have Slurm's commands."""
-    client, array = CommandClient(), job_number(job)
-    whole = look(client, array)
+    client = CommandClient()
+    whole = look(client, job)
     if whole.uid != os.geteuid():
-        raise BadInput(f"job {array} is {whole.user}'s: its blocks are moved with its owner's rights alone")
+        raise BadInput(f"job {job} is {whole.user}'s: its blocks are moved with its owner's rights alone")
     if not (whole.by_blocks and whole.running):
-        raise BadInput(f"job {array} is no job of blocks that runs: guests join its first block")
+        raise BadInput(f"job {job} is no job of blocks that runs: guests join its first block")
     orders = OrderWriter(client, None, time.time)
     other = OtherCompanion(os.geteuid(), JobDirectories(None).hello, time.time).refusal(whole)
     if other is not None or is_companions(orders.last_number(whole)):
-        raise BadInput(f"job {array}: a companion of slurm-ones decides for it, by its own settings")
+        raise BadInput(f"job {job}: a companion of slurm-ones decides for it, by its own settings")
 
     def run(argv: list[str]) -> tuple[str, str]:
         try:
@@ -47,5 +47,5 @@ def guests(job: JobArgument) -> None:
         return "its directory takes none"
 
     shape = whole.home.nodes, whole.home.gpus_per_node
-    if not StandingGuests(array, shape, run, order, console.print, time.time).look():
-        raise BadInput(f"job {array}: its comment names no queue for guests, or leaves no room for any")
+    if not StandingGuests(job, shape, run, order, console.print, time.time).look():
+        raise BadInput(f"job {job}: its comment names no queue for guests, or leaves no room for any")

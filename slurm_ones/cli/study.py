@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
-from slurm_ones.cli.common import check_outputs, command, console, errors, span
+from slurm_ones.cli.common import check_outputs, command, errors, say, span
 from slurm_ones.cli.simulate import end, parse_cluster, print_table
-from slurm_ones.cli.simulate_progress import say, shown
+from slurm_ones.cli.simulate_progress import inform, shown
 from slurm_ones.simulate import BadInput
-from slurm_ones.text import plain, seconds
+from slurm_ones.text import seconds
 
 # The simulator is imported by the command itself, so that no other command waits for it.
 if TYPE_CHECKING:
@@ -91,22 +91,24 @@ def study(
     stretch = stretch_of(read, jobs, size, sample)
     plan = plan_of(read.name, stretch, curves, range(seeds), profiles=profiles).with_database(database)
     all_runs = len(list(plan.runs()))
-    say(
+    inform(
         f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "
         f"{seconds(stretch.hours * 3600)} are simulated on {stretch.nodes}x{stretch.gpus_per_node} GPUs; "
         f"{all_runs} runs, a decision every {seconds(plan.interval_s)}"
     )
     there = stretch.nodes * stretch.gpus_per_node / stretch.most_held
     if there < CROWDED:
-        say(f"jobs held {stretch.most_held} GPUs at once: --sample {sample * there:.2g} asks as much of this cluster")
+        inform(
+            f"jobs held {stretch.most_held} GPUs at once: --sample {sample * there:.2g} asks as much of this cluster"
+        )
     for why, count in read.left_out:
-        say(f"left out: {count}: {why}")
+        inform(f"left out: {count}: {why}")
     workers = processes or os.cpu_count() or 1
     folder = StudyFolder((directory or html.with_suffix(".runs")).absolute())
     with folder.locked():
         done = len(folder.done(plan))
         if done:
-            say(f"{done} of {all_runs} runs were done before ({folder.root})")
+            inform(f"{done} of {all_runs} runs were done before ({folder.root})")
         runs = shown(all_runs - done, lambda on_progress: run_kept(plan, workers, folder, on_progress))
     found = ElasticityStudy(read, stretch, curves, plan, summarize(plan, runs), runs)
     print_table(
@@ -114,13 +116,13 @@ def study(
         [(row.title, [(row.recorded, ""), *row.cells]) for row in rows(plan, found.summaries, recorded(stretch))],
     )
     for line in [*found.verdict(), found.fidelity()]:
-        console.print(plain(line, 1000), markup=False, soft_wrap=True)
+        say(line, 1000)
     if figures is not None:
         plain_csv = figures.suffix == ".csv"
         text = as_csv(found.summaries) if plain_csv else json.dumps(found.as_json(), indent=1, allow_nan=False)
         figures.write_text(text, encoding="utf-8")
     write_study(html, *pictures(plan, runs), found.page())
-    say(f"{html} says what was assumed, and shows more")
+    inform(f"{html} says what was assumed, and shows more")
     end(found.summaries)
 
 

@@ -85,12 +85,31 @@ class Wishes:
         return self != Wishes()
 
 
-ENVIRONMENT = (
-    "# Where sbatch does not pass on the environment that you train in, make it here:",
-    "# module load …; source …/bin/activate",
-    '# In a container: export ONES_CONTAINER="apptainer exec --nv image.sif"',
-    "",
-)
+_KNOWN = """\
+#
+# What is known of this site, from where, and what is not: the page "Your site". Not tried there.
+"""
+_ARRAY = """\
+#
+# One job, submitted as a job array: its tasks are blocks, which slurm-ones has join and leave while the
+# job trains. Task 0 trains at once. scancel of the array ends all of it. Without slurm-ones one block
+# trains at a time.
+"""
+_HERE = """\
+# Reports, orders and checkpoints lie in ones-<the job's id> where you submit, which all nodes must share.
+# To have them elsewhere: export ONES_JOB_ROOT="$SCRATCH/ones"
+"""
+_ON_SCRATCH = """\
+# Reports, orders and checkpoints lie on $SCRATCH. {}
+# So copy the last checkpoint away when the training is over.
+export ONES_JOB_ROOT="${{ONES_JOB_ROOT:-${{SCRATCH:-$PWD}}/ones}}"
+"""
+_WHOLE_NODES = """\
+# GPUs of one node, of which Slurm knows none here.
+export ONES_GPUS_PER_NODE="${{ONES_GPUS_PER_NODE:-{}}}"
+
+"""
+_EACH_BLOCK = "# Each block runs this script: nothing may stand here that must run once for the job.\n"
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
@@ -98,22 +117,32 @@ def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
-    comment = _comment(site, wishes)
-    lines = ["#!/bin/bash", *_about(name, site), "#SBATCH --job-name=elastic", *_directives(site, wishes)]
-    lines += [f'#SBATCH --comment="{comment}"', "set -euo pipefail", "", *_places(site), *ENVIRONMENT]
-    if site.asks == "whole nodes":
-        lines += [
-            "# GPUs of one node, of which Slurm knows none here.",
-            f'export ONES_GPUS_PER_NODE="${{ONES_GPUS_PER_NODE:-{site.gpus_per_node}}}"',
-            "",
-        ]
-    if site.arrays:
-        lines.append("# Each block runs this script: nothing may stand here that must run once for the job.")
-    if site.asks == "whole nodes":
-        launch = "ones-run --blocks" if site.arrays else "ones-run"
-        lines.append(f'# Where srun is not allowed: {launch} --launcher ibrun "$@"')
-    lines.append('exec ones-run --blocks "$@"' if site.arrays else 'exec ones-run "$@"')
-    return "\n".join(lines) + "\n"
+    launch, whole = "ones-run --blocks" if site.arrays else "ones-run", site.asks == "whole nodes"
+    return f"""\
+#!/bin/bash
+# Elastic data-parallel training at {site.title}.
+#
+#   sbatch {name}.sbatch train.py --epochs 90
+{_KNOWN if site.account else ""}{_ARRAY if site.arrays else ""}#
+# Do not add --ntasks…: Slurm does not let you change task counts. One rank is started per GPU.
+#SBATCH --job-name=elastic
+{_directives(site, wishes)}#SBATCH --requeue
+#SBATCH --open-mode=append
+# 120 s before the time limit a checkpoint is written, and the job is requeued to go on from it.
+#SBATCH --signal=B:USR2@120
+#SBATCH --output={"%x-%A_%a.out" if site.arrays else "%x-%j.out"}
+#SBATCH --comment="{_comment(site, wishes)}"
+set -euo pipefail
+
+{_ON_SCRATCH.format(site.scratch) if site.scratch else _HERE}
+# Where sbatch does not pass on the environment that you train in, make it here:
+# module load …; source …/bin/activate
+# In a container: export ONES_CONTAINER="apptainer exec --nv image.sif"
+
+{_WHOLE_NODES.format(site.gpus_per_node) if whole else ""}{_EACH_BLOCK if site.arrays else ""}\
+{f'# Where srun is not allowed: {launch} --launcher ibrun "$@"{chr(10)}' if whole else ""}\
+exec {launch} "$@"
+"""
 
 
 def _comment(site: SiteRecord, wishes: Wishes) -> str:
@@ -133,59 +162,21 @@ def _comment(site: SiteRecord, wishes: Wishes) -> str:
     return f"ones: {size} batch={batch}{blocks}"
 
 
-def _about(name: str, site: SiteRecord) -> list[str]:
-    lines = [f"# Elastic data-parallel training at {site.title}.", "#"]
-    lines.append(f"#   sbatch {name}.sbatch train.py --epochs 90")
-    if site.account:
-        lines += [
-            "#",
-            '# What is known of this site, from where, and what is not: the page "Your site". Not tried there.',
-        ]
-    if site.arrays:
-        lines += [
-            "#",
-            "# One job, submitted as a job array: its tasks are blocks, which slurm-ones has join and leave while the",
-            "# job trains. Task 0 trains at once. scancel of the array ends all of it. Without slurm-ones one block",
-            "# trains at a time.",
-        ]
-    lines += ["#", "# Do not add --ntasks…: Slurm does not let you change task counts. One rank is started per GPU."]
-    return lines
-
-
-def _directives(site: SiteRecord, wishes: Wishes) -> list[str]:
-    first = site.gpus_per_node if site.whole_nodes else 1
-    asked = {"gres": [f"--gres=gpu:{first}"], "gpus-per-node": [f"--gpus-per-node={first}"], "whole nodes": []}
-    output = "%x-%A_%a.out" if site.arrays else "%x-%j.out"
-    options = []
-    if site.account or wishes.account:
-        options.append(f"--account={wishes.account or PLACEHOLDER}")
-    if partition := wishes.partition or site.partition:
-        options.append(f"--partition={partition}")
-    if site.arrays:
+def _directives(site: SiteRecord, wishes: Wishes) -> str:
+    """Options in which sites differ."""
+    partition, gpus = wishes.partition or site.partition, site.gpus_per_node if site.whole_nodes else 1
+    asked = {"gres": f"--gres=gpu:{gpus}", "gpus-per-node": f"--gpus-per-node={gpus}", "whole nodes": ""}
+    options = (
+        f"--account={wishes.account or PLACEHOLDER}" if site.account or wishes.account else "",
+        f"--partition={partition}" if partition else "",
         # %1 keeps Slurm from starting all of them at once.
-        options.append(f"--array=0-{BLOCKS - 1}%1")
-    options += ["--nodes=1", *asked[site.asks], *site.directives, f"--time={wishes.time or site.time}"]
-    lines = [f"#SBATCH {option}" for option in (*options, "--requeue", "--open-mode=append")]
-    return [
-        *lines,
-        "# 120 s before the time limit a checkpoint is written, and the job is requeued to go on from it.",
-        "#SBATCH --signal=B:USR2@120",
-        f"#SBATCH --output={output}",
-    ]
-
-
-def _places(site: SiteRecord) -> list[str]:
-    lines = [
-        "# Reports, orders and checkpoints lie in ones-<the job's id> where you submit, which all nodes must share."
-    ]
-    if not site.scratch:
-        return [*lines, '# To have them elsewhere: export ONES_JOB_ROOT="$SCRATCH/ones"', ""]
-    return [
-        f"# Reports, orders and checkpoints lie on $SCRATCH. {site.scratch}",
-        "# So copy the last checkpoint away when the training is over.",
-        'export ONES_JOB_ROOT="${ONES_JOB_ROOT:-${SCRATCH:-$PWD}/ones}"',
-        "",
-    ]
+        f"--array=0-{BLOCKS - 1}%1" if site.arrays else "",
+        "--nodes=1",
+        asked[site.asks],
+        *site.directives,
+        f"--time={wishes.time or site.time}",
+    )
+    return "".join(f"#SBATCH {option}\n" for option in options if option)
 
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")

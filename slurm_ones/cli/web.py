@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -24,10 +23,9 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import ConfigError
+from slurm_ones.show import page_lacks
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.text import plain
-
-NEEDED = ("starlette", "uvicorn", "jinja2")
 
 
 @command
@@ -45,8 +43,7 @@ def web(
     database: DatabaseOption = "",
 ) -> None:
     """Serve a live page of the cluster, its jobs and what was decided. It changes nothing."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := page_lacks():
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
 

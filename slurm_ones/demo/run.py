@@ -38,7 +38,6 @@ LONGEST_S = 240.0
 START_S = 30.0
 """Time that the page may take to start."""
 UNFIT = frozenset('?#%"\\')
-PAGE_NEEDS = ("starlette", "uvicorn", "jinja2")
 
 Say = Callable[[float, str], None]
 
@@ -55,11 +54,6 @@ def torch_version() -> str:
         return version("torch")
     except PackageNotFoundError:
         return "of an unknown version"
-
-
-def page_lacks() -> list[str]:
-    """Packages that the live page needs and that are not installed."""
-    return [name for name in PAGE_NEEDS if find_spec(name) is None]
 
 
 def prepare(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slurm_ones.cli import app
-from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost
+from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost, parse_sbatch
 from slurm_ones.cli.simulate_progress import ProgressLines
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study.runs import RunProgress
@@ -205,3 +205,22 @@ def test_how_jobs_are_sent(
     monkeypatch.chdir(tmp_path)
     code, _, err = call("--idealized", "--jobs", "4", "--policy", "fifo", *options)
     assert code == 2 and named in err and not list(tmp_path.iterdir())
+
+
+def test_options_of_sbatch() -> None:
+    """Long and short ones, with and without `=`; none that a study's jobs need as they are."""
+    found = parse_sbatch("--partition=cpu -t 2:00:00 -Aproject --exclusive --mem 4G --constraint='a|b'")
+    assert found == {
+        "partition": "cpu", "time": "2:00:00", "account": "project", "exclusive": True, "mem": "4G",
+        "constraint": "a|b",
+    }  # fmt: skip
+    assert parse_sbatch("") == {} and parse_sbatch("--wait-all-nodes=1") == {"wait-all-nodes": "1"}
+    for wrong, named in (
+        ("--quiet", "--quiet is the study's own"),
+        ("--comment=ones:", "--comment is the study's own"), ("-J name", "-J"), ("cpu", "'cpu' is no option"),
+        ("--time=", "no value"), ("--qos='a\nb'", "no value"), ("'", "No closing quotation"),
+        ("--array=1-3", "--array is the study's own"), ("--commen=ones:gpus=1-4", "--comment, which .* --commen for"),
+        ("--wra=true", "--wrap, which"), ("--elastic-g=1-4", "--elastic-gpus, which"),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match=named):
+            parse_sbatch(wrong)

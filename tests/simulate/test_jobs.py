@@ -17,7 +17,7 @@ import submitit
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.study import kept
-from slurm_ones.simulate.study.jobs import TRIES, SeenJob, SentAs, StudyJobs, StudyQueue, Waits, parse_sbatch
+from slurm_ones.simulate.study.jobs import TRIES, SeenJob, SentAs, StudyJobs, StudyQueue, Waits
 from slurm_ones.simulate.study.kept import StudyFolder, parts_of, run_part
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.study.present import as_json
@@ -334,22 +334,3 @@ def test_the_site_is_asked_as_the_one_that_is_sent_to(tmp_path: Path, monkeypatc
     lines = said.read_text().splitlines()
     assert f"--user={user} " in lines[0] and lines[0].endswith(" none") and lines[1] == "sbatch none"
     assert f"--user={user} " in site.cancelling({"x"})
-
-
-def test_options_of_sbatch() -> None:
-    """Long and short ones, with and without `=`; none that a study's jobs need as they are."""
-    found = parse_sbatch("--partition=cpu -t 2:00:00 -Aproject --exclusive --mem 4G --constraint='a|b'")
-    assert found == {
-        "partition": "cpu", "time": "2:00:00", "account": "project", "exclusive": True, "mem": "4G",
-        "constraint": "a|b",
-    }  # fmt: skip
-    assert parse_sbatch("") == {} and parse_sbatch("--wait-all-nodes=1") == {"wait-all-nodes": "1"}
-    for wrong, named in (
-        ("--quiet", "--quiet is the study's own"),
-        ("--comment=ones:", "--comment is the study's own"), ("-J name", "-J"), ("cpu", "'cpu' is no option"),
-        ("--time=", "no value"), ("--qos='a\nb'", "no value"), ("'", "No closing quotation"),
-        ("--array=1-3", "--array is the study's own"), ("--commen=ones:gpus=1-4", "--comment, which .* --commen for"),
-        ("--wra=true", "--wrap, which"), ("--elastic-g=1-4", "--elastic-gpus, which"),
-    ):  # fmt: skip
-        with pytest.raises(BadInput, match=named):
-            parse_sbatch(wrong)

@@ -13,7 +13,6 @@ import os
 import pwd
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,53 +41,14 @@ SAME_AGAIN = {
     JobState.DEADLINE: "Slurm ended it at its deadline",
 }
 """Ends to which another job of the same kind would come as well."""
-SHORT = {
-    "-A": "account", "-C": "constraint", "-L": "licenses", "-N": "nodes", "-c": "cpus-per-task", "-n": "ntasks",
-    "-p": "partition", "-q": "qos", "-t": "time", "-w": "nodelist", "-x": "exclude",
-}  # fmt: skip
-OWN = (
-    "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
-    "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
-)  # fmt: skip
-"""Options that a study's jobs need as they are. With a comment, which our Slurm plugin's options make, a companion
-would take them for elastic ones."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
 """All other variables of Slurm's belong to the job in which a study may be started."""
 
-_OPTION = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
 """submitit's files for jobs that Slurm did not take; those of others bear their ids."""
 
 SentAs = tuple[str, int]
 """Name of the jobs with which a part was sent, and its place in their array."""
-
-
-def parse_sbatch(text: str) -> dict[str, str | bool]:
-    """sbatch's options by their long names, from `--partition=cpu -t 2:00:00 --exclusive`. Raises `BadInput`."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise BadInput(f"--sbatch: {text!r:.80}: {error}") from None
-    found: dict[str, str | bool] = {}
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if word[:2] in SHORT:
-            name, value = f"--{SHORT[word[:2]]}", word[2:].removeprefix("=")
-            equals = "=" if word[2:] else ""
-        option = name[2:]
-        if not name.startswith("--") or not _OPTION.fullmatch(option):
-            raise BadInput(f"--sbatch: {word!r:.60} is no option of sbatch's, such as --partition=cpu")
-        # sbatch takes an option's beginning for the option.
-        if own := next((own for own in OWN if own.startswith(option)), None):
-            short = f", which sbatch may take --{option} for," if own != option else ""
-            raise BadInput(f"--sbatch: --{own}{short} is the study's own to say")
-        if not equals and words and not words[0].startswith("-"):
-            equals, value = "=", words.pop(0)
-        if equals and (not value or not value.isprintable()):
-            raise BadInput(f"--sbatch: --{option} has no value that sbatch could read")
-        found[option] = value if equals else True
-    return found
 
 
 class SeenJob(NamedTuple):

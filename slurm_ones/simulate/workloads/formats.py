@@ -337,10 +337,8 @@ def read_sacct(
 ) -> Trace:
     """The jobs that ended in a span of accounting (Unix seconds). `on_rows` hears of the share that is read, and of
     rows so far. Raises `BadInput`, and what `Sacct` raises."""
-    # sacct is asked for whole seconds: what ends between two pieces would count with both.
-    runs, rows, start = _Runs("sacct"), 0, float(int(since))
-    while start < until:
-        end = min(start + PIECE_S, until)
+    runs, rows = _Runs("sacct"), 0
+    for start, end in days(since, until):
         for row in sacct.rows(start, end):
             rows += 1
             if isinstance(row, Rejected):
@@ -348,9 +346,17 @@ def read_sacct(
             # Both ends of a piece belong to it: what ended in its last second comes again with the next.
             elif _counts(row, partition) and (row.end is None or row.end < end or end >= until):
                 runs.add(row)
-        start = end
         on_rows((end - since) / (until - since), rows)
     return runs.trace()
+
+
+def days(since: float, until: float) -> Iterator[tuple[float, float]]:
+    """Beginning and end of each piece of a span for which accounting is asked, Unix seconds."""
+    # sacct is asked for whole seconds: what ends between two pieces would count with both.
+    start = float(int(since))
+    while start < until:
+        yield start, min(start + PIECE_S, until)
+        start += PIECE_S
 
 
 def _counts(row: AccountingRow, partition: str) -> bool:
