@@ -17,6 +17,7 @@ ROOMS = [
     "db/ones_db",
     "slurm_ones/act",
     "slurm_ones/bound",
+    "slurm_ones/cli",
     "slurm_ones/companion.py",
     "slurm_ones/demo",
     "slurm_ones/examples",

@@ -17,19 +17,19 @@ LONG = {
     "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 """Short options of sbatch that matter here."""
-_NAMES = """
-account acctg-freq array batch bb bbf begin cluster-constraint chdir clusters comment container contiguous
-constraint core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
-distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq
-gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name
-kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice
-no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
-open-mode output overcommit oversubscribe parsable partition prefer priority profile propagate qos quiet reboot
-requeue reservation signal sockets-per-node spread-job switches tasks-per-node test-only thread-spec
-threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes usage verbose version wait
-wait-all-nodes wckey wrap
-"""
-NAMES = tuple(f"--{name}" for name in _NAMES.split())
+_NAMES = (
+    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container",
+    "contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency",
+    "distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq",
+    "gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name",
+    "kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network",
+    "nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node",
+    "ntasks-per-socket open-mode output overcommit oversubscribe parsable partition prefer priority profile propagate",
+    "qos quiet reboot requeue reservation signal sockets-per-node spread-job switches tasks-per-node test-only",
+    "thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid usage use-min-nodes verbose version",
+    "wait wait-all-nodes wckey wrap",
+)
+NAMES = tuple(f"--{name}" for line in _NAMES for name in line.split())
 """Long options of sbatch. Any beginning of one will do that is no other's."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 _BARE = """

@@ -1,9 +1,9 @@
 """`slurm-ones resize`, `pin`, `release`, `estimate` and `rehearse`: an owner chooses a job's size, and tries one.
 
 A size is a word in the job's comment (`size=8`). Slurm lets the job's owner change it, at every site that has a
-companion and whoever runs it. The companion carries it out as it carries out its own decisions. The others need no
-companion. Slurm is asked when a job like this one would start, or the owner orders a checkpoint and a restart at the
-job's size, and reads what the job reports.
+companion and whoever runs it. The companion carries it out as it carries out its own decisions. The last two need no
+companion. `estimate` asks Slurm when a job like this one would start. `rehearse` orders a checkpoint and a restart at
+the job's size, and reads the job's reports.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def estimate(
 ) -> None:
     """Ask Slurm when a job like this one would start at other sizes, from now; nothing is submitted.
 
-    A resize by a requeue waits about so long. One by blocks trains on meanwhile, and waits for the difference alone.
+    A resize by a requeue waits about so long. One by blocks trains on meanwhile, and waits only for the difference.
     """
     client = CommandClient()
     now = look(client, job)
@@ -262,10 +262,10 @@ BILL = {
     "group_s": "process group",
     "load_s": "checkpoint loaded",
     "first_step_s": "first step",
-    "standstill_s": "training stood still",
+    "standstill_s": "pause of training",
 }
-"""Parts of the cost of one checkpoint and restart. The checkpoint counts from the order, the launch from the batch
-script to the ranks' first line, and the last from the last step before to the end of the first step after."""
+"""Parts of the cost of one checkpoint and restart. The checkpoint counts from the order. The launch lasts from the
+batch script to the ranks' first line. The pause lasts from the last step before to the end of the first step after."""
 
 
 class OwnReports:

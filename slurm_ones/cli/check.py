@@ -321,7 +321,7 @@ def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:
         return []
-    return [warning(0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
+    return [warning(0, f"{text}: allow it only steps of {wanted}, gpus={low}-{high}:{wanted}")]
 
 
 @command

@@ -131,7 +131,7 @@ def job_number(text: str) -> int:
 
 
 JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": completion.job}
-"""How a command takes a job's id."""
+"""Parser, name and completion of a job's id."""
 JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
 
 

@@ -42,7 +42,7 @@ _BARS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Ti
 @app.command()
 @command
 def upgrade(config: ConfigOption = None, database: DatabaseOption = "") -> None:
-    """Create the database, or upgrade it to this version's schema (SQLite: a copy is kept beside the file).
+    """Create the database, or upgrade it to this version's schema (SQLite: a copy is kept next to the file).
 
     All steps are one transaction: stopped in the middle, it changed nothing, and is run again.
     """
@@ -64,7 +64,7 @@ def copy(
     """Move a site to another database, from SQLite to PostgreSQL or back, and verify every table's count and checksum.
 
     The companion may run meanwhile. Stop it, run this once more, which brings the rest, and name the new database in
-    its settings. A copy that was interrupted goes on where it was. Passwords come from ~/.pgpass, PGPASSWORD or a
+    its settings. A copy that was interrupted goes on from there. Passwords come from ~/.pgpass, PGPASSWORD or a
     service file.
     """
     with Progress(*_BARS, console=errors, transient=True) as bars:
@@ -128,15 +128,15 @@ def maintain(
     forget_older_than: Annotated[
         str,
         typer.Option(
-            help="Delete decisions that led to nothing and the steps of resizes, of jobs that ended longer ago; kept "
-            "unless this or the settings ask for it."
+            help="Delete decisions without effect and the steps of resizes, of jobs that ended longer ago "
+            "(default: the settings)."
         ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     """Reduce old rows, while the companion runs. What learning reads stays.
 
-    May be stopped at any time, and goes on where it was. Jobs that have not ended are left alone. A file keeps its
+    May be stopped at any time, and goes on from there. Jobs that have not ended are left alone. A file keeps its
     size: what becomes free in it is used for new rows.
     """
     settings = settings_of(config, database)

@@ -27,7 +27,7 @@ TAKES_S = 90
 
 @command
 def demo(
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the page's address alone.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print only the page's address.")] = False,
     directory: Annotated[
         Path | None, typer.Option(help="Where all files of the demo go: new or empty (default: a new temporary one).")
     ] = None,
@@ -48,7 +48,7 @@ def demo(
         )
     else:
         say("- torch is not installed here, so no real training runs: pip install 'slurm-ones[demo]'")
-    say("- Simulated jobs, in the partition and of the user `simulated`, share 16 simulated GPUs beside them.")
+    say("- Simulated jobs, in the partition and of the user `simulated`, share 16 simulated GPUs next to them.")
     say("The companion that resizes both is the one that runs at a site.")
     status = 130
     try:

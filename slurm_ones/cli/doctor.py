@@ -173,7 +173,7 @@ def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
     if path != spool:
         return bad(what, f"{file} names {path}, not {spool}", "write the spool of the settings there")
     if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
-        return bad(what, f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
+        return bad(what, f"others than root may write {file}, or its folder", "jobs do not believe it so")
     return ok(what, f"{file} names it here; have the same file on every compute node")
 
 
@@ -268,7 +268,7 @@ def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
 def doctor(
     config: ConfigOption = None,
     own: Annotated[bool, typer.Option("--own", help="Check for user mode.")] = False,
-    guests: Annotated[bool, typer.Option("--guests", help="Check what guests need of Slurm, and that alone.")] = False,
+    guests: Annotated[bool, typer.Option("--guests", help="Check only what guests need of Slurm.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Check this site and say what to do where it does not fit. Exit code 1 when something is bad."""

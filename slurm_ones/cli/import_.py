@@ -73,7 +73,7 @@ class AccountingPiece(NamedTuple):
     end: float
     """Runs that ended before it are in this piece or an earlier one."""
     place: str
-    """Of a bad row, with its number for {}."""
+    """Place of a bad row, with {} for its number."""
 
 
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:

@@ -40,7 +40,7 @@ from slurm_ones.slurm.connect import connect
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.text import plain
 
-MeOption = Annotated[bool, typer.Option("--me", help="One's own jobs alone.")]
+MeOption = Annotated[bool, typer.Option("--me", help="Only your own jobs.")]
 UsersOption = Annotated[str, typer.Option("--user", "-u", help="Jobs of these users: names, separated by commas.")]
 PartitionsOption = Annotated[str, typer.Option("--partition", "-p", help="Jobs in these partitions.")]
 AccountsOption = Annotated[str, typer.Option("--account", "-A", help="Jobs that are charged to these accounts.")]
@@ -239,7 +239,7 @@ def _why(job: Job | None, settings: Settings, own_only: bool) -> str:
     if job.user != user and own_only:
         return f"it belongs to {plain(job.user, 40)}, and is not yours to see"
     if job.user != user and settings.scope == "own":
-        return f"it belongs to {plain(job.user, 40)}, and this companion looks after {user}'s own jobs alone"
+        return f"it belongs to {plain(job.user, 40)}, and this companion looks only after {user}'s own jobs"
     try:
         opted_in = parse_comment(job.comment) is not None
     except BadComment:

@@ -46,10 +46,10 @@ def build(
 @command
 def install(
     to: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write: for a site, the folder of slurm.conf.")],
-    own: Annotated[bool, typer.Option("--own", help="For your own commands alone, without privileges.")] = False,
+    own: Annotated[bool, typer.Option("--own", help="Only for your own commands, without privileges.")] = False,
     include: IncludeOption = None,
     spank: Annotated[
-        bool, typer.Option("--spank/--no-spank", help="With the options of sbatch, or the checks alone.")
+        bool, typer.Option("--spank/--no-spank", help="With the options of sbatch, or only the checks.")
     ] = True,
 ) -> None:
     """Write the plugin's files to a folder, and say which lines of Slurm's own files use them."""

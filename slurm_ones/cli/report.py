@@ -58,7 +58,7 @@ def report(
         if job is not None and not found:
             raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
         if user and not found and is_view(settings, store):
-            raise StoreError(f"jobs of {user} cannot be seen here: this site shows each user their own jobs alone")
+            raise StoreError(f"jobs of {user} cannot be seen here: this site shows each user only their own jobs")
         found = found[-1:] if job is not None else found
         told, seen = advised(store, found), as_of(store.health(), time.time())
     title = f"Job {job}" if job is not None else _title(user, since, until)

@@ -228,7 +228,8 @@ class SimulateOptions:
     ] = None
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0
     deadlines: Annotated[
-        float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
+        float,
+        typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes by itself as asked for."),
     ] = 0.0
     interval: Annotated[
         float | None,

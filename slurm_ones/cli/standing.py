@@ -20,12 +20,13 @@ from slurm_ones.slurm.command import CommandClient
 
 @command
 def guests(job: JobArgument) -> None:
-    """Move the waiting blocks of a job of yours to the queue that its comment names (guests=partition:NAME), and let
-    them join it, as `ones-run` does where compute nodes have Slurm's commands."""
+    """Move the waiting blocks of a job of yours to the queue that its comment names (guests=partition:NAME).
+
+    They then join the job. On compute nodes with Slurm's commands `ones-run` does it itself."""
     client = CommandClient()
     whole = look(client, job)
     if whole.uid != os.geteuid():
-        raise BadInput(f"job {job} is {whole.user}'s: its blocks are moved with its owner's rights alone")
+        raise BadInput(f"job {job} is {whole.user}'s: only its owner can move its blocks")
     if not (whole.by_blocks and whole.running):
         raise BadInput(f"job {job} is no job of blocks that runs: guests join its first block")
     orders = OrderWriter(client, None, time.time)

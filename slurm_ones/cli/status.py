@@ -144,7 +144,7 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
     late_s = LATE * last.interval_s
     problems = []
     if now - leader.beat > late_s:
-        problems.append(f"no companion runs: {leader.holder} was last heard of {_ago(now, leader.beat)}")
+        problems.append(f"no companion runs: {leader.holder} sent its last heartbeat {_ago(now, leader.beat)}")
     elif last.tick_time is None or last.tick_time < leader.since:
         # None of its own yet.
         if now - leader.since > late_s:
@@ -195,10 +195,8 @@ def lines(status: Status, *, asked: bool) -> list[str]:
     if asked:
         shown.append(f"Slurm      {status.slurm or 'does not answer'}")
     if leader is not None and leader.holder:
-        heard = _ago(status.now, leader.beat)
-        shown.append(
-            f"companion  {leader.holder} leads since {_time(leader.since)} (term {leader.term}), heard of {heard}"
-        )
+        beat = f"last heartbeat {_ago(status.now, leader.beat)}"
+        shown.append(f"companion  {leader.holder} leads since {_time(leader.since)} (term {leader.term}), {beat}")
     if last is not None and last.tick_time is not None:
         shown.append(
             f"last tick  {_ago(status.now, last.tick_time)}, took {last.tick_s or 0:.2f} s, mode {last.mode}: "

@@ -40,7 +40,7 @@ def study(
         str, typer.Option(help="Start of what sacct is asked for: 2026-01-31, or an age such as 90d (default: 30d).")
     ] = "",
     until: Annotated[str, typer.Option(help="End of it (default: now).")] = "",
-    partition: Annotated[str, typer.Option("--partition", "-p", help="Jobs of this partition alone (sacct).")] = "",
+    partition: Annotated[str, typer.Option("--partition", "-p", help="Only jobs of this partition (sacct).")] = "",
     cluster: Annotated[
         str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: what the jobs held at once).")
     ] = None,
@@ -62,7 +62,7 @@ def study(
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     directory: Annotated[
         Path | None,
-        typer.Option(help="Where what each run found is kept, to go on after a stop (default: beside the page)."),
+        typer.Option(help="Where what each run found is kept, to go on after a stop (default: next to the page)."),
     ] = None,
 ) -> None:
     """Say what elastic jobs would bring here: simulate the past with 0, 20, 50 and 100 % of its jobs elastic.
@@ -92,7 +92,7 @@ def study(
     plan = plan_of(read.name, stretch, curves, range(seeds), profiles=profiles).with_database(database)
     all_runs = len(list(plan.runs()))
     inform(
-        f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "
+        f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs; {len(stretch.jobs)} of them within "
         f"{seconds(stretch.hours * 3600)} are simulated on {stretch.nodes}x{stretch.gpus_per_node} GPUs; "
         f"{all_runs} runs, a decision every {seconds(plan.interval_s)}"
     )

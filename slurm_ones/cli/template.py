@@ -105,7 +105,7 @@ _ON_SCRATCH = """\
 export ONES_JOB_ROOT="${{ONES_JOB_ROOT:-${{SCRATCH:-$PWD}}/ones}}"
 """
 _WHOLE_NODES = """\
-# GPUs of one node, of which Slurm knows none here.
+# GPUs of one node: Slurm knows of none here.
 export ONES_GPUS_PER_NODE="${{ONES_GPUS_PER_NODE:-{}}}"
 
 """

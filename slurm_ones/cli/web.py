@@ -34,10 +34,11 @@ def web(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     root: Annotated[str, typer.Option(help="Path below which a proxy serves it, such as /node/n1/8675.")] = "",
     token: Annotated[
-        str, typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="What a viewer has to show (default: drawn anew).")
+        str,
+        typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="What a viewer has to show (default: a new one each time)."),
     ] = "",
     user_header: Annotated[
-        str, typer.Option(help="Header in which a proxy names the user, who then sees their own jobs alone; no token.")
+        str, typer.Option(help="Header in which a proxy names the user, who then sees only their own jobs; no token.")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_told(url: str) -> None:
             told = problems(url, 1600.0)
             assert "the last tick was 5 m 00 s ago, and should come every 60 s" in told
             assert "last error, 10 s ago: no answer" in told
-            assert f"{lock.holder} was last heard of 15 m 00 s ago" in problems(url, 2500.0)
+            assert f"{lock.holder} sent its last heartbeat 15 m 00 s ago" in problems(url, 2500.0)
             lock.leave(2600.0)
         assert "the last one stopped 1 m 00 s ago" in problems(url, 2660.0)
 

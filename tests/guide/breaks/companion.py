@@ -27,7 +27,7 @@ def _(service: ObservedService) -> None:
     host.sh("systemctl daemon-reload")
     try:
         host.sh(KILL)
-        service.see_status(host, "last heard of", 60)
+        service.see_status(host, "its last heartbeat", 60)
     finally:
         host.sh(f"rm {SLOWER} && systemctl daemon-reload")
     service.see_journal(host, "Scheduled restart job")
