@@ -176,7 +176,7 @@ class TestWhy:
         """The same for people, and the refusal."""
         done = call("why", "7", "--database", filled)
         assert "reason 7" in done.stdout
-        assert "training stood still for 6 m 50 s" in done.stdout
+        assert "training paused for 6 m 50 s" in done.stdout
         phases = "queue 1 m 45 s, launch 2.0 s (imports 1.5 s), process group 0.2 s, load 0.8 s, first step 0.5 s"
         assert f"the start after it: {phases}" in done.stdout
         assert "It is left alone: it was submitted with task counts" in call("why", "8", "--database", filled).stdout
@@ -229,7 +229,7 @@ class TestWhy:
         assert "It trains on block 3: 1x4; last change 1.5 s, shrank from 5 to 4 GPUs (blocks were lost)" in done.stdout
         assert "block 3: 1x4 on n2, RUNNING since" in done.stdout
         assert "generation 2: 0.25 s, grew from 1 to 5 GPUs" in done.stdout
-        assert "1x1 → 1x4 (adds 3 (1x4)): done, trains on 2 blocks, training stood still for 0.25 s" in done.stdout
+        assert "1x1 → 1x4 (adds 3 (1x4)): done, trains on 2 blocks, training paused for 0.25 s" in done.stdout
         assert "the start after it" not in done.stdout
         assert call("why", "10_3", "--database", filled).stdout == done.stdout
         told = printed("why", "10_0", "--json", "--database", filled)

@@ -30,6 +30,7 @@ ROOMS = [
     "slurm_ones/rivals",
     "slurm_ones/rules",
     "slurm_ones/service",
+    "slurm_ones/show",
     "slurm_ones/simulate",
     "slurm_ones/slurm",
     "slurm_ones/testing",

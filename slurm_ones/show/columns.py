@@ -265,7 +265,7 @@ RESIZE: tuple[ShownColumn[ShownResize], ...] = (
     ShownColumn("restart", attrgetter("resize.restart"), "run that it leaves; -1 if the job waited"),
     ShownColumn("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
     ShownColumn("state", attrgetter("resize.stage"), "its state", "state", left=True),
-    ShownColumn("pause_s", attrgetter("resize.pause_s"), "how long training stood still", "stood still", seconds, "s"),
+    ShownColumn("pause_s", attrgetter("resize.pause_s"), "pause of training", "pause", seconds, "s"),
     ShownColumn(
         "steps", lambda one: [_step(step) for step in one.steps], "its steps", "steps", left=True, width=40,
         own=lambda one: ", ".join(f"{step.stage} {step.time - one.resize.started:.1f} s" for step in one.steps),

@@ -30,13 +30,13 @@ class Logs:
     def __init__(
         self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, own_only: bool = False
     ) -> None:
-        """With `own_only` also root sees no other user's."""
+        """Hide other users' logs from root, too, if `own_only`."""
         self._settings, self._clock = settings, clock
         self._own_only = own_only
         self._found: dict[int, tuple[float, Job | str | None]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
-        """At most N of the log's last lines, without control characters; if there is none to show, one line that says
+        """Return the log's last lines, at most `most`, without control characters; without a log, one line that says
         why. Without Slurm's answer, the log is looked for in `work_dir` by the name that Slurm gives by default."""
         now = self._clock()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
@@ -51,7 +51,7 @@ class Logs:
         return [found] if isinstance(found, str) else self._tail(found, job_id, most)
 
     def address(self, job_id: int, work_dir: str) -> str:
-        """Where a job of one's own is seen in W&B or MLflow, by its directory; empty if that is not known."""
+        """Address in W&B or MLflow of a job of one's own, by its directory; empty if that is not known."""
         try:
             text, _ = read_from(None, f"{work_dir}/{directory_name(job_id)}/{RUN_URL}", os.geteuid(), 0, MAX_TEXT)
         except (FileNotFoundError, NotBelieved):

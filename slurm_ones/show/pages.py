@@ -29,7 +29,7 @@ from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import changed, clock
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
-"""Of the picture of the GPUs, in seconds before the newest tick."""
+"""Spans of the picture of the GPUs, in seconds before the newest tick."""
 WIDE_ONLY = frozenset(
     (
         *("batch", "local_batch", "samples_per_s", "epochs", "accuracy", "resizes", "pause_s", "mechanism", "steps"),
@@ -38,12 +38,12 @@ WIDE_ONLY = frozenset(
 )
 """Columns that a narrow window leaves out; a job's page has them all."""
 GROUPS = ("job", "user", "partition")
-"""What may have a colour of its own in it."""
+"""Things that may each have a colour in it."""
 FARTHEST = 4
 """Throughput is predicted for at most N times the most GPUs that were measured."""
 MOST_CELLS = 32
 MOST_NODES = 600
-"""Nodes that are drawn; of more their number is said."""
+"""Nodes that are drawn; of more only their number is shown."""
 LOG_LINES = 30
 MOST_DECIDED = 100
 """Jobs that are shown of a decision."""
@@ -110,7 +110,7 @@ def _kind(column: ShownColumn[Any]) -> str:
 
 @dataclass(frozen=True)
 class PageView:
-    """What a reader chose to see of the first page."""
+    """A reader's choice on the first page."""
 
     span: str = "24h"
     by: str = "job"
@@ -165,13 +165,13 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
 
 @lru_cache(maxsize=64)
 def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours: tuple[tuple[int, str], ...]) -> Markup:
-    """Who is on which node: at most ticks just as before, which is found faster than it is made."""
+    """Nodes and the jobs on them. At most ticks they are as before, which is found faster than made again."""
     return Markup(_part("nodes.html", nodes=node_rows(nodes, held), colours=dict(colours)).decode())
 
 
 @dataclass(frozen=True)
 class DecisionView:
-    """What a reader chose to see of the decisions."""
+    """A reader's choice among the decisions."""
 
     before: int | None = None
     """Decisions that are older than the one of this id."""
@@ -203,7 +203,7 @@ def job(
     reader: Callable[[], Reader],
     logs: Logs | None = None,
 ) -> bytes | None:
-    """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
+    """A job: why it has what it has, sizes, throughput, training, resizes, advice. None if it is not there."""
     with opened() as store, store.one_moment():
         # Of those that ended long ago the moment knows nothing.
         one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)

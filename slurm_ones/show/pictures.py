@@ -264,8 +264,9 @@ def _stroke(kind: str, text: str) -> Markup:
 def _coarser(
     bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
 ) -> tuple[Floats, Floats]:
-    """Shares as `charts.held`, with equal intervals in place of every change, each as it is in its middle and the last
-    as it is at the end."""
+    """GPUs as `charts.held` has them, at equal intervals in place of every change.
+
+    Each interval is as its middle is, the last as the end is."""
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
     middle = (edges[:-1] + edges[1:]) / 2

@@ -249,7 +249,7 @@ def _resizes(usage: Usage) -> list[str]:
 
 def _still(paused: float, running: float | None, whose: str) -> str:
     share = f" ({paused / (running + paused):.1%} of {whose} time)" if running else ""
-    return f"training stood still for {pause(paused)}{share}"
+    return f"training paused for {pause(paused)}{share}"
 
 
 def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
@@ -258,7 +258,7 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
     if not jobs:
         return [f"{plain(title, 200)}: no elastic job"]
     ended = sum(job.jct_s is not None for job in jobs)
-    newest = ", the newest alone" if len(jobs) >= MOST_JOBS else ""
+    newest = ", only the newest" if len(jobs) >= MOST_JOBS else ""
     lines = [
         f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {ended} ended{newest}",
         f"  GPU hours  {sum(job.gpu_hours or 0.0 for job in jobs):.1f}",
@@ -403,7 +403,7 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
     return (
         f"its comment ends at {_gpus(high)}, where each GPU still did {each:.0%} of what one did on {smallest.gpus} "
         f"({largest.useful:.4g} and {smallest.useful:.4g} useful samples/s in all): "
-        f"{allowed.gpus_to(low, 2 * high)} would let it use more where they are free"
+        f"{allowed.gpus_to(low, 2 * high)} would let it use more when they are free"
     )
 
 

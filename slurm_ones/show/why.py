@@ -192,7 +192,7 @@ def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
     for slow in _slow_nodes(store, job)[:1]:
         percent = 100 * slow.factor
         said = reason("on_slow_node", node=slow.name, percent=percent, runs=slow.runs, owners=slow.owners)
-        yield f"Where it is: {safe(str(said), 500)}."
+        yield f"Slow node: {safe(str(said), 500)}."
     for trouble in troubles(summary):
         yield f"[bold red]Look at it[/]: {trouble}."
     for line in _of_blocks(store, job, running=summary.running):
@@ -214,7 +214,7 @@ def _resize(one: ShownResize) -> Iterator[str]:
     yield (
         f"  {clock(resize.started)} resize {changed(resize)}{f' ({blocks})' if blocks else ''}: {resize.stage}"
         + (f", {safe(str(resize.outcome), 300)}" if resize.outcome else "")
-        + (f", training stood still for {still(resize.pause_s)}" if resize.pause_s is not None else "")
+        + (f", training paused for {still(resize.pause_s)}" if resize.pause_s is not None else "")
     )
     for step in one.steps:
         yield f"      {step.time - resize.started:7.1f} s  {step.stage}  [dim]{safe(str(step.detail), 300)}[/]"

@@ -31,22 +31,22 @@ from slurm_ones.show.why import told
 from slurm_ones.text import plain
 
 DECISIONS, ALL_DECISIONS = 3, 20
-"""Of a job below the table, and of one that has the window for itself."""
-HELP = """\
-up, down   another job
-Enter      the job alone, with its older decisions; Escape leads back
-w  l  n    below: why it has what it has; the end of its log; who holds which GPUs
-/          show jobs with some words; Escape shows all again
-s  r  a    sort by the next column; the other way round; jobs that ended, too
-z  p  u    resize the job, pin it to a size, leave its size to the companion
-x          cancel the job
-q          quit
-
-What changes a job is a command that is shown first, and run if you agree."""
+"""Decisions shown of a job below the table, and of one that has the window for itself."""
+KEYS = {
+    "up, down": "another job",
+    "Enter": "only the job, with its older decisions; Escape leads back",
+    "w  l  n": "below: why it has what it has; the end of its log; who holds which GPUs",
+    "/": "show jobs with some words; Escape shows all again",
+    "s  r  a": "sort by the next column; the other way round; jobs that ended, too",
+    "z  p  u": "resize the job, pin it to a size, leave its size to the companion",
+    "x": "cancel the job",
+    "q": "quit",
+}
+COMMANDS = "What changes a job is a command that is shown first, and run if you agree."
 SLURM_ONES = (sys.executable, "-m", "slurm_ones.cli")
 LOG_LINES = 200
 ERRORS = (StoreError, ConfigError, NotSeenYet, OSError)
-"""What may be otherwise at the next look."""
+"""Failures that may be gone at the next look."""
 
 
 class Question(ModalScreen[str | None]):
@@ -92,7 +92,7 @@ class TopApp(App[None]):
     #header { height: auto; padding: 0 1; background: $panel; }
     #jobs { height: 1fr; }
     #below { height: 40%; border-top: solid $primary; padding: 0 1; }
-    #below.alone { height: 1fr; border: none; }
+    #below.whole { height: 1fr; border: none; }
     .gone { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -131,7 +131,7 @@ class TopApp(App[None]):
         self._alone = False
         """The job under the cursor has the window for itself."""
         self._asked: tuple[object, ...] = ()
-        """What the part below was last made for."""
+        """Everything that the part below was last made for."""
 
     def compose(self) -> ComposeResult:
         """The parts from top to bottom."""
@@ -194,11 +194,11 @@ class TopApp(App[None]):
         self.query_one(DataTable).focus()
 
     def on_data_table_row_selected(self) -> None:
-        """Enter: the job alone."""
+        """Enter: only the job."""
         self._set_alone(True)
 
     def action_leave(self) -> None:
-        """From the job alone to the table, else from some words to all jobs."""
+        """Go from the job back to the table, else from some words to all jobs."""
         if not self._alone:
             self._words.value = ""
             self._words.add_class("gone")
@@ -208,13 +208,14 @@ class TopApp(App[None]):
         self._alone = alone
         self.query_one(DataTable).set_class(alone, "gone")
         below = self.query_one("#below")
-        below.set_class(alone, "alone")
+        below.set_class(alone, "whole")
         (below if alone else self.query_one(DataTable)).focus()
         self._fill_below()
 
     def action_help(self) -> None:
         """Show what the keys do."""
-        self.push_screen(Question(HELP))
+        keys = [f"{key:10} {text}" for key, text in KEYS.items()]
+        self.push_screen(Question("\n".join([*keys, "", COMMANDS])))
 
     def action_change(self, what: str) -> None:
         """Resize, pin or release the job, once its size is given or the user agrees."""
@@ -264,7 +265,7 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="look")
     def look_again(self) -> None:
-        """Read the jobs, beside what the window does."""
+        """Read the jobs in a thread; the window goes on meanwhile."""
         worker = get_current_worker()
         try:
             live = self._look()
@@ -319,7 +320,7 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="below")
     def tell(self, what: str, job_id: int | None, live: Live) -> None:
-        """Make the part below, beside what the window does."""
+        """Make the part below in a thread; the window goes on meanwhile."""
         worker = get_current_worker()
         try:
             text = self._told(what, job_id, live)
