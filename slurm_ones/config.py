@@ -31,11 +31,11 @@ FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s"
 
 
 SITE_VIEW = "site.sqlite"
-"""In the folder of views: how the companion is, for everybody."""
+"""File in the folder of views with the state of the companion, for everybody."""
 
 
 def view_name(uid: int) -> str:
-    """In the folder of views: the file of one user's jobs."""
+    """Return the name of the file with one user's jobs, in the folder of views."""
     return f"{uid}.sqlite"
 
 
@@ -44,7 +44,7 @@ class ConfigError(Exception):
 
 
 ADDRESS = re.compile(r"(https?://[\w.-]+(:\d{1,5})?/[\w./~=&?+-]*|smtp://[\w.-]+(:\d{1,5})?)", re.ASCII)
-"""What messages may be sent to: so plain that nobody reads two hosts into it."""
+"""Addresses that messages may be sent to: so plain that nobody reads two hosts into one."""
 YEAR_S = 365 * 86400.0
 """The longest time that a setting may name, s: beyond it a clock's sums no longer mean a date."""
 Seconds = Annotated[float, Field(le=YEAR_S)]
@@ -64,8 +64,8 @@ class ResizeSettings(_Section):
     """least time between two resizes of a job, and after its start; none: four times as long as a resize interrupts
     it, and at most half an hour"""
     blocks_dwell_s: Seconds = Field(0, ge=0)
-    """the same for a job of blocks that runs, but for its start; at least 20 times as long as a change of its blocks
-    interrupts it, and at most dwell_s, or half an hour where that is not set"""
+    """the same for a job of blocks that runs, but for its start. It is at least 20 times as long as a change of its
+    blocks interrupts it, and at most dwell_s, or half an hour without one"""
     max_wait_s: Seconds = Field(300, gt=0)
     """a resized job that waits longer gets its old shape back"""
     blocks_wait_s: Seconds = Field(60, gt=0)
@@ -90,10 +90,10 @@ class ResizeSettings(_Section):
     shrink: bool = True
     """running jobs may be shrunk so that others can start or grow"""
     preempt: bool = True
-    """running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does"""
+    """running jobs may be taken to zero GPUs if a policy asks for it; the default policy never does"""
     preempted_s: Seconds = Field(60, ge=0)
-    """a job of which Slurm preempted a block does not grow for this long, twice as long each time in a row, and at most
-    half an hour"""
+    """a job does not grow for this long after Slurm preempted a block of it. Each time in a row doubles it, up to half
+    an hour"""
     park_lease_s: Seconds = Field(900, gt=0)
     """length of a deferral: a deferred job starts by itself this long after the companion last renewed it; at least
     three ticks"""
@@ -117,15 +117,15 @@ class LimitSettings(_Section):
     gpus_of_account: dict[str, Count] = {}
     """caps of single accounts, in place of gpus_per_account"""
     growth_cost: float = Field(1.1, ge=1)
-    """how many times the GPU-hours that its progress would take at the size asked for a job may use by growing, if
-    growth is charged; `cost=` in a job's comment takes its place"""
+    """most GPU-hours of a job that grows, in multiples of those at the size asked for, if growth is charged. `cost=` in
+    a job's comment takes its place"""
     resizes_per_hour: Count | None = None
     """most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows"""
     resizes_per_job: Count | None = None
     """the same over the job's life; none: no limit"""
     near_end_s: Seconds | None = Field(None, ge=0)
-    """a job that is expected to end within this many seconds is not resized; none: twice as long as a resize would
-    interrupt it, and at most half an hour; of a job of blocks, as long as others take to join"""
+    """a job that is expected to end within this many seconds is not resized. Without a value: twice as long as a resize
+    would interrupt it, and at most half an hour. Of a job of blocks: as long as others take to join"""
     near_limit_s: Seconds = Field(300, ge=0)
     """a job that reaches its time limit within this many seconds is not resized"""
     idle_use: float = Field(0, ge=0, le=1)
@@ -150,7 +150,7 @@ class GuestSettings(_Section):
     """account that guests are charged to, so that they use up no limit of the user's own; each user needs an
     association with it"""
     charged: bool = True
-    """false: GPU-hours of guests count nothing, which Slurm shows of a QOS alone (UsageFactor 0)"""
+    """false: GPU-hours of guests count nothing, which Slurm shows only of a QOS (UsageFactor 0)"""
 
     most: int = Field(8, ge=1)
     """guests of one job up to which each has one GPU; more GPUs make them larger, up to a node. So do too few tasks of
@@ -225,7 +225,7 @@ class NotifySettings(_Section):
 
     @property
     def address(self) -> str:
-        """Where messages go; empty for a command, or if users say where. Raises `ConfigError` for a file that is not as
+        """Address of messages; empty for a command, or if users name it. Raises `ConfigError` for a file that is not as
         it has to be."""
         if self.url_file is None:
             return self.url
@@ -238,7 +238,7 @@ class NotifySettings(_Section):
 
 
 class RetentionSettings(_Section):
-    """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
+    """Ages at which `slurm-ones db maintain` reduces a job's rows, in days after the job's end."""
 
     minutes_after_days: Days = Field(7, ge=0)
     """then its throughput samples are reduced to one a minute"""
@@ -275,8 +275,8 @@ class Settings(_Section):
     metrics_port: int | None = Field(None, ge=1, le=65535)
     """port with figures for Prometheus; without a value there is none"""
     metrics_address: str = "127.0.0.1"
-    """address of this machine at which that port is; whoever reaches another one than localhost reads the figures,
-    so put a proxy or a firewall before it"""
+    """address of this machine at which that port is. Whoever reaches it reads the figures: put a proxy or a firewall
+    before any but localhost"""
     policy: str = "ones"
     """name of the policy, or `package.module:Class`"""
     policy_options: dict[str, float | int | bool | str] = {}
@@ -288,16 +288,16 @@ class Settings(_Section):
     spool: File | None = None
     """shared directory for orders, for a companion that may not write into jobs' directories"""
     views: File | None = None
-    """folder in which users find what concerns their own jobs, made by the companion; must be visible where users
-    log in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without a spool;
-    operator mode only"""
+    """folder in which users find what concerns their own jobs, made by the companion. Users must see it where they log
+    in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without a spool; operator mode
+    only"""
     whole_node_gpus: dict[str, Annotated[int, Field(ge=1)]] = {}
     """GPUs per node of partitions where Slurm has no GRES"""
     taper: float = Field(1.0, ge=1)
-    """how many times longer gradients take between leaf switches than below one; above 1, and where Slurm knows the
-    topology, they are weighed, and Slurm is asked for few of them"""
+    """how many times longer gradients take between leaf switches than below one. Above 1, if Slurm knows the topology,
+    switches are weighed, and Slurm is asked for few of them"""
     gpu_speeds: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it"""
+    """how fast GPUs of each Slurm type compute, relative to each other: a guess, until jobs have shown it"""
     guests: dict[str, Annotated[GuestSettings, Field(strict=False)]] = {}
     """queue of the guests in each partition, below; none: jobs do not grow by guests there"""
     notify: dict[str, Annotated[NotifySettings, Field(strict=False)]] = {}
@@ -334,7 +334,7 @@ class Settings(_Section):
 
     @property
     def views_folder(self) -> Path | None:
-        """Where a companion for all users publishes what each may see; None where nothing is published."""
+        """Folder in which a companion for all users publishes what each may see; None if nothing is published."""
         if self.scope != "all":
             return None
         return self.views or (self.spool / "views" if self.spool is not None else None)
@@ -348,7 +348,7 @@ class Settings(_Section):
 
     @property
     def database_url(self) -> str:
-        """URL of the job database. Raises `ConfigError` where the file that holds it is not as it has to be."""
+        """URL of the job database. Raises `ConfigError` if the file that holds it is not as it has to be."""
         if self.database:
             return self.database
         if self.database_url_file is not None:
@@ -411,13 +411,13 @@ def parse(text: str, name: str = "config") -> Settings:
 
 
 def default_path() -> Path:
-    """Where settings are looked for when no file is named: the user's own, then the site's."""
+    """Return the settings file if none is named: the user's own, then the site's."""
     own = Path.home() / ".config/slurm-ones/config.toml"
     return own if own.exists() else Path("/etc/slurm-ones/config.toml")
 
 
 def load(path: Path | None = None) -> Settings:
-    """Settings from a file. Without a path the defaults hold where no file is found."""
+    """Settings from a file. Without a path the defaults hold if no file is found."""
     if path is None:
         path = default_path()
         if not path.exists():

@@ -19,6 +19,7 @@ ROOMS = [
     "slurm_ones/bound",
     "slurm_ones/cli",
     "slurm_ones/companion.py",
+    "slurm_ones/config.py",
     "slurm_ones/demo",
     "slurm_ones/examples",
     "slurm_ones/jobs",
@@ -53,8 +54,6 @@ ROOMS = [
 LATER = {
     "db/ones_db/decisions.py",
     "db/ones_db/plots.py",
-    "slurm_ones/simulate/workloads/formats.py",
-    "slurm_ones/simulate/workloads/trace.py",
     "wrapper/ones_wrapper/data/feed.py",
     "wrapper/ones_wrapper/gradients/exchange.py",
     "wrapper/ones_wrapper/gradients/fsdp.py",

@@ -1,10 +1,10 @@
 """Formats of traces: SWF, tables, Philly's JSON and sacct's; the beginning of a file tells its format.
 
 SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014): 18 numbers
-a line, `;` before header and comments. Tables: Helios (Hu et al., SC 2021), Acme (Hu et al., NSDI 2024), Alibaba's GPU
-pods (Weng et al., ATC 2023), and the common cut of Philly and Helios by Gen-Parallel-Workloads. Philly's own
-`cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC 2019), read job by job. A site's own
-table has the columns `PLAIN`.
+a line, `;` before header and comments. Tables are those of Helios (Hu et al., SC 2021), Acme (Hu et al., NSDI 2024) and
+Alibaba's GPU pods (Weng et al., ATC 2023). Another one is the common cut of Philly and Helios by
+Gen-Parallel-Workloads. Philly's own `cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC
+2019), read job by job. A site's own table has the columns `PLAIN`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.sacct import ENDS, FIELDS, OWN, RESTARTS, AccountingRow, BadRow, Rejected, Sacct, parse_row
 
 KNOWN = (
-    "sacct --parsable2 with its header line, SWF, Philly's cluster_job_log, Helios' cluster_log.csv, Acme's "
-    "trace_*.csv, Alibaba's openb_pod_list_*.csv, cuts of Philly and Helios, and CSV with the columns "
-    "submit_time, start_time, end_time and gpus"
+    "sacct --parsable2 with its header line; SWF; Philly's cluster_job_log. Helios' cluster_log.csv; Acme's "
+    "trace_*.csv; Alibaba's openb_pod_list_*.csv; cuts of Philly and Helios. CSV with the columns submit_time, "
+    "start_time, end_time and gpus"
 )
 PLAIN = ("submit_time", "start_time", "end_time", "gpus")
 """Columns of a plain CSV; it may have `nodes` and `job_id`, and others that are not read."""
@@ -55,7 +55,7 @@ _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs)\s*:\s*(\d{1,9})")
 
 
 def read_trace(path: Path, partition: str = "") -> Trace:
-    """The trace of a file. `partition` is for `sacct` alone. Raises `BadInput`."""
+    """The trace of a file. `partition` is only for `sacct`. Raises `BadInput`."""
     if path.is_dir() or not path.exists():
         raise BadInput(f"{path}: no such file; give a trace, or none to ask this site's sacct")
     if not path.is_file():

@@ -38,7 +38,7 @@ class TraceJob(NamedTuple):
     started: float | None
     """None if unknown."""
     run_s: float
-    """For how long it held its GPUs."""
+    """Time for which it held its GPUs."""
     gpus: int
     nodes: int
     """0 if unknown."""
@@ -63,7 +63,7 @@ class Trace:
     format: str
     jobs: tuple[TraceJob, ...]
     left_out: tuple[tuple[str, int], ...]
-    """Why rows are no job of a study, and how many."""
+    """Reasons for which rows are no job of a study, and the number of such rows."""
     doubts: tuple[str, ...] = ()
     """The first rows that could not be believed, in words."""
     notes: tuple[str, ...] = ()
