@@ -21,7 +21,7 @@ import pytest
 from ones_db import BlockRecord, Store, migrate
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.cli import completion
+from slurm_ones.cli import common, completion
 from slurm_ones.cli.template import completed
 from tests.cluster import Cluster
 from tests.commands import call, printed
@@ -372,7 +372,7 @@ def test_a_slip_of_the_finger_is_answered() -> None:
 def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are those of the commands themselves; without a database nothing is completed, and nothing is said."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert list(completion.job("")) == []
+    assert list(common.job_ids("")) == []
     url = f"sqlite:///{tmp_path}/ones.sqlite"
     settings = tmp_path / ".config/slurm-ones/config.toml"
     settings.parent.mkdir(parents=True)
@@ -380,7 +380,7 @@ def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     migrate.upgrade(url)
     with Store.open(url, "here") as store:
         store.record_jobs([job(71, name="train"), job(72, name=HOSTILE), job(80)])
-    found = dict(completion.job("7"))
+    found = dict(common.job_ids("7"))
     assert found.keys() == {"71", "72"} and found["71"] == "train" and found["72"].isprintable()
     assert "ones" in completion.policy("on") and "gpu_hours" in completion.view("gpu")
     assert {"ddp", "slurm-ones.service"} <= {*completed("ddp"), *completed("slurm-ones.s")}

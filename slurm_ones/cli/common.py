@@ -24,7 +24,6 @@ from rich.table import Table
 from ones_db import ActionRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from ones_db.query import Reader
-from slurm_ones.cli import completion
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.show.columns import to_json
 from slurm_ones.show.live import NotSeenYet
@@ -130,11 +129,6 @@ def job_number(text: str) -> int:
     return int(match[1])
 
 
-JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": completion.job}
-"""Parser, name and completion of a job's id."""
-JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
-
-
 def settings_of(config: Path | None, database: str = "") -> Settings:
     """The settings file's settings, with what the command line overrides."""
     settings = load(config)
@@ -222,6 +216,22 @@ def is_view(settings: Settings, store: Store) -> bool:
 def reader_of(settings: Settings, store: Store) -> Reader:
     """A reader of the same database as the store."""
     return Reader(f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url)
+
+
+def job_ids(incomplete: str) -> list[tuple[str, str]]:
+    """Ids of the jobs that the reader may see and that have not ended."""
+    try:
+        with store_of_reader(settings_of(None)) as store:
+            found = store.job_summaries(ended=0)
+    # A shell that completes nothing is better than one that prints an error amid a line.
+    except Exception:
+        return []
+    return [(str(one.job_id), plain(one.name, 40)) for one in found if str(one.job_id).startswith(incomplete)]
+
+
+JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": job_ids}
+"""Parser, name and completion of a job's id."""
+JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
 
 
 def print_json(value: Any) -> None:

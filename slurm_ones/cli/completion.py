@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def job(incomplete: str) -> Iterable[tuple[str, str]]:
-    """Ids of the jobs that the reader may see and that have not ended."""
-    from slurm_ones.cli.common import settings_of, store_of_reader
-    from slurm_ones.text import plain
-
-    try:
-        with store_of_reader(settings_of(None)) as store:
-            found = store.job_summaries(ended=0)
-    # A shell that completes nothing is better than one that prints an error amid a line.
-    except Exception:
-        return []
-    return [(str(one.job_id), plain(one.name, 40)) for one in found if str(one.job_id).startswith(incomplete)]
-
-
 def policy(incomplete: str) -> Iterable[str]:
     """Names of policies."""
     from slurm_ones.policies import POLICIES
