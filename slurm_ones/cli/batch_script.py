@@ -296,7 +296,7 @@ _LAUNCHERS = {
 }  # fmt: skip
 _CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "ch-run", "enroot"}
 _HAND_ON = {"exec", "env", "nice", "nohup", "stdbuf", "ionice", "numactl", "taskset", "chrt", "setsid", "time"}
-"""Commands that become the one they call, so that a signal reaches it."""
+"""Commands that exec the one they are given, so that a signal reaches it."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from slurm_ones.text import safe
 
 OLDEST = (21, 8)
 MOST_NEAR = 5
-"""Jobs whose comments nearly opt in that are shown."""
+"""Most jobs that are shown of those whose comments nearly opt in."""
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:

@@ -1,4 +1,4 @@
-"""Findings of what a site lacks for guests, as lines of slurm.conf and sacctmgr: `slurm-ones doctor --guests`."""
+"""`slurm-ones doctor --guests`: what guests lack of Slurm, and the lines of slurm.conf and sacctmgr that add it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRACE_S = 60
 LONG_EXEMPT_S = 60.0
 """Beyond it a rigid job waits for guests as it would for any job."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""PreemptParameters: the last grown goes first, a batch script hears of it at once, and licences are taken back too."""
+"""PreemptParameters: the youngest guest goes first, its batch script gets a signal, and licences are taken back."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
 """The same in SchedulerParameters, of a Slurm that does not know PreemptParameters and dies of that line."""
 

@@ -32,7 +32,7 @@ cluster's jobs is slow, since a step takes 5 to 10 ms of a processor, and 16 ran
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
 """Figures of the cluster's models: training samples, gradient noise scale in samples, size; about as they report."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""Time that each further rank adds to a step; one rank takes twice that besides what it sleeps."""
+"""Time of a step besides the sleep: this for each of its ranks, and once more."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ CANCEL = f"""#!/bin/sh
 for last; do :; done
 echo "$last" >> "$(dirname "$0")/{ASKED}"
 """
-"""Script in place of `scancel --state=PENDING ARRAY`, which is all that a job asks for: it writes down the array."""
+"""Script in place of `scancel --state=PENDING ARRAY`, the only cancellation that a job makes: it notes the array."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
 """A process names its group to the reaper, whose pipe is its output at first, and becomes the command: so none is

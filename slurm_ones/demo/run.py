@@ -70,7 +70,7 @@ def prepare(folder: Path) -> None:
 
 
 def address_in(log: str) -> str:
-    """The live page's address by what `slurm-ones web` printed, whatever warnings stand before; empty until it did."""
+    """Find the live page's address in the output of `slurm-ones web`, among warnings; empty if it is not there yet."""
     found = re.search(r"^The live page: (\S+)\n", log, flags=re.MULTILINE)
     return found[1] if found else ""
 

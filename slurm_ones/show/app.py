@@ -1,4 +1,4 @@
-"""The server: who may ask for what, and how a browser hears of a new tick."""
+"""The web server: access to pages and JSON, and the stream by which browsers learn of a new tick."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Moment:
 
     @property
     def ended(self) -> list[ShownJob]:
-        """The jobs that have ended, as many as the moment knows, by their ends."""
+        """The ended jobs that the moment knows, by their ends."""
         over = [one for one in self.live.jobs if one.job.end_time is not None]
         return sorted(over, key=lambda one: (one.job.end_time or 0.0, one.job.job_id))
 

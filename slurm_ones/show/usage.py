@@ -323,7 +323,7 @@ class Allowed:
 
     gpus: tuple[int, int] | None = None
     max_batch: int | None = None
-    """None also if the owner fixed the batch."""
+    """Largest batch; None also if the owner fixed it."""
     blocks: bool = False
     step: int = 1
     """Step in the range of GPUs."""

@@ -329,8 +329,8 @@ def limits_of(training: Training, cluster: ClusterView) -> Limits:
 def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = False, kind: str = "") -> dict[str, int]:
     """GPUs on nodes for the shape, of one `kind`; empty if there is no room.
 
-    If the kind is left open, of the kind with the least room that has enough, and of several only if none has. On slow
-    nodes only if the others have no room.
+    An open kind becomes the one with the least room that is enough; several are mixed only if none has enough. Slow
+    nodes are taken only if the others have no room.
     """
     kinds: dict[str, list[NodeView]] = {}
     for node in cluster.nodes:

@@ -38,7 +38,7 @@ class ClusterSpec:
     """None for a network that jobs do not notice."""
     parts: tuple[Part, ...] = ()
     cpus_per_gpu: int = 0
-    """CPUs of a node, and that its jobs ask for, a GPU; 0 if they are not counted."""
+    """CPUs for each GPU, both of a node and in its jobs' requests; 0 if they are not counted."""
     any_shape: bool = True
     """Without a companion, a job's GPUs may be spread over nodes in any way."""
     charged: bool = False
@@ -146,8 +146,8 @@ class Network:
     """Leaf switches with equally many nodes each, in the nodes' order.
 
     Jobs that stay below one leaf switch exchange gradients at full speed. A job on several of them exchanges `taper`
-    times slower. Jobs across leaf switches on its most used link multiply that: links are shared evenly (contention as
-    in Wang et al., arXiv 2002.10105).
+    times slower. The number of such jobs on its most used link multiplies that, since they share links evenly
+    (contention as in Wang et al., arXiv 2002.10105).
     """
 
     leaves: int

@@ -30,7 +30,7 @@ class PartitionSpec:
     tier: int = 1
     """Its jobs come before those of lower tiers."""
     preempt: PreemptMode = ""
-    """Jobs of higher tiers preempt its jobs so."""
+    """Way in which jobs of higher tiers preempt its jobs."""
     grace_s: float = 0.0
 
     @property

@@ -233,8 +233,9 @@ class SchedulingPass:
     # -- preemption ----------------------------------------------------------------------------------------------
 
     def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
-        """Choose jobs to preempt for this one, after those that leave already, until it fits. Keep its nodes and
-        licences for it. Nobody is chosen if it would not fit at last."""
+        """Choose jobs to preempt until this one fits, next to those that leave already. Keep its nodes and licences.
+
+        If it would not fit without all of them, none is chosen."""
         guests = self._preemptable(job)
         if not guests:
             return False

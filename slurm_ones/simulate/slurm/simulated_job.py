@@ -366,7 +366,7 @@ class JobRecords:
         return [record for record in known if record.job_id in self.known]
 
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
-        """The jobs that a command for it means: one, a task that is now set apart, or all of an array."""
+        """Records that a command for this id changes: one job, a task that is set apart for it, or all of an array."""
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]
         return self.known_of(job_id) or [self.get(job_id)]

@@ -204,8 +204,8 @@ def run_kept(plan: StudyPlan, processes: int, folder: StudyFolder, on_progress: 
 
 
 def run_part(plan: StudyPlan, key: str, root: Path) -> None:
-    """Run one part in this process, a job of a study. Raises RuntimeError if plan, code or libraries are not the
-    sender's."""
+    """Run one part of a study in this process, a job of Slurm. Raises RuntimeError if plan, code or libraries are not
+    the sender's."""
     part = {part.key: part for part in parts_of(plan)}.get(key)
     if part is None:
         raise RuntimeError(
@@ -238,8 +238,8 @@ def _check_ours(folder: Path) -> None:
         )
     if info.st_mode & 0o022:
         raise BadInput(
-            f"--directory: others may write {folder}, and so decide what your jobs run: chmod go-w it, if nobody has, "
-            "or name another"
+            f"--directory: others may write {folder}, and so decide what your jobs run: see whether anybody has, and "
+            "chmod go-w it, or name another"
         )
 
 

@@ -157,7 +157,7 @@ def _noise(kind: Kind, at: Floats) -> Floats:
 def speed(
     fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float]
 ) -> ParametricSpeed:
-    """Speed from milliseconds, and samples/s of one GPU at large batches."""
+    """Make a speed of times in milliseconds, and of one GPU's samples/s at large batches."""
     inside, across = (inside_ms[0] / 1e3, inside_ms[1] / 1e3), (across_ms[0] / 1e3, across_ms[1] / 1e3)
     return ParametricSpeed(fixed_ms / 1e3, 1.0 / per_s, inside, across)
 
@@ -354,4 +354,4 @@ SC21_KINDS: tuple[Kind, ...] = (
     *_sc21("inception3", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
            speed(22, 480, (1.5, 0.2), (16, 0.3)), 24e6),
 )  # fmt: skip
-"""All twenty, each as frequent."""
+"""All twenty kinds; a workload has each equally often."""
