@@ -119,8 +119,8 @@ class BlockFaults:
                 case FaultKind.PREEMPTED_OFTEN:
                     self._preempt_often(Task(job_id, task), OFTEN)
                 case FaultKind.PREEMPTED_EXIT:
-                    if rng.random() < 0.5:
-                        self._cluster.hold(Task(job_id, task))
+                    if rng.random() < 0.5:  # its owner; Slurm takes the hold over, and an operator gives it back
+                        self._hold(Task(job_id, task))
                     self._allow(job_id, task, JobState.FAILED)
                     record = self._record(job_id, task)
                     self._cluster.kill(Task(job_id, task), EXIT)
@@ -161,14 +161,17 @@ class BlockFaults:
             return False
         task = Task(job_id, rng.choice(tasks))
         if kind is FaultKind.BLOCK_HELD:
-            # What was let go and is held again between two looks looks as if it had never been let go.
-            (self.held_in_change if self.busy(job_id) or task in self.let_go else self.held).add(task)
-            self._cluster.hold(task)
+            self._hold(task)
             self._cluster.timeline.after(rng.uniform(*HELD_S), lambda: self.release(task))
         else:
             self.note_let_go([task])
             self._cluster.release(task)
         return True
+
+    def _hold(self, task: Task) -> None:
+        # What was let go and is held again between two looks looks as if it had never been let go.
+        (self.held_in_change if self.busy(task.array) or task in self.let_go else self.held).add(task)
+        self._cluster.hold(task)
 
     def note_let_go(self, tasks: Iterable[Task]) -> None:
         """Their owner lets them go, out of whoever's hold."""
