@@ -1,5 +1,6 @@
-"""How long the same blocks are not planned together again: after a plan of theirs failed, and after their membership
-was lost soon, which is counted in the job's folder, since all of them start again then.
+"""Back-off: blocks whose plan failed, or whose membership was lost soon, are not planned together again for a while.
+
+Losses are counted in the job's folder, since all blocks start again after one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.membership.plan import Member
 
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
-"""How long after a failure. It doubles with each, up to the latter."""
+"""Wait after the first failure; it doubles with each further one, up to the second figure."""
 SOON_S = 60.0
-"""A membership that lasted so long is no failure. Of those that did not, one is free: a node may go at any time."""
+"""A membership that lasted this long is no failure. The first one that did not costs no wait: a node may go at any
+time."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 100
@@ -30,15 +32,15 @@ def _wait_s(count: int) -> float:
 
 
 class BackOff:
-    """Of the leader of one term."""
+    """Failures and losses that the leader of one term knows of."""
 
     def __init__(self, folder: Path | None = None, array: int = 0) -> None:
-        """`folder` and `array` are the job's; nothing outlives the term without."""
+        """`folder` and `array` are the job's; without a folder nothing outlives the term."""
         self._path, self._array = folder / LOST if folder is not None else None, array
         self._losses = self._read()
-        """Of memberships that took blocks in: how often they began and did not last, and Unix time of the last."""
+        """Memberships that took blocks in: (times that they began and did not last, Unix time of the last)."""
         self._failures: dict[str, tuple[int, float]] = {}
-        """Of blocks whose plan failed in this term: how often, and until when they wait."""
+        """Blocks whose plan failed in this term: (failures, monotonic time until which they wait)."""
         for name, (count, at) in self._losses.items():
             left_s = _wait_s(count - 1) - (time.time() - at)
             if left_s > 0:
@@ -46,17 +48,17 @@ class BackOff:
         self._began: tuple[str, float] | None = None
 
     def failed(self, members: Iterable[Member]) -> None:
-        """Their plan came to nothing."""
+        """Note that their plan came to nothing."""
         name = _name(members)
         count = self._failures.get(name, (0, 0.0))[0] + 1
         self._failures[name] = count, time.monotonic() + _wait_s(count)
 
     def refuses(self, members: Iterable[Member]) -> bool:
-        """Whether they must wait."""
+        """Return whether these blocks must wait."""
         return time.monotonic() < self._failures.get(_name(members), (0, 0.0))[1]
 
     def begun(self, members: Iterable[Member], grown: bool) -> None:
-        """They train now; `grown` if some of them are new."""
+        """Note that they train now; `grown` if some of them are new."""
         self._failures.clear()
         self._began = (name := _name(members)), time.monotonic()
         if grown:
@@ -64,20 +66,20 @@ class BackOff:
             self._write()
 
     def look(self) -> None:
-        """Those who train may have done so long enough."""
+        """Forget the losses of those who have trained long enough."""
         if self._began is not None and time.monotonic() - self._began[1] > SOON_S:
             name, self._began = self._began[0], None
             if self._losses.pop(name, None):
                 self._write()
 
     def stood_still(self, seconds: float) -> None:
-        """The node did, for so long."""
+        """Move all deadlines by the time for which the node was suspended."""
         self._failures = {name: (count, at + seconds) for name, (count, at) in self._failures.items()}
         if self._began is not None:
             self._began = self._began[0], self._began[1] + seconds
 
     def _read(self) -> dict[str, tuple[int, float]]:
-        """What the file says; nothing if there is none, or none that is sound."""
+        """Losses in the file; none if it is missing or not sound."""
         if self._path is None:
             return {}
         try:

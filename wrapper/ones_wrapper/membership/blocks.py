@@ -1,6 +1,4 @@
-"""One rank's part in a job of blocks: it founds a term or joins one, hears of plans at step boundaries, and changes
-over.
-"""
+"""One rank's part in a job of blocks: it founds or joins a term, obeys plans at step boundaries, and changes over."""
 
 from __future__ import annotations
 
@@ -44,28 +42,28 @@ from ones_wrapper.network.transfer import (
 from ones_wrapper.process.log import log
 
 VERDICT_S = 30.0
-"""How long a new rank waits for the verdict on a change, besides what other new ranks may take to receive."""
+"""A new rank waits this long for the verdict on a change, besides the time that other new ranks may take to receive."""
 LOOK_S = 0.5
-"""How long a block's first rank looks for a plan before the others hear that it goes on."""
+"""A block's first rank looks this long for a plan; then its other ranks learn that the search goes on."""
 THROUGH_S = 10.0
-"""How long a leader that leaves keeps its board for the others."""
+"""A leader that leaves keeps its board this long for the others."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a plan at its boundary."""
+    """Outcome of a plan at its step boundary."""
 
     plan: Plan
     leaves: bool
-    """Whether this rank is none of its members."""
+    """True if this rank's block is no member."""
     moves: bool
     bytes: int
     """State that was sent, over all new blocks."""
     transfer_s: float
     began: float
-    """Unix time at which training stood still."""
+    """Unix time at which training paused."""
     rest: dict[str, Any]
-    """Of a new rank: what the others sent beside the tensors."""
+    """State besides the tensors, as a new rank received it."""
 
 
 class Blocks:
@@ -79,11 +77,11 @@ class Blocks:
         orders: Callable[[int], OrderReader],
         leaving: Callable[[], bool],
     ) -> None:
-        """`orders` makes the reader of a term's orders, and `leaving` says whether this block was told to end."""
+        """`orders` makes the reader of a term's orders, and `leaving` says whether this block is asked to end."""
         self.folder = found.folder
         self.block = found.block
         self.leader = found.leader
-        """Of the present term."""
+        """Leader of the present term."""
         self._group = group
         self._board = found.board
         self._address = found.address
@@ -94,36 +92,36 @@ class Blocks:
         """The membership; None before this block has joined."""
         self.machine = BlockMachine(found.state, Carrier.MEMORY if found.present is None else Carrier.CHECKPOINT)
         self.stood_still_at = found.stood_still_at
-        """Unix time at which the term before ended, where this one began with what that announced."""
+        """Unix time at which the term before ended, if it announced this one; else 0."""
         self._former: Former | None = None
         self._told = ("", "")
         self._coordinator: Coordinator | None = None
         self.link = link
         self.may_leave: Callable[[], bool] = lambda: True
-        """Whether ranks may leave at the next boundary."""
+        """Returns whether ranks may leave at the next boundary."""
         self.fits: Callable[[int], bool] = lambda world: True
-        """Whether the script's strategy can use so many ranks."""
+        """Returns whether the script's strategy can use this number of ranks."""
         self._orders, self._leaving = orders, leaving
         if self.present is not None and group.rank == 0:
             self._coordinate(self.present)
 
     @property
     def hot(self) -> bool:
-        """Whether state moves from memory to memory. Else each change begins a term, from a checkpoint."""
+        """True if state moves from memory to memory. Else each change begins a term, from a checkpoint."""
         return self.machine.carrier is Carrier.MEMORY
 
     @property
     def alone(self) -> bool:
-        """Whether no other block trains with this one."""
+        """True if no other block trains with this one."""
         return self.present is None or len(self.present.members) == 1
 
     @property
     def lost(self) -> str:
-        """Why the membership cannot go on; empty while it can."""
+        """Reason that the membership cannot go on; empty while it can."""
         return self.link.lost
 
     def trains(self, max_local: int) -> None:
-        """Training begins: torch.distributed is set up, and this is the largest pass that this block's devices hold."""
+        """Note that torch.distributed is set up, and the largest pass that this block's devices hold."""
         self._backend = dist.get_backend_config()
         self._me = replace(self._me, max_local=max_local)
 
@@ -133,8 +131,10 @@ class Blocks:
         return self._local
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """The first membership of a term: those that it began with, or this block alone, whose changes are by this
-        carrier."""
+        """Return the first membership of a term: those that it began with, or only this block.
+
+        A block that begins by itself changes by `carrier` from then on.
+        """
         if self.present is not None:
             return self.present
         self.machine.carrier = carrier
@@ -146,13 +146,13 @@ class Blocks:
         return plan
 
     def close(self) -> None:
-        """No others count any more: training is over, or this block leaves."""
+        """End the threads that follow the others: training is over, or this block leaves."""
         self.link.stop()
         if self._coordinator is not None:
             self._coordinator.stop()
 
     def give_up(self, why: str) -> None:
-        """Tell the others, where that is still possible, that this membership is lost."""
+        """Tell the others that this membership is lost, if they can still be reached."""
 
         def say() -> None:
             self.link.stop()
@@ -164,43 +164,43 @@ class Blocks:
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
     def proposal(self) -> tuple[int, int]:
-        """What rank 0 proposes: (newest plan, plan to change to now); 0 for none."""
+        """Rank 0's proposal: (newest plan, plan to change to now); 0 for none."""
         if self._coordinator is None:
             return 0, 0
         return self._coordinator.proposal(self._may)
 
     def _may(self, coming: Plan) -> bool:
-        """Whether a change to this plan would do now."""
+        """Return whether the ranks may change to this plan now."""
         stays = self.hot and self.present is not None and not _leavers(self.present, coming)
         return stays or self.may_leave()
 
     def noted(self) -> list[str]:
-        """What people should know of blocks that came, since the last question. Of the leader."""
+        """Notes for people on blocks that came since the last call; only the leader has any."""
         notes = self._coordinator.notes if self._coordinator is not None else ()
         return [notes.popleft() for _ in range(len(notes))] if notes else []
 
     def look(self) -> None:
-        """There is an order: the leader looks for it now."""
+        """Have the leader read a new order now."""
         if self._coordinator is not None:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Whether the blocks that an order names are those that train, or begin a term."""
+        """Return whether the blocks that an order names are those that train, or begin a term."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 
     def stops(self) -> bool:
-        """Whether a signal to end that this process got is meant for the job, since no other block goes on."""
+        """Return whether a signal to end that this process got is meant for the job: no other block goes on."""
         if self._coordinator is not None and self._coordinator.alive:
             return self._coordinator.stop_all
         return self.alone
 
     def stop_all(self) -> bool:
-        """Whether all blocks were told to end."""
+        """Return whether all blocks are asked to end."""
         return self._coordinator is not None and self._coordinator.stop_all
 
     def obey(self, newest: int, change: int) -> bool:
-        """Prepare for the newest plan; whether to change to it now. Raises `PeersLostError`."""
+        """Prepare for the newest plan; return whether to change to it now. Raises `PeersLostError`."""
         if self.lost:
             raise PeersLostError(self.lost)
         if self.machine.state in LAST:
@@ -212,20 +212,20 @@ class Blocks:
 
     @property
     def moving(self) -> bool:
-        """Whether another block leads after the plan that is prepared for."""
+        """True if another block leads after the plan that is prepared for."""
         return self.coming.moves
 
     def shapes(self) -> str:
-        """What those who train said of their forward pass's input; empty for nothing. Raises `StoreLostError`."""
+        """Input of the forward pass, as those who train described it; empty if unknown. Raises `StoreLostError`."""
         return self._board.read("shapes") or ""
 
     def ordered(self) -> tuple[int, int]:
-        """(global batch, blocks) that the order in force names; 0 for what it leaves."""
+        """(global batch, blocks) that the order in force names; 0 for what it leaves open."""
         order = self._orders(self.leader.term).poll()
         return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
 
     def tell_shapes(self, text: str) -> None:
-        """Say so to newcomers, on each term's board. Not collective: rank 0 does."""
+        """Describe the forward pass's input to newcomers, on each term's board. Not collective: rank 0 calls it."""
         if self._told != (self._board.place, text):
             self._told = self._board.place, text
             with suppress(StoreLostError):
@@ -235,13 +235,14 @@ class Blocks:
 
     @property
     def coming(self) -> Plan:
-        """The plan that is prepared for."""
+        """The plan for which this rank prepares."""
         assert self.machine.plan is not None
         return self.machine.plan
 
     def announce(self, began: float) -> str:
-        """Say who trains in the next term, in files and to those who wait; why that failed, empty where it did not. Not
-        collective: rank 0 does, once the checkpoint is durable. Training stood still at `began`, in Unix time.
+        """Announce who trains in the next term, in the job's folder and on the board; return the error, empty if none.
+
+        Not collective: rank 0 calls it once the checkpoint is durable. Training paused at `began`, in Unix time.
         """
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
@@ -250,14 +251,14 @@ class Blocks:
         return why
 
     def stay(self, why: str) -> None:
-        """The term goes on: the next one cannot begin."""
+        """Go on with this term: the next one cannot begin."""
         if self._coordinator is not None:
             self._coordinator.dropped(why)
         self._forget()
 
     @property
     def leaves(self) -> bool:
-        """Whether this block is none of the plan that is prepared for."""
+        """True if the plan that is prepared for is without this block."""
         return self.coming.first_rank(self._me.uid) is None
 
     # -- the change ---------------------------------------------------------------------------------------------------
@@ -265,9 +266,10 @@ class Blocks:
     def change(
         self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]], began: float
     ) -> Change | None:
-        """Send the state to new ranks, try the new groups and change over; None if that failed and training goes on as
-        before. Collective; training stands still since `began`, in Unix time. `collected` gives the tensors and the
-        rest. Raises `PeersLostError`.
+        """Send the state to new ranks, try the new groups and change over; None if training goes on as before.
+
+        Collective; training is paused since `began`, in Unix time. `collected` gives the tensors and the rest. Raises
+        `PeersLostError`.
         """
         plan, present, group = self.coming, self.present, self._group
         assert present is not None
@@ -302,7 +304,7 @@ class Blocks:
         return result
 
     def _failed(self, what: str, why: str) -> bool:
-        """Whether the change failed on any rank, on this one by `why`: then training goes on as before. Collective."""
+        """Return whether the change failed on any rank, on this one by `why`; if so, drop the plan. Collective."""
         if not self._group.maximum([int(bool(why))])[0]:
             return False
         if why:
@@ -313,7 +315,7 @@ class Blocks:
         return True
 
     def leave(self) -> None:
-        """After a change without this block: end its threads; a leader waits until the others have left its board."""
+        """End the threads after a change without this block; a leader waits until the others have left its board."""
         self.link.stop()
         if self._coordinator is None:
             return
@@ -332,7 +334,7 @@ class Blocks:
         """Say that this block is ready, wait for a plan and change over. Collective over the block.
 
         `tensors` are those that this rank trains with, and `take_over` loads the rest. Raises `NotWantedError`,
-        `PeersLostError` where the leader is gone, and `TransferError`.
+        `PeersLostError` if the leader is gone, and `TransferError`.
         """
         receiver = Receiver(self._board.network.secret, self._address)
         try:
@@ -359,7 +361,10 @@ class Blocks:
             receiver.close()
 
     def _newer_plan(self, seen: int) -> tuple[int, str, str]:
-        """(the newest plan, why this block is not wanted, why the board is lost): of the block's first rank, soon."""
+        """(the newest plan, why this block is not wanted, why the board is lost), within `LOOK_S`.
+
+        The block's first rank calls it.
+        """
         until = time.monotonic() + LOOK_S
         while time.monotonic() < until:
             if self._leaving():
@@ -427,8 +432,10 @@ class Blocks:
         take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
         given_up: Callable[[], str],
     ) -> tuple[dict[str, Any], int, float] | None:
-        """The state over the network to the block's first rank, and from there to the others: (what is no tensor,
-        bytes, seconds), None if none comes. Collective over the block. Raises `TransferError`."""
+        """Receive the state on the block's first rank, and share it with the others. Collective over the block.
+
+        Return (the rest besides tensors, bytes, seconds); None if no state comes. Raises `TransferError`.
+        """
         group, held = self._group, list[Received]()
 
         def first() -> tuple[list[str], int, int, float] | str:
@@ -471,7 +478,7 @@ class Blocks:
         collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]],
         began: float,
     ) -> int:
-        """Send this rank's part; the bytes of the whole state."""
+        """Send this rank's part of the state; return the bytes of the whole."""
         places, board = [], self._board
         for member in newcomers:
             first = plan.first_rank(member.uid)
@@ -521,7 +528,7 @@ class Blocks:
         self._former.start()
 
     def _make_former(self, plan: Plan, first: int, board: Board, listening: int = 0) -> Former:
-        """For this rank, where `first` is its block's first."""
+        """Return the former for this rank; `first` is the plan's rank of its block's first process."""
         rank, device = first + self._local, self._group.device
         return Former(plan, rank, board, self._backend, device, self._address, listening)
 
@@ -529,7 +536,7 @@ class Blocks:
         self.link.form(present.generation, self._me.uid, self._make_former)
 
     def _forget(self) -> None:
-        """The plan that was prepared for comes to nothing."""
+        """Drop the plan that was prepared for."""
         former, self._former = self._former, None
         self.machine.back()
         connections.drop(former.formed if former is not None else None)
@@ -551,7 +558,7 @@ class Blocks:
         self._form_after(plan)
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
-        """Another block leads from now on: its board counts."""
+        """Follow the board of another block, which leads from now on."""
         old, self._board = self._board, board
         connections.keep(old)  # new ranks may still read the verdict there
         if self._coordinator is not None:  # its block stays, and another leads: ranks move only so
@@ -585,5 +592,5 @@ class Blocks:
 
 
 def _leavers(present: Plan, coming: Plan) -> bool:
-    """Whether a member of one is none of the other."""
+    """Return whether a member of `present` is none of `coming`."""
     return not {member.uid for member in present.members} <= {member.uid for member in coming.members}

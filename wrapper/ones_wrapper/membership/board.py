@@ -1,5 +1,6 @@
-"""The board on which the blocks of one term tell each other what they are and what shall be: texts in a store of the
-leader's, which ends with the leader. Every look answers at once or within `ANSWER_S`; nothing that is read is code.
+"""The board of one term: texts in the leader's store, by which blocks exchange who they are and which plan comes.
+
+The board ends with the leader. A request is answered at once or within `ANSWER_S`; nothing that is read is executed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ones_wrapper.network.store import GroupStore
 
 
 class Board(StoreClient):
-    """A connection to the board. Who waits for keys by it holds others up, so whoever does so has one of its own."""
+    """A connection to the board. A thread that waits for keys has a connection of its own: waiting blocks others."""
 
     def __init__(
         self, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S, role: str = MEMBER
@@ -34,7 +35,7 @@ class Board(StoreClient):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Of the store that has it."""
+        """Host and port of the store that has the board."""
         return self.host, self.port
 
     def put(self, key: str, text: str) -> None:
@@ -47,38 +48,40 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Have the store write this key and text when the connection ends. Without, the end is planned: nothing is
-        written, and a leader's signs are missed no more. Raises `StoreLostError`."""
+        """Have the store write this key and text when the connection ends. Raises `StoreLostError`.
+
+        Without a pair the end is planned: nothing is written, and a leader's missing signs count no more.
+        """
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
-        """The newest text of a kind that is followed, without asking; None if there is none."""
+        """The text of a key that is followed, as it was pushed last; None if there is none. Asks nothing."""
         value = self.news.get(key.encode())
         return None if value is None else value.decode(errors="replace")
 
     def heard_of(self, kind: str) -> list[str]:
-        """What follows the dash in the keys of a kind. Of the thread that listens alone."""
+        """Names after the dash in the keys of a kind. Only the thread that listens calls it."""
         begin = f"{kind}-".encode()
         return [key[len(begin) :].decode(errors="replace") for key in self.news if key.startswith(begin)]
 
     def unhear(self, *keys: str) -> None:
-        """Nobody needs these any more."""
+        """Forget pushed texts that nobody needs any more."""
         for key in keys:
             self.news.pop(key.encode(), None)
 
     def wait(self, key: str, within_s: float) -> str | None:
-        """A text, waited for; None if it does not come. Raises `StoreLostError`."""
+        """Wait for a text; None if it does not come. Raises `StoreLostError`."""
         try:
             return self.ask("get", b"%d" % (1000 * within_s), key.encode(), wait_s=within_s)[0].decode(errors="replace")
         except TimeoutError:
             return None
 
     def sign(self, name: str) -> float:
-        """This process lives; how long ago the leader signed. Raises `StoreLostError`."""
+        """Sign that this process lives; return the seconds since the leader signed. Raises `StoreLostError`."""
         return int(self.ask("sign", name.encode())[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:
-        """How long ago each of them signed, or was first asked for. Raises `StoreLostError`."""
+        """Seconds since each of them signed, or was first asked for. Raises `StoreLostError`."""
         return [int(age) / 1000 for age in self.ask("ages", *(name.encode() for name in names))]
 
     def count(self, key: str, more: int = 0) -> int:
@@ -86,7 +89,7 @@ class Board(StoreClient):
         return int(self.ask("add", key.encode(), b"%d" % more)[0])
 
     def forget(self, past: Callable[[str], bool]) -> None:
-        """Remove the texts and the parts of the store of whose names `past` holds. Raises `StoreLostError`."""
+        """Remove the texts and the parts of the store for whose names `past` is true. Raises `StoreLostError`."""
         keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self.ask("delete", *old)

@@ -1,8 +1,8 @@
-"""A term that begins with several blocks, from a checkpoint: how those find each other.
+"""A term that begins with several blocks, from a checkpoint, and the way in which those find each other.
 
-Where a job's state cannot move from memory to memory (shards of FSDP2, a model in two dimensions), its members change
-so: all write one checkpoint at a step boundary, the leader announces in the job's folder who trains next, and the ranks
-end. Their launchers fork new ones, of which the first block announced leads the next term and the others answer it.
+Some jobs' state cannot move from memory to memory: shards of FSDP2, a model in two dimensions. Their members change in
+three steps. All write one checkpoint at a step boundary. The leader announces in the job's folder who trains next. The
+ranks end, and their launchers fork new ones: the first block announced leads the next term, and the others answer it.
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_pla
 from ones_wrapper.process.block import Block
 
 LEAST_S, MOST_S = 10.0, 60.0
-"""How long blocks wait for each other, whose ranks end and are forked anew. Who comes later joins later."""
+"""Least and most time for which blocks wait for each other while their ranks are forked again. Who comes later joins
+later."""
 GATHER = "gather"
-"""On the board: what was announced of this term, empty for nothing."""
+"""Key on the board: the announcement with which this term began, empty if there was none."""
 _BEGINS = "begins"
 
 
 @dataclass(frozen=True)
 class Coming:
-    """What was announced."""
+    """Announcement of the next term."""
 
     plan: Plan
     began: float
-    """Unix time at which training stood still."""
+    """Unix time at which training paused."""
     at: float
     """Unix time of the announcement."""
 
     def named(self, block: Block) -> bool:
-        """Whether this start of a block trains in it."""
+        """Return whether this start of a block trains in it."""
         return any((member.task, member.restart) == (block.task, block.restart) for member in self.plan.members)
 
     def led_by(self, block: Block) -> bool:
-        """Whether this start of a block leads it."""
+        """Return whether this start of a block leads it."""
         first = self.plan.members[0]
         return (first.task, first.restart) == (block.task, block.restart)
 
     def patience_s(self) -> float:
-        """How long to wait from now: others need about as long as this process did."""
+        """Seconds to wait from now: others need about as long as this process did."""
         return min(MOST_S, max(LEAST_S, 2.0 * (time.time() - self.at)))
 
     def encode(self) -> str:
-        """As JSON."""
+        """Return it as JSON."""
         return json.dumps(self.fields())
 
     def fields(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return it as plain values."""
         return {"plan": asdict(self.plan), "began": self.began, "at": self.at}
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> Coming:
-        """Raises ValueError."""
+        """Return the announcement whose fields these are. Raises ValueError."""
         try:
             plan, began, at = plan_of(data["plan"]), data["began"], data["at"]
         except (KeyError, TypeError) as error:
@@ -69,7 +70,7 @@ class Coming:
 
 
 def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:
-    """The term that was announced and has not begun; `leader` is that of the newest one that has."""
+    """Return the term that was announced and has not begun; `leader` is that of the newest one that has."""
     data = folder.announced()
     if data is None:
         return None
@@ -82,13 +83,13 @@ def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:
 
 
 def read_coming(board: Board) -> Coming | None:
-    """What was announced of the board's term. Raises `StoreLostError`."""
+    """Return the announcement with which the board's term began; None if there was none. Raises `StoreLostError`."""
     text = board.read(GATHER)
     return Coming.decode(json.loads(text)) if text else None
 
 
 def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
-    """The leader's part: the membership of the blocks that answered in time. Raises `StoreLostError`."""
+    """Take the leader's part: return the membership of the blocks that answered in time. Raises `StoreLostError`."""
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
@@ -102,7 +103,7 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 
 def answer(board: Board, mine: Member) -> Plan | None:
-    """Another block's part: the membership, None where it began without this block. Raises `StoreLostError`."""
+    """Take another block's part: return the membership, None if it is without this block. Raises `StoreLostError`."""
     board.put(f"here-{mine.task}", encode(mine))
     if (text := board.wait(_BEGINS, 2 * MOST_S)) is None:
         return None

@@ -1,7 +1,7 @@
 """Groups formed while training goes on in another one, and the change from one to the other.
 
-The raw groups are formed by a thread over the board's store, and tried once the ranks stand still for the change. Then
-the script's default group is left, and one is initialised whose registered backend hands out what was formed: so
+A thread forms the raw groups over the board's store; they are tried once training is paused for the change. Then the
+script's default group is left, and one is initialised whose registered backend hands out the formed groups. So
 everything that names no group of its own (the script's collectives, DDP) uses the new ranks.
 """
 
@@ -40,31 +40,32 @@ from ones_wrapper.network.store import GroupStore, native_store
 T = TypeVar("T")
 
 FORM_S = 20.0
-"""How long few ranks may take to form a group, or to sum over it once; `form_s` is for many."""
+"""Time in which few ranks must form a group, or sum over it once; `form_s` is for many."""
 MOST_STUCK = 3
-"""Communicators that may never come to be before no more are made: each holds a thread and memory of the GPU."""
+"""Most communicators that are still awaited after their time; then no more are made. Each holds a thread and memory of
+the GPU."""
 TRIED = (1, 1 << 18, 1 << 23)
 """Elements of the sums by which NCCL's groups are tried: it connects ranks in the first collective of each algorithm,
 and takes others for larger sums."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
-"""What ranks put on the board when they form a membership's groups, by its generation."""
+"""Names on the board by which ranks form a membership's groups, with its generation."""
 _BACKENDS = {"gloo": ("ones_gloo", ["cpu", "cuda"]), "nccl": ("ones_nccl", ["cuda"])}
 _PAIR = "cpu:ones_gloo,cuda:nccl"
-"""By what later groups are made if the script has both."""
+"""Backends of later groups if the script has both."""
 _kept: deque[Any] = deque(maxlen=8)
-"""Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
+"""Groups that were left, kept for two more changes; a change leaves up to four. The destructor of one that was just
 left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
-"""Of the present default group and of the one before."""
+"""Stores of the present default group and of the one before."""
 _lock = threading.Lock()
 _stuck: list[Future[Any]] = []
 """Communicators for which nobody waits any more."""
 
 
 def form_s(world: int) -> float:
-    """How long this number of ranks may take."""
+    """Seconds in which this number of ranks must form a group."""
     return FORM_S + world / 16
 
 
@@ -75,13 +76,13 @@ class Formed:
     plan: Plan
     rank: int
     board: Board
-    """That of the plan's term."""
+    """Board of the plan's term."""
     data: dict[str, Any]
     """Raw groups of the script's backends, by name."""
     control: Any
     """A raw gloo group for agreements."""
     store: Store
-    """By which torch.distributed's later groups of the same ranks find each other."""
+    """Store by which torch.distributed's later groups of the same ranks find each other."""
     copies: int = 0
 
     def duplicate(self) -> Any:
@@ -91,8 +92,9 @@ class Formed:
 
 
 def forget_groups(board: Board, before: int) -> None:
-    """Remove what ranks put on the board when they formed the groups of generations before this one: some 0.2 KB a rank
-    and group. Nobody may need those groups any more. Raises `StoreLostError`.
+    """Remove from the board the texts that formed the groups of earlier generations: some 0.2 KB a rank and group.
+
+    Nobody may need those groups any more. Raises `StoreLostError`.
     """
 
     def past(name: str) -> bool:
@@ -103,12 +105,12 @@ def forget_groups(board: Board, before: int) -> None:
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
-    """A raw gloo group of ranks that all call this. Raises RuntimeError where they don't within the time."""
+    """Return a raw gloo group of the ranks that all call this. Raises RuntimeError if they don't within the time."""
     return raw_group(board.store(name, timeout_s), rank, world, timeout_s)
 
 
 def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
-    """The same, by a store. Raises `ProofError` if one of them is none of this job's."""
+    """Return the same, formed by a store. Raises `ProofError` if one of the ranks is none of this job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(collective(os.environ))
@@ -125,7 +127,7 @@ def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> An
 
 
 def _start(name: str, function: Callable[[], T]) -> Future[T]:
-    """Its result, by a thread of its own that nobody has to wait for."""
+    """Run the function in a thread of its own, which nobody has to wait for."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -139,8 +141,10 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
 
 
 def in_time(function: Callable[[], T], timeout_s: float) -> T:
-    """The result of a function that may wait for ever for a process that hangs; its thread is left to itself then, and
-    `StoreLostError` is raised."""
+    """Return the result of a function that may wait for ever for a process that hangs.
+
+    Raises `StoreLostError` if it takes longer; its thread is then left to itself.
+    """
     try:
         return _start("ones-ask", function).result(timeout_s)
     except FutureTimeoutError:
@@ -148,10 +152,10 @@ def in_time(function: Callable[[], T], timeout_s: float) -> T:
 
 
 def connect(make: Callable[[], Any], within_s: float) -> Any:
-    """The communicator that `make` returns. ncclCommInitRank has no time-out, and its nonblocking mode hangs in some
-    releases (pytorch#153960): so a thread of its own waits, and what comes too late is given back.
+    """Return the communicator that `make` makes, if it comes in time; one that comes later is aborted.
 
-    Raises RuntimeError if it does not come in time, and once `MOST_STUCK` did not.
+    ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases (pytorch#153960): so a thread of
+    its own waits. Raises RuntimeError if none comes in time, and at once if `MOST_STUCK` are still awaited.
     """
     _stuck[:] = [one for one in _stuck if not one.done()]
     if len(_stuck) >= MOST_STUCK:
@@ -168,17 +172,17 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
 
 
 class Trial:
-    """Sums over a plan's groups, before anybody relies on them. Collective over its ranks, whose devices are idle.
+    """Test sums over a plan's groups, before anybody relies on them. Collective over its ranks, whose devices are idle.
 
-    A link that does not work shows here, while training can still go on as before, and what connecting takes is part of
-    the pause. All ranks find the same, but for those that the others are lost to.
+    A link that does not work shows here, while training can still go on as before. The time to connect is part of the
+    pause. All ranks that reach each other find the same.
     """
 
     def __init__(self, formed: Formed, device: torch.device) -> None:
         self._why = _start("ones-try", partial(_try_all, formed, device))
 
     def result(self, within_s: float, given_up: Callable[[], object] = bool) -> str:
-        """Why the groups cannot be used; empty if they can, and as soon as `given_up` says that they won't be."""
+        """Return why the groups cannot be used; empty if they can, or once `given_up` says that nobody will."""
         until = time.monotonic() + within_s
         while not wait((self._why,), 0.002).done and not given_up():
             if time.monotonic() > until:
@@ -219,8 +223,9 @@ class Former(threading.Thread):
     def __init__(
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
     ) -> None:
-        """`board` is the present term's, a connection of this thread's own; `address` is this host's, and `backend` as
-        `backends_of` takes it. A new rank is `listening` on this port for its state.
+        """`board` is a connection of this thread's own to the present term's board, and `address` is this host's.
+
+        `backend` is as `backends_of` takes it. A new rank is `listening` on this port for its state.
         """
         super().__init__(name="ones-form", daemon=True)
         self.plan, self.rank, self._board = plan, rank, board
@@ -228,7 +233,7 @@ class Former(threading.Thread):
         self.formed: Formed | None = None
         """The groups, once they are there."""
         self.error = ""
-        """Why there are none."""
+        """Reason that there are none."""
         self._listening = listening
 
     def run(self) -> None:
@@ -256,7 +261,7 @@ class Former(threading.Thread):
         return Formed(plan, rank, board, data, control, store)
 
     def _next_board(self) -> Board:
-        """The board of the next term, which the plan's rank 0 hosts and tells of on the present one."""
+        """The board of the next term, which the plan's rank 0 hosts and names on the present one."""
         key = f"next-{self.plan.generation}"
         if self.rank == 0:
             board = Board.hosted(self._board.network, self.plan.term)
@@ -276,7 +281,7 @@ def destroy() -> None:
 
 
 def drop(formed: Formed | None) -> None:
-    """A group that came to nothing: NCCL's threads and memory are given back at once, and the shells are kept."""
+    """Give back NCCL's threads and memory of groups that came to nothing at once; the Python objects are kept."""
     if formed is None:
         return
     keep((formed.data, formed.control))
@@ -291,14 +296,15 @@ def _abort(group: Any) -> None:
 
 
 def backends_of(config: str) -> set[str]:
-    """The backends of what torch.distributed was set up with: "nccl", or "cpu:gloo,cuda:nccl", which it takes by itself
-    (`dist.get_backend_config`).
+    """Return the backends of a configuration of torch.distributed (`dist.get_backend_config`).
+
+    It is "nccl", or "cpu:gloo,cuda:nccl", which torch takes by itself.
     """
     return {part.rpartition(":")[2] for part in config.split(",")} & {"gloo", "nccl"}
 
 
 def enter(formed: Formed) -> None:
-    """Make what was formed the process's default group, in place of the one there is. Not collective."""
+    """Make the formed groups the process's default group, in place of the present one. Not collective."""
     name = _register(next(iter(formed.data)))
     hook = sys.excepthook
     destroy()
@@ -313,8 +319,10 @@ def enter(formed: Formed) -> None:
 
 
 def _add_nccl(group: Any) -> None:
-    """Give the default group, which is gloo's, NCCL for CUDA. torch keeps one backend for all names that it does not
-    know: two of ours by `init_process_group` would be the first one, for both devices.
+    """Give the default group, which is gloo's, NCCL for CUDA.
+
+    torch keeps one backend for all names that it does not know: two of ours by `init_process_group` would be the first
+    one, for both devices.
     """
     world: Any = dist.group.WORLD
     world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
@@ -324,10 +332,9 @@ def _add_nccl(group: Any) -> None:
 
 
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
-    """Make `group` anew, of all ranks with which a term begins, and torch.distributed where it was set up. Collective
-    over them.
+    """Make `group` that of all ranks with which a term begins, and torch.distributed's too if it was set up.
 
-    Raises `StoreLostError` if they do not all come in time.
+    Collective over these ranks. Raises `StoreLostError` if they do not all come in time.
     """
     if len(plan.members) == 1:
         return
@@ -368,7 +375,7 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
 
 
 def keep(left: Any) -> None:
-    """A group or board that was left is held for two more changes. None is none."""
+    """Hold a group or board that was left for two more changes; do nothing for None."""
     if left is not None:
         _kept.append(left)
 
@@ -381,7 +388,7 @@ def _register(backend: str) -> str:
 
 
 def _create(name: str, asked: Any, options: Any) -> Any:
-    """What was formed, for the default group; a group that a script or a library asks for later is made as ever."""
+    """Return the formed group for the default one; a group that is asked for later is made as ever."""
     if name in _formed:
         return _formed[name]
     if name == "ones_gloo":

@@ -1,5 +1,6 @@
-"""The leader's part: it reads orders, hears who is ready and who is gone, and publishes the next membership, in turns
-that the link's thread takes. Training never waits for it: rank 0 asks it at step boundaries what it has to propose.
+"""The leader's part: it reads orders, learns who is ready and who is gone, and publishes the next membership.
+
+The link's thread takes its turns, and training never waits for it: rank 0 asks for its proposal at step boundaries.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from ones_wrapper.protocol.fields import MAX_TEXT
 SILENCE_S = 0.5
 """Time between two looks for ranks that are silent."""
 DEAD_S = 5.0
-"""A rank that has given no sign for so long is lost."""
+"""A rank that has given no sign for this long is lost."""
 UNWANTED_S = 3.0
-"""How long a newcomer that no order names waits for one: a file system may show a new order late."""
+"""A newcomer that no order names waits this long for one: a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""A published plan that not all could form so long after they should have is dropped, and one by terms for which no
-step ended."""
+"""A published plan is dropped this long after all should have formed it. So is a plan by terms if no step ended."""
 
 
 class Coordinator:
@@ -43,9 +43,10 @@ class Coordinator:
         hot: bool = True,
         back_off: BackOff | None = None,
     ) -> None:
-        """`superseded` says whether another leads by now, and `fits` whether the job can train with so many ranks.
-        Where state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
-        beforehand. `back_off` knows what failed in earlier terms. Raises `StoreLostError`.
+        """`superseded` says whether another leads by now, and `fits` whether the job can train with a number of ranks.
+
+        If state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
+        beforehand. `back_off` knows the failures of earlier terms. Raises `StoreLostError`.
         """
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board = board
@@ -54,7 +55,7 @@ class Coordinator:
         self._hot = hot
         self._back_off = back_off or BackOff()
         self._refused = 0
-        """Ranks of the membership that did not fit last."""
+        """Ranks of the last membership that did not fit; 0 for none."""
         self._lock = threading.Lock()
         self._present = present
         self._plan: Plan | None = None
@@ -66,21 +67,21 @@ class Coordinator:
         self._heard = 0
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
-        """When each newcomer was first heard of."""
+        """Monotonic time at which each newcomer came."""
         self._ready: dict[str, float] = {}
-        """When each newcomer was ready, in the order in which they were."""
+        """Monotonic time at which each newcomer was ready, the first one first."""
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
-        """Tasks of members that were told to end since that order: nobody waits for them, unless they start again."""
+        """Tasks of members that were asked to end since that order: nobody waits for them, unless they start again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
         self.notes: deque[str] = deque(maxlen=100)
-        """Of nodes that blocks which came found unfit."""
+        """Notes on nodes that newcomers found unfit."""
         self.stop_all = False
-        """Whether all blocks were told to end, so that the job shall."""
+        """True once all blocks are asked to end, and so the job."""
         self.lost = ""
-        """Why this membership cannot go on; empty while it can."""
+        """Reason that this membership cannot go on; empty while it can."""
 
     def stop(self) -> None:
         """Take no turn any more, and wait for the end of one."""
@@ -89,16 +90,17 @@ class Coordinator:
 
     @property
     def alive(self) -> bool:
-        """Whether it still looks."""
+        """True while it still takes turns."""
         return not (self._stopped or self.lost)
 
     def look(self) -> None:
-        """There is an order: look for it now."""
+        """Read a new order at the next turn."""
         self._orders.skip_wait()
 
     def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
-        """(generation of the newest plan, generation to change to now); 0 for none. `may` says whether a change to a
-        plan would do now. What was offered is not taken back before `committed` or `dropped`.
+        """Return (generation of the newest plan, generation to change to now); 0 for none.
+
+        `may` says whether the ranks may change to a plan now. An offer holds until `committed` or `dropped`.
         """
         with self._lock:
             plan = self._plan
@@ -108,13 +110,13 @@ class Coordinator:
             return plan.generation, plan.generation if self._offered else 0
 
     def committed(self, plan: Plan) -> None:
-        """The change was made."""
+        """Note that the change was made."""
         with self._lock:
             self._before, self._present, self._plan = self._present, plan, None
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
-        """The change that was offered was not made; training goes on as before."""
+        """Take back the change that was offered; training goes on as before."""
         with self._lock:
             self._offered = False
         self._drop(why)
@@ -130,7 +132,7 @@ class Coordinator:
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
     def turn(self) -> str:
-        """Look at everything; why the membership cannot go on, empty while it can. Several times a second."""
+        """Take one of several turns a second; return why the membership cannot go on, empty while it can."""
         with self._turning:
             try:
                 if self.alive:
@@ -170,8 +172,7 @@ class Coordinator:
             self._check(plan)
 
     def _settle(self) -> None:
-        """After a change, remove from the board what formed the groups before those that were left: all who changed
-        had left these."""
+        """Clear the board, after a change, of groups older than those that were just left: nobody has them any more."""
         with self._lock:
             present, before, self._before = self._present, self._before, None
         if before is not None:
@@ -199,7 +200,7 @@ class Coordinator:
                 self._ready[uid] = time.monotonic()
 
     def _hear_signs(self) -> None:
-        """Of every rank."""
+        """Find blocks one of whose ranks is silent."""
         members = (*self._present.members, *self._registered.values())
         ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
         ages = self._board.silent_s([*ranks])
@@ -208,7 +209,7 @@ class Coordinator:
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Blocks are lost, or, if they have not joined, forgotten: by uid, why."""
+        """Count blocks as lost, or forget them if they have not joined. `whys` has the reasons, by uid."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
@@ -220,7 +221,7 @@ class Coordinator:
                 self._drop(why, failed=False)
 
     def _told(self, kind: str) -> set[str]:
-        """Blocks of which the board has such a text for one of their ranks."""
+        """Blocks for one of whose ranks the board has a text of this kind."""
         return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:
@@ -268,7 +269,7 @@ class Coordinator:
             self._plan, self._formed = plan, not self._hot
 
     def _usable(self, world: int) -> bool:
-        """Whether the job can train with so many ranks; else it is said once, and training goes on as it is."""
+        """Return whether the job can train with this number of ranks; if not, log it once."""
         fits = self._fits(world)
         if not fits and world != self._refused:
             log(f"no membership of {world} ranks is made: the strategy cannot use them")
@@ -285,7 +286,7 @@ class Coordinator:
                 self._ready.pop(uid, None)
 
     def _check(self, plan: Plan) -> None:
-        """Whether all ranks formed the plan's groups, or one cannot."""
+        """Look whether all ranks have formed the plan's groups; drop the plan if one cannot, or is late."""
         if not self._formed:
             told = [self._board.heard(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
             failed = [text for text in told if text is not None and text.startswith("failed")]

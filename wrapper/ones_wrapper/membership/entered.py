@@ -1,7 +1,7 @@
-"""How a process becomes one of its run's ranks: with those of its start, and in a job of blocks with those of others.
+"""The way of a process into its run: with the ranks of its start, and in a job of blocks with those of others.
 
-Where a change begins a term, blocks meet before the script's first line: so who builds a Trainer, which copies the
-number of ranks, finds the right one. Else `init` does it, while others train on.
+If a change begins a term, blocks meet before the script's first line: a Trainer copies the number of ranks, and so
+finds the right one. Else `init` lets them meet, while others train on.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ones_wrapper.process.placement import Placement
 from ones_wrapper.protocol import HOT
 
 _MEET_S = 300.0
-"""How long the ranks of a block may take to find each other: as long as torch's own."""
+"""Time in which the ranks of a block must find each other: as long as torch's own."""
 _ELSEWHERE = (
-    "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with; "
+    "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with: "
     "all blocks of a job run the same script"
 )
 
@@ -54,25 +54,26 @@ class Entered:
         self.blocks = blocks
         """None in a plain job."""
         self.early = False
-        """Whether torch.distributed is not set up yet."""
+        """True until torch.distributed is set up, if the ranks met before the script."""
         self.begun = False
-        """Whether a run has been made of them."""
+        """True once a run has been made of them."""
 
     @property
     def leads(self) -> bool:
-        """Whether these ranks begin a term."""
+        """True if these ranks begin a term."""
         return self.blocks is None or self.blocks.machine.settled is not BlockState.ADMITTED
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Ends the process where others are lost before a run is made of these ranks."""
+        """End the process if others are lost before a run is made of these ranks."""
         assert self.blocks is not None
         with _looking_again(self.blocks.block, self.blocks.local_rank, self):
             yield
 
     def keep_ranks(self) -> None:
-        """For a framework that copies who the ranks are: each change of them begins a term. Ends a block that cannot
-        take part.
+        """Let each change of ranks begin a term, for a framework that copies who they are.
+
+        Ends a block that found others training from memory to memory.
         """
         if self.blocks is None:
             return
@@ -82,7 +83,7 @@ class Entered:
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
-        """The ranks that met before the script have set up torch.distributed: `group` is theirs."""
+        """Take over `group`: the ranks that met before the script have set up torch.distributed."""
         mine = self.group
         assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
         connections.keep(mine.control)
@@ -90,7 +91,10 @@ class Entered:
         mine.device, self.early = group.device, False
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """What an error of the script means before there is a run. Not collective."""
+        """Return the exit code and reason of a script's error before there is a run; None if it is the script's own.
+
+        Not collective.
+        """
         blocks = self.blocks
         if blocks is None or self.begun or blocks.alone or not is_peer_lost(error):
             return None
@@ -101,9 +105,10 @@ class Entered:
 
 
 def enter_before_script() -> Entered | None:
-    """Of a block whose job changes by terms, as far as its last run said: its ranks meet now; None of others. What the
-    launcher told the script of them is then true of all. Nothing is set up that the script might want otherwise: that
-    is CUDA, and torch.distributed.
+    """Let a block's ranks meet before the script, if its last run said that the job changes by terms; else None.
+
+    The launcher's variables, by which the script knows its ranks, are then true for all blocks together. CUDA and
+    torch.distributed are not set up: the script might want them otherwise.
     """
     env = os.environ
     again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
@@ -113,7 +118,7 @@ def enter_before_script() -> Entered | None:
     by_terms = bool(again) or (spec is not None and not spec.hot)
     rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     store = _open_store(env) if world > 1 else None
-    if store is not None:  # the first rank's word: a shared file system may show a spec to some nodes alone
+    if store is not None:  # the first rank's word: a shared file system may show a spec only to some nodes
         if rank == 0:
             store.set("by-terms", str(int(by_terms)))
         by_terms = store.get("by-terms") == b"1"
@@ -134,14 +139,16 @@ def enter_before_script() -> Entered | None:
 
 
 def _open_store(env: Mapping[str, str]) -> GroupStore:
-    """By which the ranks of a block meet before the script. Raises `StoreLostError`."""
+    """Open the store by which the ranks of a block meet before the script. Raises `StoreLostError`."""
     network = JobNetwork.found(env, find_job_directory(env, Path.cwd()) / HOT)
     return GroupStore(meet(env, network), "block", _MEET_S)
 
 
 def enter_block(group: TorchGroup, block: Block) -> Entered:
-    """Find those who train, or lead. Collective over the block, whose ranks `group` has; it then has those with which
-    this block begins. Leaves the process where the job is over, and where ranks have to start again.
+    """Find those who train, or lead. Collective over the block, whose ranks `group` has.
+
+    Afterwards `group` has the ranks with which this block begins. Ends the process if the job is over, or if the ranks
+    have to start again.
     """
     env = os.environ
     directory = find_job_directory(env, Path.cwd())
@@ -188,9 +195,10 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
-    """The variables that a launcher sets, of the ranks that there are now. Who calls init_process_group finds the
-    others by the leader's board, which is a store that torch's agents would keep. Some releases of torch read it by the
-    count of starts, so all ranks need the same: the term's.
+    """Set the launcher's variables for the ranks that there are now.
+
+    init_process_group finds the others by the leader's board, in the role of the store of torch's agents. Some releases
+    of torch read it by the count of starts, so all ranks need the same count: the term's.
     """
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
@@ -202,7 +210,7 @@ def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: 
 
 @contextmanager
 def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]:
-    """Ends the process where the job is over, and where ranks have to start again."""
+    """End the process if the job is over, or if the ranks have to start again."""
     try:
         yield
     except NextTermError:

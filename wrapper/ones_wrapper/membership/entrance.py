@@ -1,6 +1,4 @@
-"""How the ranks of a block that starts come into their job: they lead it, begin a term with others, or join those who
-train.
-"""
+"""The entrance of a block that starts: it leads its job, begins a term with others, or joins those who train."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 
 MODE = "mode"
-"""On the board: the carrier by which those who train take blocks in."""
+"""Key on the board: the carrier by which those who train take blocks in."""
 _TURN_S = 0.5
-"""How long one look may wait; then the ranks of the block hear that it goes on."""
+"""Longest time of one look; then the ranks of the block learn that the wait goes on."""
 _LOOK_S = 0.02
 
 
@@ -38,7 +36,7 @@ class NextTermError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """Where a block's ranks came in."""
+    """The leader, board and membership that a block's ranks found."""
 
     folder: HotFolder
     block: Block
@@ -48,7 +46,7 @@ class Found:
     local: int
     """This rank's number within its block."""
     address: str
-    """By which other nodes find this one."""
+    """Name by which other nodes find this one."""
     state: BlockState
     present: Plan | None = None
     """The membership of the term that begins with several blocks."""
@@ -59,11 +57,10 @@ class Found:
 def come_in(
     group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
 ) -> Found:
-    """Find the job's leader, or lead, or begin a term with other blocks, which the group's ranks then are. Collective
-    over the block.
+    """Find the job's leader, or lead, or begin a term with other blocks, whose ranks `group` then has.
 
-    `ready` is called before a term is claimed, with the term before. Raises `NotWantedError` where the job is over, and
-    `StoreLostError`.
+    Collective over the block. `ready` is called before a term is claimed, with the term before. Raises `NotWantedError`
+    if the job is over, and `StoreLostError`.
     """
     folder, address = HotFolder(job_dir, block.array), own_address(env)
     hosted: list[Board] = []
@@ -104,17 +101,16 @@ def come_in(
         state = BlockState.LEADING if leads else BlockState.MEMBER
         first = plan.first_rank(uid)
         assert first is not None
-        # Where the machine is slow, forming the group is too.
+        # If the machine is slow, forming the group is too.
         connections.begin(group, board, plan, first + local, max(connections.FORM_S, patience_s))
     return Found(folder, block, leader, board, me, local, address, state, plan, began)
 
 
 def wait_for_term(group: TorchGroup, found: Found, link: Link, leaving: Callable[[], bool]) -> None:
-    """Of a block that found others training: wait until they said how they take blocks in. Returns where state moves
-    from memory to memory. Collective over the block.
+    """Wait until those who train say how they take blocks in; return if state moves from memory to memory.
 
-    Else it waits for the next term. `leaving` says whether the block was told to end. Raises `NextTermError`,
-    `NotWantedError` and `StoreLostError`.
+    Else the block waits for the next term. Collective over the block. `leaving` says whether it is asked to end. Raises
+    `NextTermError`, `NotWantedError` and `StoreLostError`.
     """
     registered = False
 
@@ -144,13 +140,13 @@ def wait_for_term(group: TorchGroup, found: Found, link: Link, leaving: Callable
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """A block can join from now on. Of its first rank, once all of them sign. Raises `StoreLostError`."""
+    """Say that a block can join from now on. Its first rank calls it once all of them sign. Raises `StoreLostError`."""
     board.put(f"join-{board.count('joined', 1)}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 
 
 def _look(found: Found, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
-    """What there is to do: nothing (empty), or what `wait_for_term` knows. Of the block's first rank."""
+    """Return the next step, in the words of `wait_for_term`; empty for none. The block's first rank calls it."""
     uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:
         if leaving():

@@ -1,4 +1,4 @@
-"""How the blocks of a job find each other: the folder `hot/` in the job's directory.
+"""The folder `hot/` in the job's directory, by which the blocks of a job find each other.
 
 ::
 
@@ -6,10 +6,10 @@
     over                 the job has ended: a block that starts now has nothing to do
     secret               by which the job's processes prove themselves to each other (`network.secret`)
     node-<name>.json     what a node took when a block of it came (`node_check`)
-    coming.json          where the next term begins from a checkpoint: the blocks that train in it
+    coming.json          the blocks that train in the next term, if it begins from a checkpoint
 
 Several blocks may look for a leader at once. A term is claimed by linking a whole file to its name, which one of them
-can do. The standard library alone: `ones-run` looks here before torch is imported.
+can do. Only the standard library is imported: `ones-run` looks here before torch is there.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class FolderError(Exception):
 
 @dataclass(frozen=True)
 class Leader:
-    """Where the blocks of a term meet."""
+    """The place at which the blocks of a term meet."""
 
     term: int
-    """From 0, as restarts are counted."""
+    """Number from 0, as restarts are counted."""
     host: str
     port: int
-    """Of the store that has the term's board."""
+    """Port of the store that has the term's board."""
     place: str
     """The board's name in that store. No secret: who comes proves himself."""
     task: int
@@ -66,7 +66,7 @@ class Leader:
 
 
 def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
-    """Whether the leader's board is there. Nobody else can answer for it."""
+    """Return whether the leader's board is there. Nobody else can answer for it."""
     try:
         StoreClient(leader.host, leader.port, secret, MEMBER, leader.place, timeout_s).close()
     except StoreLostError:
@@ -83,7 +83,7 @@ class HotFolder:
         self._said: set[str] = set()
 
     def prepare(self) -> None:
-        """Make the folder, for its owner alone, or check the one that is there. Raises `FolderError`."""
+        """Make the folder, which only its owner can read, or check the one that is there. Raises `FolderError`."""
         try:
             self.path.mkdir(0o700)
         except FileExistsError:
@@ -97,8 +97,7 @@ class HotFolder:
             self.path.chmod(0o700)
 
     def newest(self) -> Leader | None:
-        """The leader of the highest term whose file is sound; None where there is none. Others are passed over, and
-        named in the log once."""
+        """The leader of the highest term whose file is sound; None if there is none. The log names the others once."""
         for term in self._terms():
             leader = self._read(term)
             if leader is not None:
@@ -106,9 +105,10 @@ class HotFolder:
         return None
 
     def next_term(self, after: Leader | None) -> int:
-        """The term to claim once the leader `after`, the newest one seen, is lost: the first after it that no sound
-        file has or had. A term that another block has claimed since is returned as it is, so that the claim fails:
-        the next one would replace a leader that lives.
+        """The term to claim once the leader `after`, the newest one seen, is lost: the next that no unsound file has.
+
+        A term that another block has claimed since is returned too, so that the claim fails: the one after it would
+        replace a leader that lives.
         """
         taken = set(self._terms())
         term = after.term + 1 if after else 0
@@ -117,7 +117,7 @@ class HotFolder:
         return term
 
     def claim(self, leader: Leader) -> bool:
-        """Make the term this leader's. False where that term or a later one is another's, or the file can't be written.
+        """Make the term this leader's. False if that term or a later one is another's, or the file can't be written.
 
         Of several that claim a term at once one gets it. Raises ValueError for a leader that nobody could read.
         """
@@ -141,7 +141,7 @@ class HotFolder:
         return won
 
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
         try:
             # A directory may have been another job's before.
             return read_small(self.path / OVER, MOST_BYTES).strip() == str(self._array).encode()
@@ -149,14 +149,14 @@ class HotFolder:
             return False
 
     def end(self) -> None:
-        """The job has ended; a failure is logged."""
+        """Mark the job as ended; a failure is logged."""
         try:
             replace_small(self.path / OVER, f"{self._array}\n".encode(), 0o600)
         except OSError as error:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
     def announce(self, coming: Mapping[str, Any]) -> str:
-        """Say what the next term begins with; why that failed, empty where it did not."""
+        """Write down how the next term begins; return the error, empty if there is none."""
         text = json.dumps(dict(coming) | {"array": self._array})
         try:
             replace_small(self.path / COMING, text.encode(), 0o600)
@@ -167,8 +167,7 @@ class HotFolder:
         return ""
 
     def announced(self) -> dict[str, Any] | None:
-        """What `announce` was given last; None where that is not of this job. What cannot be read is named in the log
-        once."""
+        """The last announcement; None if it is not this job's, or cannot be read, which is logged once."""
         try:
             data = json.loads(read_small(self.path / COMING, MOST_COMING))
         except FileNotFoundError:
@@ -181,13 +180,13 @@ class HotFolder:
         return data if ours else None
 
     def _terms(self) -> list[int]:
-        """Terms that files are named for, the highest first."""
+        """Terms in the names of files, the highest first."""
         found: list[int] = []
         try:
             with os.scandir(self.path) as entries:
                 for count, entry in enumerate(entries):
                     if count >= _MOST_ENTRIES:
-                        self._say(f"{self.path} has more than {_MOST_ENTRIES} files; only so many are looked at")
+                        self._say(f"{self.path} has more than {_MOST_ENTRIES} files; the others are ignored")
                         break
                     if match := _NAME.fullmatch(entry.name):
                         found.append(int(match[1]))
@@ -196,7 +195,7 @@ class HotFolder:
         return sorted(found, reverse=True)
 
     def _later(self, term: int) -> bool:
-        """Whether a sound file is of a later term."""
+        """Return whether a sound file is of a later term."""
         newest = self.newest()
         return newest is not None and newest.term > term
 

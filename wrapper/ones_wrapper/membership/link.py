@@ -1,6 +1,8 @@
-"""A rank's one thread for the membership: it signs the leader's board, hears what is pushed from there, begins to form
-the groups of plans before the ranks agree on them, and has the leader's coordinator take its turns. It works on while
-the script's thread waits in a collective that never ends.
+"""A rank's one thread for the membership.
+
+It signs the leader's board, takes in what that pushes, and has the leader's coordinator take its turns. It begins to
+form the groups of plans before the ranks agree on them. It works on while the script's thread waits in a collective
+that never ends.
 """
 
 from __future__ import annotations
@@ -20,28 +22,28 @@ from ones_wrapper.network.client import StoreLostError, rest_idle
 SIGN_S = 1.0
 """Time between two signs."""
 LOOK_S = 0.1
-"""After so long at most the others hear that this block was told to end, and the coordinator looks."""
+"""Longest time until the others learn that this block is asked to end, and between two turns of the coordinator."""
 LEADER_S = 20.0
-"""A leader that has given no sign for so long is lost. It is longer than for others: everybody starts again for it, and
-its script may hold the interpreter's lock."""
+"""A leader that has given no sign for this long is lost. The time is longer than for others: everybody starts again for
+it, and its script may hold the interpreter's lock."""
 MAIN_S = 1.0
-"""How long the rank's own thread may take to notice that others are lost, before this one leaves for it."""
+"""Time in which the script's thread must notice that others are lost, before this one ends the process."""
 _KINDS = ("lost", "mode", "leave", "newest", "plan", "verdict")
 
 Make = Callable[[Plan, int, Board], Former]
 
 
 class Link(threading.Thread):
-    """One rank's."""
+    """The thread of one rank."""
 
     def __init__(self, board: Board, name: str, leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
-        """`name` is the rank's, and `leaving` says whether its block was told to end. Raises `StoreLostError`."""
+        """`name` is the rank's, and `leaving` says whether its block is asked to end. Raises `StoreLostError`."""
         super().__init__(name="ones-link", daemon=True)
         self._name, self._leaving = name, leaving
         self.abandon = abandon
         """Ends a process whose membership is lost."""
         self.lost = ""
-        """Why the others count as lost; empty while they don't."""
+        """Reason that the others count as lost; empty while they don't."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
         self._signed_at, self._told = 0.0, False
@@ -49,12 +51,12 @@ class Link(threading.Thread):
         self._make: Make | None = None
         self._next, self._uid = 0, ""
         self._formers: dict[int, Former] = {}
-        """Of each plan that was begun and not taken. A later plan ends none of them: rank 0 may have changed over, and
-        the leader published the next plan, before this rank asks for its groups."""
+        """Formers of the plans that were begun and not taken. A later plan ends none of them: rank 0 may have changed
+        over, and the leader published the next plan, before this rank asks for its groups."""
         self.follow(board)
 
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
-        """This board counts from now on, on which `coordinator` steers if this rank leads. Raises `StoreLostError`."""
+        """Follow this board from now on; `coordinator` steers on it if this rank leads. Raises `StoreLostError`."""
         board.follow(*_KINDS)
         board.will(f"gone-{self._name}", "1")
         self._sign(board)
@@ -62,11 +64,11 @@ class Link(threading.Thread):
             self._board, self._coordinator, self.lost = board, coordinator, ""
 
     def heard(self, key: str) -> str | None:
-        """What the board says, without asking it."""
+        """Return the text that the board pushed last for this key."""
         return self._board.heard(key)
 
     def stop(self) -> None:
-        """End, as it was planned: nobody is to take this rank for lost."""
+        """End as planned, so that nobody takes this rank for lost."""
         self._stop_asked.set()
         with suppress(StoreLostError):
             self._board.will()
@@ -74,13 +76,15 @@ class Link(threading.Thread):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def form(self, present: int, uid: str, make: Make) -> None:
-        """From now on form the groups of plans that come after the generation `present`. `uid` is this rank's block,
-        and `make` takes a plan, its first rank of that block, and a board."""
+        """Form the groups of plans that come after the generation `present`, from now on.
+
+        `uid` is this rank's block, and `make` takes a plan, its first rank of that block, and a board.
+        """
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
     def take(self, generation: int) -> Former | None:
-        """What forms this plan's groups; None if this thread has not begun and no longer will: the caller has to."""
+        """Return the former of this plan's groups. If None, this thread never begins it, and the caller has to."""
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
@@ -103,7 +107,7 @@ class Link(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until it is told to stop, or others are lost and the process ends for that."""
+        """Take turns until the thread is stopped, or others are lost and the process ends for that."""
         while not self._stop_asked.is_set():
             board = self._board
             try:
@@ -121,7 +125,7 @@ class Link(threading.Thread):
                 return
 
     def _turn(self, board: Board) -> str:
-        """Why others count as lost."""
+        """Take one turn; return why the others count as lost, empty if they don't."""
         board.listen(LOOK_S)
         if self._leaving() != self._told or time.monotonic() - self._signed_at > SIGN_S:
             if self._sign(board) > LEADER_S:

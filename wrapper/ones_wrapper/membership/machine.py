@@ -1,6 +1,6 @@
 """The states of a block in its job, which may follow which and why; each of its ranks holds the same one.
 
-`BlockMachine.go` alone changes a state. A step that the table does not have is a fault of ours: it is taken and logged,
+Only `BlockMachine.go` changes a state. A step that the table does not have is a fault of ours: it is taken and logged,
 since nobody's training may end for it. The picture in docs/how_blocks_work.md is made from the table:
 ``python -m ones_wrapper.membership.machine``.
 """
@@ -38,12 +38,12 @@ class BlockState(Enum):
 
 
 class Carrier(Enum):
-    """By what the state of training reaches the ranks of the next membership. A plain job's is its requeue."""
+    """The way by which the state of training reaches the next membership's ranks. A plain job's is its requeue."""
 
     MEMORY = "memory"
-    """From memory to memory, while the ranks stay."""
+    """Memory to memory, while the ranks stay."""
     CHECKPOINT = "checkpoint"
-    """By a checkpoint, from which the ranks of the next term begin."""
+    """A checkpoint, from which the ranks of the next term begin."""
 
 
 class BlockEdge(NamedTuple):
@@ -59,7 +59,7 @@ _OUTSIDE, _ADMITTED, _LEADING, _MEMBER, _CHANGING, _PARTING, _OVER, _LOST = Bloc
 
 BLOCK_EDGES = (
     BlockEdge(_OUTSIDE, _ADMITTED, "others train"),
-    BlockEdge(_OUTSIDE, _LEADING, "nobody leads: it claims the next term, alone or with those that were announced"),
+    BlockEdge(_OUTSIDE, _LEADING, "nobody leads: it claims the next term, by itself or with those that were announced"),
     BlockEdge(_OUTSIDE, _MEMBER, "the term begins with it, and another block leads"),
     BlockEdge(_OUTSIDE, _OVER, "the job has ended"),
     BlockEdge(_ADMITTED, _CHANGING, "a plan names it"),
@@ -92,7 +92,7 @@ class BlockMachine:
         """The second is `state` without the change that is under way, or the end."""
         self.carrier = carrier
         self.plan: Plan | None = None
-        """Of the change that is under way."""
+        """The plan of the change that is under way."""
         self._lock = threading.Lock()
 
     def go(self, to: BlockState) -> None:
@@ -108,12 +108,12 @@ class BlockMachine:
             FLAGS.leaving = FLAGS.leaving or to is _PARTING
 
     def prepare(self, plan: Plan) -> None:
-        """A change begins, or is to become another."""
+        """Begin a change, or go over to another one."""
         self.go(_CHANGING)
         self.plan = plan
 
     def back(self) -> None:
-        """The change came to nothing."""
+        """Return to the state before a change that came to nothing."""
         if self.state is _CHANGING:
             self.go(self.settled)
 

@@ -1,4 +1,4 @@
-"""How a block finds those who train, or leads; and by what a rank knows that they are gone."""
+"""The search of a block for those who train, or for the lead; and the errors that show that they are gone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.faults import Fault, fault_of
 
 DYING_S = 15.0
-"""How long a leader that said that its membership is lost may take to end."""
+"""Time in which a leader must end after it said that its membership is lost."""
 _TRY_S = 2.0
-"""How long a leader that lives may take to let somebody in."""
+"""Time in which a leader that lives must let somebody in."""
 
 
 class PeersLostError(RuntimeError):
-    """The membership cannot go on: ranks of other blocks are lost, or the leader. This block joins anew."""
+    """The membership cannot go on: ranks of other blocks are lost, or the leader. This block looks again."""
 
 
 class NotWantedError(Exception):
@@ -30,7 +30,7 @@ class NotWantedError(Exception):
 
 
 def is_peer_lost(error: BaseException) -> bool:
-    """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
+    """Return whether an error shows that ranks of other blocks are gone, rather than a fault of the script."""
     if isinstance(error, (PeersLostError, StoreLostError)):
         return True
     fault = fault_of(error)
@@ -39,7 +39,7 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 def own_address(env: Mapping[str, str]) -> str:
-    """By which name other nodes find this one."""
+    """Return the name by which other nodes find this one."""
     if env.get("ONES_SOCKET_IFNAME"):
         return node_name(env)
     if env.get("SLURM_JOB_ID") and env.get("SLURMD_NODENAME"):
@@ -50,9 +50,9 @@ def own_address(env: Mapping[str, str]) -> str:
 def find_or_found(
     folder: HotFolder, block: Block, network: JobNetwork, ready: Callable[[int], None]
 ) -> tuple[Leader | None, Board | None]:
-    """(the leader, the board where this process is the one); (None, None) where the job is over.
+    """Return (the leader, its board if this process leads); (None, None) if the job is over.
 
-    Where a term was announced and has not begun, the block that it names first leads it, and the others wait for that.
+    If a term was announced and has not begun, the block that it names first leads it, and the others wait for that.
     """
     until = time.monotonic() + DYING_S
     patience: float | None = None

@@ -1,7 +1,7 @@
 """A node is checked before its block joins: one that hangs, is slow or lacks memory would hold up all ranks.
 
-Each rank multiplies matrices, and all of the block sum over each other. What they take is written into the job's folder
-and compared with what other nodes of the job wrote there. How many GPUs a node shows is checked as ranks choose theirs
+Each rank multiplies matrices, and all ranks of the block sum over each other. Their times are written into the job's
+folder, and compared with those of the job's other nodes. The number of GPUs is checked as ranks choose theirs
 (`devices.choice`).
 """
 
@@ -32,13 +32,13 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.fields import build, types_of
 
 CHECK_S = 10.0
-"""How long all of it may take."""
+"""Most time for the whole check."""
 SLOWER = 4.0
-"""A node that takes this much longer than the median of the others is unfit,"""
+"""A node that takes this many times the median of the others is unfit, unless it takes less than `NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}
-"""unless it takes less than this, by the kind of device: a host's other work makes as much."""
+"""Noise of a host's other work, by the kind of device."""
 LEAST_FREE = 0.8
-"""Free memory of its GPUs over the median of the others."""
+"""Least free memory of a node's GPUs, as a part of the others' median."""
 REPEATS = 5
 _PRODUCTS = {"cpu": (256, 4, torch.float32), "cuda": (4096, 50, torch.float16)}
 """Edge of the matrices, products in a row, and type."""
@@ -50,13 +50,13 @@ _MOST_BYTES, _MOST_NODES = 4096, 1024
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """What a node of the job took: the slowest of its ranks in a block, each by the best of `REPEATS`."""
+    """Times of a node of the job: the slowest of its ranks in a block, each by the best of `REPEATS`."""
 
     name: str
     device: str
     """Nodes with unlike devices are not compared."""
     ranks: int
-    """Of the block, over which it summed."""
+    """Ranks of the block, over which it summed."""
     free: int
     """Bytes of memory on its fullest GPU; 0 for a CPU."""
     product_s: float
@@ -64,7 +64,7 @@ class NodeFigures:
 
 
 def why_unfit(mine: NodeFigures, others: Sequence[NodeFigures]) -> str:
-    """Why a node cannot join those of the job; empty if it can."""
+    """Return why a node cannot join those of the job; empty if it can."""
     alike = [one for one in others if one.name != mine.name and one.device == mine.device]
     if alike:
         free = statistics.median(one.free for one in alike)
@@ -82,7 +82,7 @@ def why_unfit(mine: NodeFigures, others: Sequence[NodeFigures]) -> str:
 
 
 class NodeCheck:
-    """Of one block's ranks."""
+    """Check of one block's nodes."""
 
     def __init__(self, group: TorchGroup, folder: Path, array: int, env: Mapping[str, str] = os.environ) -> None:
         """`folder` and `array` are the job's."""
@@ -90,7 +90,7 @@ class NodeCheck:
         self._name = env.get("SLURMD_NODENAME") or os.uname().nodename
 
     def take(self) -> None:
-        """Write down what this block's nodes take, for others to be compared with. Collective."""
+        """Write down the times of this block's nodes, for others to be compared with. Collective."""
         try:
             nodes = self._measured()
             self._group.on_first(lambda: self._write(nodes))
@@ -100,7 +100,7 @@ class NodeCheck:
             log(f"what this node takes was not written down: {error}"[:300])
 
     def why_unfit(self) -> str:
-        """Why this block shall not join, with the node's name; empty if it can. Collective."""
+        """Return why this block must not join, with the node's name; empty if it may. Collective."""
         try:
             return in_time(self._found, CHECK_S)
         except StoreLostError:
@@ -191,7 +191,7 @@ def _multiplier(device: torch.device) -> Callable[[], None]:
 
 
 def _sum(group: TorchGroup) -> None:
-    """Over the ranks, by what they train with if it is there."""
+    """Sum over the ranks, by the backend with which they train if it is set up."""
     device = group.device if dist.is_initialized() else torch.device("cpu")
     ones = torch.ones(_SUMMED[device.type], device=device)
     if device.type == "cuda":

@@ -10,7 +10,7 @@ from typing import Any
 from ones_wrapper.protocol.fields import MAX_INT
 
 PATIENCE_S = 3.0
-"""How long blocks that are ready wait for others that the same order wants."""
+"""Blocks that are ready wait this long for others that the same order wants."""
 MAX_RANKS = 1 << 20
 
 
@@ -30,27 +30,27 @@ class Member:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return f"block {self.task}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A membership that shall be, or is."""
+    """A membership, present or planned."""
 
     generation: int
     term: int
     members: tuple[Member, ...]
-    """In rank order; the first leads."""
+    """Blocks in rank order; the first leads."""
     order: int | None = None
     """Number of the order that asked for it."""
     batch: int = 0
     """Global batch that holds from the change on; 0 leaves it."""
     why: str = "order"
     ready_s: float = 0.0
-    """From the order until the last new block was ready."""
+    """Seconds from the order until the last new block was ready."""
     moves: bool = False
-    """Whether another block leads from then on."""
+    """True if another block leads from then on."""
 
     @property
     def world(self) -> int:
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def ranks_per_node(self) -> int:
-        """0 where nodes have unequally many."""
+        """Ranks of each node; 0 if nodes have different numbers."""
         each = {member.ranks_per_node for member in self.members}
         return each.pop() if len(each) == 1 else 0
 
@@ -79,7 +79,7 @@ class Plan:
         return tuple(member.task for member in self.members)
 
     def first_rank(self, uid: str) -> int | None:
-        """The rank of a block's first process; None where the block is no member."""
+        """The rank of a block's first process; None if the block is no member."""
         before = 0
         for member in self.members:
             if member.uid == uid:
@@ -98,7 +98,7 @@ class Plan:
 
 
 def encode(value: Member | Plan) -> str:
-    """As JSON."""
+    """Return it as JSON."""
     return json.dumps(asdict(value), separators=(",", ":"))
 
 
@@ -130,7 +130,7 @@ def plan_of(data: Any) -> Plan:
 
 
 def is_time(value: Any) -> bool:
-    """Whether this is a time in seconds, since 1970 or shorter: no infinity, and no NaN."""
+    """Return whether this is a time in seconds, since 1970 or shorter: no infinity, and no NaN."""
     return type(value) in (int, float) and 0 <= value <= MAX_INT
 
 
@@ -156,11 +156,11 @@ def _member(data: Any) -> Member:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the membership shall become."""
+    """The next membership, and its cause."""
 
     members: tuple[Member, ...]
     why: str
-    """order, leaving or lost."""
+    """order or leaving."""
 
 
 def next_plan(
@@ -170,16 +170,16 @@ def next_plan(
     leaving: Collection[str],
     waited_s: float,
 ) -> Choice | None:
-    """The members that shall train next; None where nothing changes.
+    """Return the members that shall train next; None if nothing changes.
 
-    `present` train now, in rank order. `wanted` are the tasks that the order in force names, those that rather lead
-    first, None where it leaves that to the job. `ready` are newcomers that could join, and `waited_s` is how long the
-    first of them is. `leaving` are the uids of members that were told to end.
+    `present` train now, in rank order. `wanted` are the tasks that the order in force names, the preferred leader
+    first; None if it leaves that to the job. `ready` are newcomers that could join, and `waited_s` is the wait of the
+    first of them. `leaving` are the uids of members that are asked to end.
 
-    Blocks that are there stay in front, so ranks move as little as can be; if their leader goes, the one of them leads
-    that the order names first. What is no longer wanted leaves once all that is wanted is there: a replacement comes
-    before what it replaces goes. Somebody always stays; where all are leaving and nobody is ready, that is not a matter
-    of membership.
+    Blocks that are there stay in front, so ranks move as little as possible. If the leader goes, the order's first of
+    those who stay leads. A block that is no longer wanted leaves once all that are wanted are there: a replacement
+    comes before the block that it replaces goes. Somebody always stays: if all are leaving and nobody is ready,
+    nothing changes here.
     """
     able = [member for member in present if member.uid not in leaving]
     tasks = {member.task for member in able}

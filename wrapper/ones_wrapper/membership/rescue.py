@@ -1,4 +1,4 @@
-"""Which process writes the checkpoint of a membership that is lost, and how the next term waits for it.
+"""The checkpoint of a membership that is lost: who writes it, and the next term's wait for it.
 
 Two empty files in the job's folder: one claims, the other says that it is over. The first of the ranks that notice
 writes; no other does. On a GPU only a step whose event is done is written: a collective whose peer died never ends, and
@@ -21,13 +21,15 @@ from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 
 WAIT_S = 20.0
-"""How long a new leader waits for a checkpoint that another process of the term before is writing. What is written
-later does not count."""
+"""A new leader waits this long for a checkpoint that a process of the term before is writing. One that is written later
+does not count."""
 
 
 class Ending:
-    """The end of a rank that lost its peers, by the thread that notices first: the script's, or the watch's. The
-    deadline runs before anything is waited for, the lock included."""
+    """The end of a rank that lost its peers, by the thread that notices first: the script's, or the watch's.
+
+    The deadline runs before anything is waited for, the lock included.
+    """
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Ending:
         self._running: EndTimer | None = None
         self._starting = threading.Lock()
         self._one = threading.Lock()
-        """What is written from memory must not be cut short by the other thread's exit."""
+        """Held while the checkpoint is written: the other thread's exit must not cut it short."""
         self._over = False
 
     def _start(self) -> EndTimer:
@@ -51,7 +53,7 @@ class Ending:
             return self._running
 
     def by_script(self, say: Callable[[], None]) -> None:
-        """The script's thread raised an error, and ends once it is told how. `say` tells the log and the others."""
+        """End for an error of the script's thread. `say` tells the log and the others."""
         deadline = self._start()
         with self._one:  # kept for ever by the watch's thread, if that came first
             self._over = True
@@ -59,8 +61,10 @@ class Ending:
             self._rescue(deadline)
 
     def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
-        """The script's thread waits for those who are lost. Returns only if that noticed at last, and ends the process
-        itself; else `end` does."""
+        """End while the script's thread waits for those who are lost.
+
+        Returns only if that thread noticed at last, and ends the process itself; else `end` does.
+        """
         deadline = self._start()
         with self._one:
             if self._over:
@@ -87,7 +91,7 @@ class Ending:
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Whether this process writes the checkpoint: nobody else does, or did."""
+    """Return whether this process writes the checkpoint: nobody else does, or did."""
     if _done(folder, term).exists():
         return False
     try:
@@ -98,13 +102,13 @@ def claim(folder: Path, term: int) -> bool:
 
 
 def done(folder: Path, term: int) -> None:
-    """It is written, or cannot be."""
+    """Note that it is written, or cannot be."""
     with suppress(OSError):
         _path(folder, term).rename(_done(folder, term))
 
 
 def wait(folder: Path, term: int) -> None:
-    """Wait until the term's checkpoint is written, where one is being written. Older terms' files are removed."""
+    """Wait for the term's checkpoint if a process is writing it. Older terms' files are removed."""
     until = time.monotonic() + WAIT_S
     while _path(folder, term).exists() and time.monotonic() < until:
         time.sleep(0.02)

@@ -18,16 +18,15 @@ from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 
 WAIT_S = 1800.0
-"""How long they wait; then the strategy says what is wrong, which ends them."""
+"""Longest wait; then the strategy says what is wrong, which ends them."""
 _LOOK_S = 0.1
 
 
 def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
-    """Train nothing, until blocks that joined make a membership which the strategy can use: with them the next term
-    begins, from the checkpoint that there is. Collective. Returns where nobody came.
+    """Wait for blocks that make a membership which the strategy can use; return if nobody came. Collective.
 
-    Leaves the process where it was told to end, or the job. Raises `NextTermError`, `NotWantedError` where this block
-    is none of that membership, and `PeersLostError`.
+    With them the next term begins, from the checkpoint that there is. Ends the process if it, or the job, is asked to
+    end. Raises `NextTermError`, `NotWantedError` if this block is none of that membership, and `PeersLostError`.
     """
     FLAGS.armed = True
     directory = find_job_directory(os.environ, Path.cwd())
@@ -42,9 +41,9 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
-    """The exit code with which this rank ends, 0 where nobody came. Collective. Raises as `wait_for_others` does.
+    """Return the exit code with which this rank ends, 0 if nobody came. Collective. Raises as `wait_for_others` does.
 
-    A block that is told to end does so at once, since nobody trains; the others look again who is there.
+    A block that is asked to end does so at once, since nobody trains; the others look again who is there.
     """
     until = time.monotonic() + WAIT_S
     while True:
@@ -73,7 +72,7 @@ def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
 
 
 def _end(blocks: Blocks, requests: OwnerRequests) -> None:
-    """The job ends for good, with the checkpoint that there is."""
+    """End the job for good, with the checkpoint that there is."""
     requests.remove(STOP)
     blocks.folder.end()
     log(f"{STOP}: stopped for good")
