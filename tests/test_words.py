@@ -48,6 +48,7 @@ ROOMS = [
     "wrapper/ones_wrapper/network",
     "wrapper/ones_wrapper/process",
     "wrapper/ones_wrapper/protocol",
+    "wrapper/ones_wrapper/run",
     "wrapper/ones_wrapper/script",
     "wrapper/ones_wrapper/strategies",
 ]

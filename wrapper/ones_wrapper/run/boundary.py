@@ -1,10 +1,10 @@
-"""Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
+"""Step boundaries, at which all ranks act together: they agree on what orders and signals ask for.
 
 The agreement is begun at one boundary and obeyed at the next. It is one maximum over three integers: whether any rank
-asks for anything, and the most and fewest exchanges of gradients that ranks have begun, which must be equal. Where one
-asks, a second maximum over ten integers says what (and two for each rank, where shares are uneven). When steps are so
-short that this would cost more than `SHARE` of them, or several make up `EVERY_S`, the ranks agree at every n-th
-boundary only; rank 0 says n, as part of the agreement.
+asks for anything, and the most and fewest exchanges of gradients that ranks have begun, which must be equal. If one
+asks, a second maximum over ten integers says for what (and two for each rank, if shares are uneven). If this would cost
+more than `SHARE` of a step, or several steps make up `EVERY_S`, the ranks agree only at every n-th boundary. Rank 0
+says n, as part of the agreement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ones_wrapper.script.stuck import fewer_passes
 SHARE = 0.01
 """Most of a step's time that agreeing may take."""
 LONGEST_S = 1.0
-"""Longest time between two agreements, where steps are shorter than that."""
+"""Longest time between two agreements, if steps are shorter than that."""
 EVERY_S = 0.1
 """Time between two agreements that is short enough, whatever they cost: who asks waits as long."""
 MOST_LEFT_OUT = 3
@@ -32,21 +32,21 @@ MOST_LEFT_OUT = 3
 HELD_S = 30.0
 """Longest time for which a boundary is put off that comes amid gradients which no optimizer has used yet."""
 _ASKS = 2**32
-"""In the single integer: a rank asks for something. Below that stands rank 0's n."""
+"""Added to the single integer by a rank that asks for something. The part below is rank 0's n."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
-"""Who asks for a stop; where both do, the owner's is the one that lasts."""
+"""Causes of a stop; if both ask, the owner's is the one that lasts."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks do now."""
+    """The actions that all ranks take now."""
 
     stop: int
     """0, `BY_SIGNAL` or `BY_OWNER`."""
     checkpoint: bool
     number: int
-    """Number of the order in force, 0 where there is none."""
+    """Number of the order in force, 0 for none."""
     wanted: int
     """Global batch that it asks for, 0 for none."""
     drain: bool
@@ -55,11 +55,11 @@ class Agreement:
     behind: bool
     """The checkpoint may be written behind the training: nobody waits for it."""
     plan: int = 0
-    """Of a job of blocks: the generation of the newest plan, 0 for none."""
+    """Generation of the newest plan of a job of blocks, 0 for none."""
     change: int = 0
     """The generation to change to now, 0 for none."""
     measured: tuple[int, ...] = ()
-    """What ranks of uneven shares told of their speed."""
+    """Speeds of ranks with uneven shares, as they measured them."""
 
 
 QUIET = Agreement(0, False, 0, 0, False, False, True)
@@ -67,22 +67,22 @@ QUIET = Agreement(0, False, 0, 0, False, False, True)
 
 
 class Members(Protocol):
-    """What a job of blocks adds to the agreement. Not collective."""
+    """The part of a job of blocks in the agreement. Not collective."""
 
     def proposal(self) -> tuple[int, int]:
-        """What this rank proposes as `Agreement.plan` and `Agreement.change`."""
+        """This rank's proposal for `Agreement.plan` and `Agreement.change`."""
 
     def look(self) -> None:
-        """There is an order: look for it now."""
+        """Have the leader read a new order now."""
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Whether the blocks that an order names are those that train; its batch waits until then."""
+        """Return whether the blocks that an order names are those that train; its batch waits until then."""
 
     def stops(self) -> bool:
-        """Whether a signal to end that this process got ends the job, rather than its block."""
+        """Return whether a signal to end that this process got ends the job, rather than its block."""
 
     def stop_all(self) -> bool:
-        """Whether all blocks were told to end."""
+        """Return whether all blocks are asked to end."""
 
 
 class Boundary:
@@ -101,22 +101,22 @@ class Boundary:
         self._later: Callable[[], list[int]] | None = None
         """The agreement that is being found."""
         self._proposed: list[int] = []
-        """What this rank asks for in it."""
+        """This rank's part in it."""
         self._told = (0, 0)
-        """Number and batch of the order that this rank told the others last."""
+        """Number and batch of the order that this rank last sent to the others."""
         self._quiet = QUIET
-        """What is agreed where no rank asks for anything."""
+        """The agreement if no rank asks for anything."""
         self._began_s = self._cost_s = 0.0
         self._answered = 0
         self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
-        """How many exchanges of gradients this rank has begun: as many as all others."""
+        """Returns the number of exchanges of gradients that this rank has begun: as many as all others."""
         self.applied = 0
         """Number of the order whose batch is in force."""
         self.members: Members | None = None
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
-        """What this rank tells of its speed: `Uneven.proposal`."""
+        """Returns this rank's measured speed: `Uneven.proposal`."""
 
     @property
     def order(self) -> Order | None:
@@ -129,13 +129,14 @@ class Boundary:
         return self._answered
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """This rank reads orders and requests from now on, or no longer, of another run. Not collective."""
+        """Read these orders and requests, of another run, from now on; None for ranks that don't. Not collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
-        """All ranks go on from the same: the orders whose batch is in force, and whose drain was obeyed. Nothing may be
-        left to be agreed by the ranks before. Not collective.
+        """Let new ranks go on from the orders whose batch is in force, and whose drain was obeyed. Not collective.
+
+        No agreement of the ranks before may be pending.
         """
         assert self._later is None
         self.applied, self._answered = applied, answered
@@ -153,19 +154,16 @@ class Boundary:
         return self._orders.poll()
 
     def first_agreement(self) -> Agreement:
-        """The order that was there before the first step: its batch counts, a drain waits for the first
-        boundaries.
-        """
+        """Agree on the order that was there before the first step: its batch counts, a drain waits for boundaries."""
         self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, False)
         return self._agreed(self._group.maximum(self._proposed))
 
     def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
-        """Called by all ranks at every step boundary, once they have done what was agreed before: propose what is
-        asked for now. They agree while the next step goes on, so that none waits for another; at some boundaries, where
-        steps are short, they do not.
+        """Propose what is asked for now. All ranks call it at every step boundary, once they obeyed the last agreement.
 
-        `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint, and
-        `measure` whether it is time to sum up the measured gradient noise (rank 0 decides both).
+        They agree while the next step goes on, so that none waits for another; if steps are short, not at every
+        boundary. `step_s` is the length of a step in seconds. `due` says whether it is time for a checkpoint, and
+        `measure` whether to sum up the measured gradient noise: rank 0 decides both.
         """
         if self._skip > 0:
             self._skip -= 1
@@ -188,8 +186,9 @@ class Boundary:
         self._began_s = time.perf_counter() - started
 
     def finish_agreement(self, unused: bool = False) -> Agreement | None:
-        """Called by all ranks at every step boundary: what was agreed during the step that has just ended; None where
-        nothing was. Where any rank has `unused` gradients nothing is done yet, and what was asked for is asked again.
+        """Return the agreement of the step that has just ended; None if there was none. All ranks call it.
+
+        If any rank has `unused` gradients, the agreement is put off, and its requests are made again.
         """
         if self._later is None:
             return None
@@ -226,13 +225,13 @@ class Boundary:
         return max(1, min(max(round(self._cost_s / (SHARE * step_s)), enough), int(LONGEST_S / step_s)))
 
     def _asks(self, proposal: list[int]) -> bool:
-        """Whether the others must see what this rank proposes. What they were told of an order, they know."""
+        """Return whether the others must see this rank's proposal. They know an order that was sent to them before."""
         stop, asked, number, wanted, drain, _, look, due, plan, change, *measured = proposal
         new = any(measured[: len(measured) // 2])  # times; what ranks hold is of no use without these
         return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
 
     def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
-        """What this rank asks for."""
+        """This rank's part in the agreement."""
         order, members = self._order(), self.members
         number = order.number if order else 0
         stops = self._flags.stop and (members is None or members.stops())
@@ -255,9 +254,9 @@ class Boundary:
         ]
 
     def _agreed(self, proposal: list[int]) -> Agreement:
-        """What all ranks make of it."""
+        """The agreement that all ranks make of the maximum of their proposals."""
         stop, asked, number, wanted, drain, interval, look, due, plan, change, *measured = proposal
-        # Where a change of ranks is under way nobody waits longer than needed.
+        # While a change of ranks is under way nobody waits longer than needed.
         self._skip = 0 if plan else interval - 1
         self._told = (self._proposed[2], self._proposed[3])
         self._quiet = Agreement(0, False, number, wanted, False, False, True)
@@ -265,10 +264,10 @@ class Boundary:
         return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
-        """(stop, carry on): called again and again while drained by order `number`.
+        """Return (stop, carry on): all ranks call it again and again while drained by order `number`.
 
-        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0
-        says that no requeue will come.
+        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0 says that no
+        requeue will come.
         """
         order = self._order()
         newer = order is not None and order.number > number

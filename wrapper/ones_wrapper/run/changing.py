@@ -1,4 +1,4 @@
-"""The ranks of a job of blocks: they change while it trains, by the state's way from memory to memory or by a term."""
+"""The ranks of a job of blocks, which change while it trains: from memory to memory, or by a new term."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def start(
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
-    """The run of ranks that came into their job. Collective. `fits` says whether the strategy can use N ranks, and
-    `spec_of` is called once it can. Leaves the process if ranks have to start again.
+    """Return the run of ranks that came into their job. Collective.
+
+    `fits` says whether the strategy can use N ranks, and `spec_of` is called once it can. Ends the process if ranks
+    have to start again.
     """
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
@@ -60,7 +62,7 @@ def start(
 
 
 class ChangingRanks(FixedRanks):
-    """One process's part. It founds the job's next term, or joins the blocks that train."""
+    """The ranks as one process sees them. It founds the job's next term, or joins the blocks that train."""
 
     def __init__(self, run: Run, group: TorchGroup, blocks: Blocks) -> None:
         self._run, self._group, self._blocks, self._machine = run, group, blocks, blocks.machine
@@ -123,7 +125,7 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _warm_up(self) -> None:
-        """A forward and a backward pass on nothing, so that the first step is no slower than others."""
+        """Make a forward and a backward pass on zeros, so that the first step is no slower than others."""
         text = ""
         with suppress(RankError):  # a board that is lost shows soon
             text = self._group.on_first(self._blocks.shapes)
@@ -139,8 +141,11 @@ class ChangingRanks(FixedRanks):
         return self._run.loop.part.samples
 
     def _coming_samples(self, batch: int, world: int) -> int:
-        """Samples of this rank's first pass, as far as that shows before there is a plan: by the order in force, else
-        if this block joins `world` ranks that train at this batch. Collective over the block."""
+        """Samples of this rank's first pass, as far as they are known before there is a plan.
+
+        The order in force decides; without one this block is to join `world` ranks that train at this batch. Collective
+        over the block.
+        """
         wanted, blocks = self._group.on_first(self._blocks.ordered)
         batch, world = wanted or batch, (blocks * self._group.world) or (world + self._group.world)
         division = replicas.divide(self._run.sizes.spec, world, 0)
@@ -172,8 +177,10 @@ class ChangingRanks(FixedRanks):
             self._change() if self._blocks.hot else self._end_term()
 
     def _end_term(self) -> None:
-        """Write a checkpoint, from which the next term begins with the blocks of the plan, and end these ranks. Their
-        launchers start those of blocks that stay again. Returns if the checkpoint cannot be written."""
+        """Write the checkpoint with which the next term begins, and end these ranks; return if it cannot be written.
+
+        The launchers of blocks that stay start their ranks again.
+        """
         run, blocks, began = self._run, self._blocks, time.time()
         run.records.flush()
         plan, why = blocks.coming, ""
@@ -217,7 +224,7 @@ class ChangingRanks(FixedRanks):
         self._ranks_changed(change)
 
     def _collected(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The state as it is sent: tensors, and the rest."""
+        """The state to send: tensors, and the rest."""
         run, boundary = self._run, self._run.control.boundary
         assert run.keeping.state is not None
         content: Content = collect(run.keeping.state)
@@ -229,7 +236,7 @@ class ChangingRanks(FixedRanks):
         return content.tensors, rest
 
     def _leave_membership(self) -> None:
-        """The others train on without this block."""
+        """End this process: the others train on without its block."""
         self._machine.go(BlockState.PARTING)
         self._run.keeping.saver.let_go()
         connections.destroy()  # the others do, too, which on a node waits for all (NCCL, ncclCommDestroy)
@@ -239,7 +246,7 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _ranks_changed(self, change: Change) -> None:
-        """Everything that depends on the ranks goes on with the new ones. Not collective."""
+        """Let everything that depends on the ranks go on with the new ones. Not collective."""
         run, plan, world = self._run, change.plan, self._group.world
         progress, sizes, records, boundary = run.progress, run.sizes, run.records, run.control.boundary
         applied, answered = change.rest.get("orders") or (boundary.applied, boundary.answered)
@@ -307,7 +314,7 @@ class ChangingRanks(FixedRanks):
         return PEER_LOST, why
 
     def _abandon(self, why: str) -> None:
-        """The watch found that others are lost, and the script's thread waits for them."""
+        """End this process while the script's thread waits for others, which the link found lost."""
 
         def say() -> None:
             log(f"block {self._blocks.block.task}: {why}; it joins again")

@@ -1,4 +1,4 @@
-"""What orders, signals and the job's owner ask for: all ranks do the same, at the same step boundary."""
+"""The answer to orders, signals and the job's owner: all ranks do the same, at the same step boundary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ones_wrapper.run.sizes import StepSizes
 
 
 class Control:
-    """Of one run. Methods are collective unless they say otherwise."""
+    """The control of one run. Methods are collective unless they say otherwise."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Control:
         self._measured_at = time.monotonic()
 
     def lead(self, restart: int) -> None:
-        """Rank 0 reads the orders of this run from now on, and no other rank. Not collective."""
+        """Let only rank 0 read orders, those of this run, from now on. Not collective."""
         if self._group.rank == 0:
             self.boundary.lead(self._orders(restart), OwnerRequests(self._directory), restart)
         else:
             self.boundary.lead(None, None, restart)
 
     def agree(self) -> Agreement | None:
-        """What was agreed during the step that has just ended."""
+        """Return the agreement of the step that has just ended."""
         self._keeping.saver.report_finished()
         self._sizes.batch_fixed()
         FLAGS.keep()
@@ -73,7 +73,7 @@ class Control:
         self.boundary.start_agreement(records.meter.step_s, due, measure)
 
     def carry_out(self, agreed: Agreement) -> None:
-        """Do it."""
+        """Do what all ranks agreed on."""
         if agreed.measure:
             self._measure_noise()
         if agreed.wanted and agreed.number != self.boundary.applied:
@@ -130,7 +130,7 @@ class Control:
             log(f"carrying on after order {number}: {why}")
 
     def _stop_for_good(self) -> None:
-        """The owner touched the stop file."""
+        """Stop for good: the owner touched the stop file."""
         saved = self._keeping.save(f"for {STOP}")
         if (requests := self.boundary.requests) is not None:
             requests.remove(STOP)
@@ -143,6 +143,6 @@ class Control:
     def _leave(self, reason: str, code: int) -> None:
         self._leaving(code)
         self._records.bye(reason, code)
-        # Where a rank ends with an error Slurm kills the others: none may before rank 0 has spoken.
+        # If a rank ends with an error Slurm kills the others: none may before rank 0 has spoken.
         self._group.maximum([0])
         raise SystemExit(code)

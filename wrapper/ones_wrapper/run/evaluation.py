@@ -12,11 +12,10 @@ from ones_wrapper.run.run import Run
 
 
 class Evaluation:
-    """The share of one rank's replica, as often as it is walked through; made by `Job.evaluate`. It moves no cursor of
-    the training and draws none of its random numbers, and its time is no step's.
+    """The share of one rank's replica, as often as it is walked through; `Job.evaluate` makes it.
 
-    Shares differ by one sample at most, and ranks take equally many batches, but where there are fewer samples than
-    ranks, or one sample a batch.
+    It moves no cursor of the training and draws none of its random numbers, and its time is no step's. Shares differ by
+    one sample at most. Ranks take equally many batches, unless there are fewer samples than ranks, or one a batch.
     """
 
     def __init__(self, run: Run, feed: Feed, batch: int) -> None:
@@ -32,14 +31,16 @@ class Evaluation:
         return self._feed.share(division.replicas, division.replica, most, division.unit)
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's batches. All ranks begin together. Raises ValueError where a sharded model's ranks would make
-        unequally many forward passes."""
+        """This rank's batches. All ranks begin together.
+
+        Raises ValueError if a sharded model's ranks would make different numbers of forward passes.
+        """
         run, began = self._run, time.perf_counter()
         exchanges, replicas = run.loop.exchanges, run.sizes.division.replicas
         if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):
             raise ValueError(
-                f"evaluate: a sharded model needs all ranks in each forward pass, and {self._feed.samples} samples in "
-                f"batches of {self._batch} are not as many batches for each of {replicas} ranks; take batch=2 or more, "
+                f"evaluate: a sharded model needs all ranks in each forward pass. {self._feed.samples} samples in "
+                f"batches of {self._batch} are not as many batches for each of {replicas} ranks: take batch=2 or more, "
                 "and a dataset with a sample for each rank"
             )
         try:

@@ -1,4 +1,4 @@
-"""What a run asks of its ranks, moment by moment; in a plain job they stay those of its start, and have no answer."""
+"""The moments at which ranks may change. In a plain job they stay those of its start, and nothing happens here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from ones_wrapper.run.boundary import Agreement
 
 
 class Unknown(int):
-    """A rank, or how many there are, in a block that has not joined: equal to no number, and shown as none. It counts,
-    so that a seed may be made of it.
+    """A rank or world size in a block that has not joined: equal to no number, and shown as none.
+
+    It is an int all the same, so that a seed may be made of it.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -36,11 +37,11 @@ class FixedRanks:
         return False
 
     def join(self) -> bool:
-        """Before the first step: become some of those who train, if others do; true if that began the run."""
+        """Join those who train, if others do; true if that began the run. Called before the first step."""
         return False
 
     def began(self) -> None:
-        """The run has said hello, and its first step is next."""
+        """The hello was sent, and the first step is next."""
 
     def stepped(self) -> None:
         """A step was completed."""
@@ -49,7 +50,7 @@ class FixedRanks:
         """A step boundary was reached."""
 
     def agreed(self, agreed: Agreement) -> None:
-        """What all ranks agreed on was done, and they train on."""
+        """All ranks did what they agreed on, and train on."""
 
     def over(self) -> None:
         """All is trained, and the last checkpoint is written."""

@@ -1,4 +1,4 @@
-"""What a script gives `Job.prepare`, sorted by what it is."""
+"""Things that a script gives `Job.prepare`, sorted by kind."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNKNOWN = (
     "load_state_dict. Give several things one by one, and samples in a list to job.loader(...)"
 )
 DICT = (
-    "prepare: the dict holds a {kind}: give what training uses one by one, and as a dict plain values alone; several "
+    "prepare: the dict holds a {kind}: give what training uses one by one, and in a dict only plain values; several "
     "by names of yours are for job.ddp and job.register"
 )
 
 
 @dataclass
 class Given:
-    """By what each is; each kind in its order."""
+    """The things by kind, each kind in its order."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Given:
 
     @property
     def carried(self) -> list[Any]:
-        """What is registered besides models."""
+        """Things that are registered besides models."""
         return [*self.optimizers, *self.others]
 
 
 def sorted_by_kind(things: Iterable[Any]) -> Given:
-    """The things by what they are. Raises TypeError for what is none of these."""
+    """Return the things by kind. Raises TypeError for one of no known kind."""
     given = Given()
     for thing in things:
         if isinstance(thing, torch.nn.Module) and not isinstance(thing, AveragedModel):
@@ -84,7 +84,7 @@ def _plain(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def named_by_type(things: Sequence[T]) -> dict[str, T]:
-    """The things by names that stay the same at each start: what `register`'s keywords are called, or their types."""
+    """Return the things by names that stay the same at each start: of their kinds, or of their types."""
     found: dict[str, T] = {}
     for thing in things:
         found[unused_name(_name(thing), found)] = thing
@@ -92,7 +92,7 @@ def named_by_type(things: Sequence[T]) -> dict[str, T]:
 
 
 def unused_name(name: str, used: Mapping[str, Any]) -> str:
-    """The name, with a number if it is used."""
+    """Return the name, with a number if it is used."""
     number = 1 + sum(one.rstrip("0123456789") == name for one in used)
     return f"{name}{number}" if number > 1 else name
 

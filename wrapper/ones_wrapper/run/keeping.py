@@ -1,4 +1,4 @@
-"""What outlives a run: checkpoints of what training carries, and files that go on where it stopped."""
+"""Things that outlive a run: checkpoints of the training's state, and files that go on where it stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ones_wrapper.run.records import Records
 
 
 class Keeping:
-    """Of one run. Methods are collective."""
+    """The checkpoints and files of one run. Methods are collective."""
 
     def __init__(
         self, saver: Saver, progress: Progress, loop: Loop, records: Records, first: Callable[[], bool]
@@ -23,10 +23,10 @@ class Keeping:
         self.saver = saver
         self._progress, self._loop, self._records = progress, loop, records
         self.state: State | None = None
-        """What training carries; None before the script said so."""
+        """The training's state; None until the script registered it."""
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
-        """The checkpoint that training goes on from, and what was odd about it."""
+        """Checkpoint from which training goes on, and a note on oddities of it."""
 
     def load(self, state: State) -> None:
         """Load the newest good checkpoint."""
@@ -35,7 +35,7 @@ class Keeping:
         self._progress.take_over(loaded.progress)
 
     def save(self, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
+        """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged."""
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():
@@ -44,7 +44,7 @@ class Keeping:
         return saved
 
     def save_behind(self) -> None:
-        """Write one while training goes on."""
+        """Begin a checkpoint that is written while training goes on."""
         self._records.flush()
         assert self.state is not None
         with self._loop.exchanges.published():

@@ -1,8 +1,9 @@
-"""A job's largest local batch: what it declared, what a strategy's formula leaves, and what trying it showed.
+"""A job's largest local batch: as declared, as a strategy's formula leaves it, and as a trial showed it.
 
-A formula says what activations should take; an allocator, workspaces and fragments take more. What runs out of memory
-in training is halved (`memory.py`). A script may also ask for a probe: doubling, then bisecting, as HFTA (2102.02344)
-finds its largest number of models. Each size is tried several times: a first pass may fit where a later one does not.
+A formula gives the memory of activations; an allocator, workspaces and fragments take more. A local batch that runs out
+of memory in training is halved (`memory.py`). A script may also ask for a probe: doubling, then bisection, as HFTA
+(2102.02344) finds its largest number of models. Each size is tried several times: a first pass may fit and a later one
+may not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BUCKETS, MOMENTS = 1, 2
 
 
 class LocalBatch:
-    """That of one run. Methods are collective unless they say otherwise."""
+    """The largest local batch of one run. Methods are collective unless they say otherwise."""
 
     def __init__(self, directory: Path, spec: Spec, group: Group) -> None:
         """`spec` is as the script declared it."""
@@ -40,34 +41,34 @@ class LocalBatch:
         self._device = memory.device_name(group.device) + strategy
         found = memory.look_up(directory, self._declared, self._device)
         self.own = found.samples if found is not None else self._declared
-        """What this rank's own device was found to hold, or what was declared."""
+        """Samples that this rank's own device was found to hold, else the declared ones."""
         self.found: Found | None = None
-        """The smallest of what the ranks found."""
+        """The smallest that any rank found."""
         self.trying = 0
         """Samples of the passes that a probe is trying; 0 for none."""
         self._by_size = spec.limits is not None
-        """Whether another world size holds another one."""
+        """True if it depends on the world size."""
 
     @property
     def _gpus(self) -> int:
         return self._group.world if self._by_size else 0
 
     def applied(self, spec: Spec) -> Spec:
-        """The spec with what earlier runs found on such devices; of unlike ones the smallest counts."""
+        """Return the spec after what earlier runs found on such devices; of unlike ones the smallest counts."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
         self.found = min((Found(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)
 
     def classify_error(self, error: BaseException, samples: int) -> tuple[int, str] | None:
-        """What an error in a pass of so many samples means, as `memory.classify_error`. Not collective."""
+        """Classify an error in a pass of `samples` samples, as `memory.classify_error` does. Not collective."""
         return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
 
     def probe(self, one_pass: Callable[[int], object], state: State, unit: int, together: bool) -> Found:
-        """The most samples of a pass, found by trying where no earlier run has at this size.
+        """Return the most samples of a pass; try for it if no earlier run has at this size.
 
-        `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises that, for
-        `classify_error` with `trying`: the others may never come out of theirs, so the ranks must start again.
-        Raises MemoryError where not one unit fits.
+        `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises its error, for
+        `classify_error` with `trying`: the others may never come out of theirs, so the ranks must start again. Raises
+        MemoryError if not one unit fits.
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
@@ -89,7 +90,7 @@ class LocalBatch:
 
 
 def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
-    """The largest multiple of `unit` up to `most` that fits; 0 where not even the unit does."""
+    """Return the largest multiple of `unit` up to `most` that fits; 0 if not even the unit does."""
     most -= most % unit
     held, size = 0, min(unit, most)
     while held < size and fits(size):
@@ -106,8 +107,10 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
 
 @contextmanager
 def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Hold as much memory as the first steps will make: moments of those parameters alone of which an optimizer has no
-    state yet, as it has after a checkpoint was loaded."""
+    """Hold as much memory as the first steps will make.
+
+    Moments count only for parameters without an optimizer's state: a checkpoint that was loaded has brought it.
+    """
     coming = [
         torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
         for optimizer in optimizers
@@ -123,9 +126,10 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: State, group: Group, together: bool) -> bool:
-    """Whether passes of so many samples fit on all ranks. Gradients are dropped afterwards; buffers and random numbers
-    are as before. Collective. What `one_pass` raises for another reason is raised; and where
-    ranks wait for each other in a pass (`together`), want of memory, too.
+    """Return whether passes of `samples` samples fit on all ranks. Collective.
+
+    Gradients are dropped afterwards; buffers and random numbers are as before. Errors of `one_pass` are raised; want of
+    memory only if ranks wait for each other in a pass (`together`).
     """
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]

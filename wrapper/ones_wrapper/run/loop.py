@@ -1,4 +1,4 @@
-"""The script's loop over an epoch: where its steps begin and end."""
+"""The script's loop over an epoch, whose steps begin and end here."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ OUTSIDE = (
 
 
 class Sampler:
-    """Stands for a DistributedSampler: the order of each epoch follows from the loader's seed and its number."""
+    """Stand-in for a DistributedSampler: the order of each epoch follows from the loader's seed and its number."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class Loader:
-    """The batches of the present epoch; made by `Job.loader`. Asking it for the next batch is the step
-    boundary. Its length is that of an epoch in steps of the base batch, at whatever batch is in force: what a schedule
-    is to be written in.
+    """The batches of the present epoch; `Job.loader` makes it. To ask it for the next batch is the step boundary.
+
+    Its length is that of an epoch in steps of the base batch, whatever batch is in force: the unit of schedules.
     """
 
     def __init__(self, run: Run, dataset: Any = None, options: dict[str, Any] | None = None) -> None:
@@ -57,11 +57,11 @@ class Loader:
         self._options = options or {}
         self.sampler = Sampler()
         self._given: deque[AccumulationStep] = deque()
-        """The passes that were handed out and have not ended: one, or two where the script asks ahead."""
+        """Passes that were handed out and have not ended: one, or two if the script asks ahead."""
         self._pass = ExitStack()
-        """Around the first of them."""
+        """Contexts around the first of them."""
         self._asks_ahead = False
-        """The script was seen to ask for its batches ahead."""
+        """True once the script was seen to ask for its batches ahead."""
         self._doubt: AskedAhead | None = None
 
     @property
@@ -70,12 +70,12 @@ class Loader:
         return self._run.sizes.spec.base_batch
 
     def __getattr__(self, name: str) -> Any:
-        """What a DataLoader's options say of it."""
+        """Return an option that a DataLoader would have as an attribute."""
         options = self.__dict__.get("_options", {})
         if name in options:
             return options[name]
         raise AttributeError(
-            f"job.loader's {name}: which samples a step uses is decided by the job, so of a DataLoader it has dataset, "
+            f"job.loader has no {name}: the job decides which samples a step uses. Of a DataLoader it has dataset, "
             "batch_size (init's batch), sampler.set_epoch and the options that it was given"
         )
 
@@ -85,14 +85,13 @@ class Loader:
         assert run.loop.feed is not None
         if not run.loop.feed.samples:
             raise TypeError(
-                "len(loader): the dataset has no length, so nobody knows how many steps an epoch takes; give the "
+                "len(loader): the dataset has no length, so nobody knows how many steps an epoch takes. Give the "
                 "dataset a __len__, or write the schedule for a number of steps of your own"
             )
         return base_steps(run.loop.feed.samples, run.sizes.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """The local batches of this rank's replica from the cursor to the end of the present epoch; all ranks take as
-        many.
+        """Yield this rank's local batches from the cursor to the end of the present epoch; all ranks take as many.
 
         A script may ask one batch ahead, as prefetchers do: it asks for the second before it has trained on the first.
         A step then ends when the batch after the next is asked for, or with the epoch.
@@ -146,11 +145,11 @@ class Loader:
             self.leave(early=False)
 
     def _left_out(self) -> None:
-        """The first of two batches that were handed out is trained on no more: its step ends without a pass."""
+        """End the step of the first of two batches without a pass: the script trains on the second."""
         self._end_pass(boundary=False)
 
     def _settle(self) -> None:
-        """It is known, or taken for known, which of two batches was trained on first."""
+        """Decide which of two batches was trained on first."""
         if self._doubt is None:
             return
         first, ahead = self._run.loop.first_steps, len(self._given) == 2
@@ -173,8 +172,10 @@ class Loader:
             self._run.loop.first_steps.say(OUTSIDE)
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
-        """The epoch's passes still to hand out, cut again if the batch or the ranks change. `ahead` samples of it were
-        handed out and are not counted yet; `seeded` as in `Feed.batches`."""
+        """Yield the epoch's remaining passes, cut again if the batch or the ranks change.
+
+        `ahead` samples of it were handed out and are not counted yet; `seeded` as in `Feed.batches`.
+        """
         run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
         assert feed is not None
         while changed:
@@ -188,7 +189,7 @@ class Loader:
                     break
 
     def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        """The same, with what batches hold: a step's passes are fetched together then."""
+        """Yield the same passes, with their tokens if the job counts them: then a step's are fetched together."""
         held = self._run.settings.tokens
         if held is None:
             yield from passes
@@ -208,7 +209,7 @@ class Loader:
         self._pass.enter_context(self.passing(self._given[0]))
 
     def _end_pass(self, boundary: bool = True) -> None:
-        """The first of those handed out ends, and the step with its last, perhaps at a boundary; the next begins."""
+        """End the first pass that was handed out, and the step with its last, perhaps at a boundary; begin the next."""
         run = self._run
         self._pass.close()
         part = self._given.popleft()
@@ -234,8 +235,8 @@ class Loader:
         shared = run.sizes.division.replicas < run.group.world
         if (shared or loop.exchanges.gathers) and feed.coreset.features is not None:
             raise ValueError(
-                "coreset: the forward passes of a model that several ranks share need all of them at once, and ranks "
-                "look at other samples here; leave out features, whose default is the samples' inputs, or use job.ddp "
+                "coreset: the forward passes of a model that several ranks share need all of them at once, and here "
+                "each rank has other samples. Leave out features, whose default is the samples' inputs, or use job.ddp "
                 "with each rank a replica"
             )
 
@@ -256,7 +257,7 @@ class Loader:
             log(f"epoch {epoch}: {feed.size} of {len(feed.labels)} samples were chosen in {seconds:.1f} s")
 
     def passing(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of one accumulation step, which begins with this call."""
+        """Context of the forward and backward pass of one accumulation step, which begins with this call."""
         loop = self._run.loop
         self._enter(part)
         exchanging = loop.exchanges.during(part)
@@ -265,7 +266,7 @@ class Loader:
         return _both(exchanging, loop.accumulation.during(part.index, part.count))
 
     def complete(self, part: AccumulationStep) -> None:
-        """The step that ends with this pass was made. Not collective."""
+        """Count the step that ends with this pass. Not collective."""
         self._run.loop.schedules.check()
         self._run.commit(part.share.total)
 
@@ -291,7 +292,7 @@ class Loader:
             run.records.uses(part.last)
 
     def leave(self, early: bool) -> None:
-        """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""
+        """End the loop: the epoch's samples are used, or the script left `early`, perhaps by an error."""
         loop = self._run.loop
         loop.within = early
         loop.schedules.leave()

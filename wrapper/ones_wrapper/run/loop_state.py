@@ -1,4 +1,4 @@
-"""What a script's loop works with, from step to step."""
+"""State of a script's loop, from step to step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ones_wrapper.script.first_steps import FirstSteps
 
 
 class Loop:
-    """What the script's loop works with on this rank: data, exchange, optimizer. Not collective."""
+    """Data, exchange and optimizer of the script's loop on this rank. Not collective."""
 
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
@@ -31,41 +31,43 @@ class Loop:
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
-        """Whether an error of the script may be one of a pass: not after an epoch's last."""
+        """True while an error of the script may be one of a pass: not after an epoch's last."""
         self.passed = -1
         """The epoch that was walked through to its end."""
         self.in_epochs = False
-        """Whether the script goes by `Job.epochs`."""
+        """True if the script goes by `Job.epochs`."""
         self.end_open: Callable[[], None] = lambda: None
-        """Ends the last step of an epoch, where the script asked for its batches ahead."""
+        """Ends the last step of an epoch, if the script asked for its batches ahead."""
         self.least = 1
-        """Fewest samples of a share: two where BatchNorm takes no less."""
+        """Fewest samples of a share: two if BatchNorm needs them."""
         self.first_steps: FirstSteps | None = None
         self.used: list[int] = []
-        """Dataset indices that this rank used in the step, where there is a trace."""
+        """Dataset indices that this rank used in the step, if there is a trace."""
         self.at_boundary = False
-        """Whether model, optimizer and progress are those of a step boundary. It stays so if others turn out to be lost
-        there: a moment to write a checkpoint of."""
+        """True while model, optimizer and progress are those of a step boundary. It stays true if others turn out to be
+        lost there: a state for a checkpoint."""
         self.unused = False
-        """Whether the last step ended without one of an optimizer."""
+        """True if the last step ended without one of an optimizer."""
         self.still = 0
-        """Steps in a row that no optimizer has made."""
+        """Steps in a row without one of an optimizer."""
         self.begun_before = 0
         """Exchanges of gradients in the steps that were completed."""
 
     @property
     def mid_step(self) -> bool:
-        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
+        """True if the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
         return self.within and self.rate is not None and self.rate.stepped
 
     @property
     def whole(self) -> bool:
-        """Whether model, optimizer and progress are those of one moment, and of all ranks: in a pass before the
-        optimizer's step, or at a boundary."""
+        """True if model, optimizer and progress are one consistent state, the same on all ranks.
+
+        They are in a pass before the optimizer's step, and at a boundary.
+        """
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
     def stepped(self, progress: Progress, total: int) -> None:
-        """A step of `total` samples was made, and is counted."""
+        """Note that a step of `total` samples was made, and is counted."""
         if self.noise is not None:
             self.noise.step(total)
         self.begun_before = self.exchanges.begun
@@ -79,7 +81,7 @@ class Loop:
         rate.expect()
 
     def ranks_changed(self, noise: float, low: float) -> None:
-        """The group has other ranks, which know this gradient noise scale, and its lower bound."""
+        """Go on with other ranks, which know this gradient noise scale, and its lower bound."""
         self.exchanges.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(noise, low)

@@ -1,8 +1,8 @@
-"""The largest local batch that a GPU turned out to hold, found by trying.
+"""The largest local batch that a GPU turned out to hold, found by trial.
 
 A pass that runs out of memory ends the run: after such an error the ranks are not at the same point any more, and a
-GPU's memory is in pieces. The half of what failed is remembered in the job's directory, and the ranks that start
-again from the last checkpoint take no more than that per pass.
+GPU's memory is in pieces. Half of the size that failed is written to the job's directory. The ranks that start again
+from the last checkpoint take no more than that per pass.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class DoesNotFitError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller local batch might have saved this error: torch's own out-of-memory error, or what CUDA, its
-    libraries or the allocator of the CPU say as a RuntimeError.
+    """Return whether a smaller local batch might have prevented this error.
+
+    It is torch's own out-of-memory error, or a RuntimeError of CUDA, its libraries or the CPU's allocator.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -43,9 +44,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """Distinguishes devices that hold different batches: the model and its memory (which a MIG slice has less
-    of).
-    """
+    """Return a name that tells apart devices that hold different batches: model and memory (a MIG slice has less)."""
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)
@@ -53,18 +52,18 @@ def device_name(device: torch.device) -> str:
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of a device; 0 where it is not known. `ONES_MEMORY_BYTES` emulates another one, for tests."""
+    """Return the memory of a device; 0 if it is not known. `ONES_MEMORY_BYTES` emulates another one, for tests."""
     if emulated := os.environ.get("ONES_MEMORY_BYTES"):
         return int(emulated)
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 class Found(NamedTuple):
-    """A largest local batch, found by trying."""
+    """A largest local batch, found by trial."""
 
     samples: int
     gpus: int = 0
-    """World size at which it was found; 0 where that makes no difference."""
+    """World size at which it was found; 0 if that makes no difference."""
 
 
 def find(directory: Path, declared: int, device: str) -> int:
@@ -78,20 +77,20 @@ def find(directory: Path, declared: int, device: str) -> int:
 
 
 def look_up(directory: Path, declared: int, device: str) -> Found | None:
-    """As `find`, with the world size at which it was found; None where nothing was."""
+    """Return the same, with the world size at which it was found; None if nothing was."""
     return _read(directory / MEMORY, declared, device)
 
 
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
-    """A pass of `failed_at` samples did not fit: remember the half of it, and return what the next run takes.
+    """Remember half of `failed_at` samples, which did not fit in a pass; return the next run's size.
 
-    Any rank may call it, also several at once: what is written follows from `failed_at` alone, is replaced
-    atomically, and never raises what another wrote before. (Two that write at the same moment may leave the larger
-    value; that costs another try.) Raises `DoesNotFitError` at one sample, and OSError where it cannot be written.
+    Any rank may call it, also several at once: the file is replaced atomically, and never has more than another wrote
+    before. (Two that write at the same moment may leave the larger value; that costs another try.) Raises
+    `DoesNotFitError` at one sample, and OSError if the file cannot be written.
     """
     if failed_at <= 1:
         raise DoesNotFitError(
-            f"one sample per pass does not fit into the memory of this device ({device}), so no smaller batch helps; "
+            f"one sample per pass does not fit into the memory of this device ({device}), so no smaller batch helps: "
             "try activation checkpointing, a smaller or sharded model (FSDP2), or another GPU"
         )
     found = look_up(directory, declared, device)
@@ -101,7 +100,7 @@ def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: 
 
 
 def write(directory: Path, declared: int, found: Found, device: str) -> None:
-    """Keep what was found. Raises OSError."""
+    """Write a local batch that was found. Raises OSError."""
     text = json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
     replace_small(directory / MEMORY, text.encode())
 
@@ -109,10 +108,10 @@ def write(directory: Path, declared: int, found: Found, device: str) -> None:
 def classify_error(
     error: BaseException, directory: Path, declared: int, samples: int, device: str, gpus: int = 0
 ) -> tuple[int, str] | None:
-    """(exit code, what to say) where `error`, raised in a pass of `samples` samples, is for want of memory; else None.
+    """Return (exit code, message) if `error`, of a pass of `samples` samples, is for want of memory; else None.
 
-    The code is OUT_OF_MEMORY, by which `ones-run` starts the ranks again, after the smaller size was remembered; and
-    1 where no smaller size is left, or it could not be written.
+    The code is OUT_OF_MEMORY once the smaller size is remembered: `ones-run` then starts the ranks again. It is 1 if no
+    smaller size is left, or it could not be written.
     """
     if not is_out_of_memory(error):
         return None
@@ -124,7 +123,7 @@ def classify_error(
 
 
 def _read(path: Path, declared: int, device: str) -> Found | None:
-    """What the file says for this script and device; None where there is none, or none that is valid."""
+    """Return the local batch in the file for this script and device; None if there is none that is valid."""
     try:
         stored = json.loads(read_small(path, MOST_BYTES))
         found = stored["found"]

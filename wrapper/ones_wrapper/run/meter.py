@@ -33,7 +33,7 @@ class Losses:
     """Losses that were not finite numbers; they are in neither of the others."""
 
     def add(self, loss: torch.Tensor | float, samples: int) -> None:
-        """A mean loss over `samples` samples."""
+        """Add a mean loss over `samples` samples."""
         if isinstance(loss, torch.Tensor):
             self.add_all([loss.detach()], [samples])
         elif math.isfinite(loss):
@@ -42,7 +42,7 @@ class Losses:
             self.nonfinite = self.nonfinite + 1
 
     def add_all(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
-        """Several at once, all on one device."""
+        """Add several at once, all on one device."""
         values = torch.stack([loss.reshape(()) for loss in losses])
         weights = torch.tensor(samples).to(values.device, non_blocking=True)
         finite = torch.isfinite(values)
@@ -64,9 +64,7 @@ class Losses:
 
 
 class Meter:
-    """A stopwatch that runs during steps alone, not while checkpoints, drains or evaluation take their
-    time.
-    """
+    """A stopwatch that runs only during steps, not during checkpoints, drains or evaluation."""
 
     def __init__(
         self,
@@ -75,8 +73,10 @@ class Meter:
         wait: Callable[[], None] = lambda: None,
         use: DeviceUse | None = None,
     ) -> None:
-        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones. `use` is the
-        device's, of the rank that reports."""
+        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones.
+
+        `use` is the device's, on the rank that reports.
+        """
         self._use = use
         self._every_s = every_s
         self._clock = clock
@@ -93,22 +93,22 @@ class Meter:
         """Length of the last step."""
         self._epoch, self._interval = Losses(), Losses()
         self.watch: Watch | None = None
-        """Tells this rank's own time from its waiting for others, where shares are uneven."""
+        """Tells this rank's own time from its wait for others, if shares are uneven."""
         self._pending: list[tuple[torch.Tensor, int]] = []
         """Losses of the interval that are not yet added: together they cost one loss's additions."""
 
     def ranks_changed(self) -> None:
-        """The next steps are not measured, as after a start."""
+        """Leave the next steps out, as after a start."""
         self._left, self.step_s = WARM_UP, 0.0
 
     def start(self) -> None:
-        """A step begins, with fetching its data."""
+        """Begin a step, whose first part is to fetch its data."""
         self._began = self._clock()
         if self.watch is not None:
             self.watch.start()
 
     def leave_out(self, seconds: float) -> None:
-        """So much time since the step began was not the step's: an evaluation in its middle."""
+        """Leave out seconds since the step began that were not the step's: an evaluation in its middle."""
         self._began += seconds
         if self.watch is not None:
             self.watch.leave_out(seconds)
@@ -116,8 +116,7 @@ class Meter:
     def stop(
         self, progress: Progress, samples: int, batch: int, lr_factor: float, tokens: int = 0
     ) -> Throughput | None:
-        """A step of `samples` samples, which hold `tokens`, ended; the report of the interval when it is long
-        enough."""
+        """End a step of `samples` samples, which hold `tokens`; return the interval's report once it is long enough."""
         seconds = self._clock() - self._began
         # Also in the warm-up: a pause lasts until the first step is done, and the first interval would wait for both.
         if self._left or self._seconds + seconds >= self._every_s:
@@ -155,12 +154,12 @@ class Meter:
             self._seconds += self._clock() - began
 
     def forget(self) -> None:
-        """Drop what is not reported yet, and ask the device for nothing any more: it may hang."""
+        """Drop all that is not reported yet: a device that hangs could not answer for it."""
         self._latest, self._pending = None, []
         self._epoch, self._interval = Losses(), Losses()
 
     def flush(self) -> Throughput | None:
-        """The report of the interval so far, if there is any; a new interval begins."""
+        """Return the report of the interval so far, if there is any, and begin a new interval."""
         self.settle()
         return self._end()
 
@@ -198,7 +197,7 @@ class Meter:
             self._interval.add_all(losses, [samples for _, samples in some])
 
     def take_epoch(self) -> Losses:
-        """The losses of this rank since the last call."""
+        """Return the losses of this rank since the last call."""
         self._settle()
         taken, now = self._epoch, self._interval
         taken.include(now)

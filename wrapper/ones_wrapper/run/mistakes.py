@@ -1,6 +1,6 @@
-"""What is said to a script's owner once training begins, since it is probably not what they mean.
+"""Hints to a script's owner on things that are probably not meant.
 
-Nothing here is an error: training goes on. What would go wrong for sure raises one, where it is called.
+Nothing here is an error: training goes on. A call that would go wrong for sure raises one by itself.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 
 NO_STEPS = 20
-"""Steps in a row without one of the optimizer, after which that is said. A gradient scaler may leave out the first."""
+"""Steps in a row without one of the optimizer before the hint. A gradient scaler may leave out the first."""
 
 
 def look_at(spec: Spec) -> None:
-    """Say what the numbers of a spec leave to be said."""
+    """Log hints on the numbers of a spec."""
     if 0 < spec.dataset < spec.base_batch:
         log(
             f"init's batch={spec.base_batch} is larger than the dataset ({spec.dataset} samples), so that each epoch "
@@ -30,7 +30,7 @@ UNSEEDED = (
 
 
 def finished(epoch: int, epochs: int, left: bool) -> str:
-    """There is nothing left to train."""
+    """Hint that nothing is left to train."""
     done = f"{epoch} of {epochs or 'any number of'} epochs"
     if left:
         done += ", where the script left job.epochs()"
@@ -47,7 +47,7 @@ LEFT = (
 
 
 def groups_added(name: str) -> str:
-    """A parameter group came after `register`."""
+    """Hint on a parameter group that came after `register`."""
     return (
         f"{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next "
         "start: add all groups before, those for later with requires_grad_(False), and unfreeze them later"
@@ -55,7 +55,7 @@ def groups_added(name: str) -> str:
 
 
 def no_steps(step: int) -> str:
-    """The optimizer has not stepped for a while."""
+    """Hint that the optimizer has not stepped for a while."""
     return (
         f"the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that "
         "job.prepare or job.register returned, in each turn of the loop"
@@ -63,7 +63,7 @@ def no_steps(step: int) -> str:
 
 
 def no_cuda(error: BaseException, device: str) -> str:
-    """What to do about an error of torch that asks for CUDA on a rank that has none; empty for any other."""
+    """Hint on an error of torch that asks for CUDA on a rank that has none; empty for any other error."""
     if device != "cpu" or not isinstance(error, (AssertionError, RuntimeError)):
         return ""
     text = str(error)

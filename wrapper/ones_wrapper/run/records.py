@@ -1,4 +1,4 @@
-"""What a run records: its reports to the companion, its resizes in the job's log, and which samples were used."""
+"""Records of a run: its reports to the companion, its resizes in the job's log, and the samples that were used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ones_wrapper.run.sizes import StepSizes
 
 
 class Records:
-    """Of one rank's run; rank 0 alone reports. Methods are not collective."""
+    """The records of one rank; only rank 0 reports. Methods are not collective."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Records:
         self._series = self._new_series() if first else None
         self._resizes = ResizeLog(tell=self._resized)
         self._shape = ""
-        """Of the last membership, in a job of blocks."""
+        """Shape of the last membership, in a job of blocks."""
         self._change: tuple[str, Membership, float | None] | None = None
         """The shape before the last change, its report and the gain expected of it, until its first step ends."""
         self._after: list[Report] = []
@@ -64,7 +64,7 @@ class Records:
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before = previous(directory, identity.restart) if first else None
         self.failed_before = before is not None and before.failed
-        """Whether the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
+        """True if the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
         launched = float(env.get("ONES_LAUNCHED") or started)
         self._hello = partial(
             Hello,
@@ -76,12 +76,12 @@ class Records:
             directory=str(directory)[:MAX_TEXT],
             spool=str(spool or "")[:MAX_TEXT],
         )
-        """With what is known now, as the process group is built."""
+        """Makes the hello, from the fields that are not known yet as the process group is built."""
         self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
         self._told = False
-        """Whether the log has the speed in tokens since the ranks changed."""
+        """True once the log has the speed in tokens since the ranks changed."""
         self.trace = Trace.of(env, identity.restart, group.rank, group.world, identity.name)
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Records:
             self._series.resized(step, pause_s, text)
 
     def _send_interval(self, report: Throughput | None) -> None:
-        """The report of an interval; also say what its owner should not find out at the end."""
+        """Send the report of an interval; log the speed in tokens, and a loss that is no number, once."""
         self.send(report)
         if report is not None and report.tokens and not self._told and self._writer is not None:
             self._told = True
@@ -117,11 +117,11 @@ class Records:
             log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
 
     def flush(self) -> None:
-        """Send the interval so far: what follows is no step, or one at another batch."""
+        """Send the interval so far: no step follows, or one at another batch."""
         self._send_interval(self.meter.flush())
 
     def note(self, note: str) -> None:
-        """Report what people should know."""
+        """Log and report a note for people."""
         log(note)
         self.send(Note(note, self._progress.step))
 
@@ -169,7 +169,7 @@ class Records:
         )
 
     def step(self, total: int, useful: float) -> None:
-        """A step of `total` samples was made, `useful` of them."""
+        """Record a step of `total` samples, `useful` of them."""
         progress, meter = self._progress, self.meter
         if self.trace and not self.trace.beforehand:
             self.trace.step(progress.epoch, progress.step - 1, self._loop.used)
@@ -187,16 +187,16 @@ class Records:
         hang_detector.beat()
 
     def uses(self, last: bool) -> None:
-        """A pass begins, the step's `last` or not, with the samples in `loop.used` or with those and more."""
+        """Record a pass that begins, the step's `last` or not; the step's samples so far are in `loop.used`."""
         if last and self.trace and self.trace.beforehand:
             self.trace.step(self._progress.epoch, self._progress.step, self._loop.used)
 
     def epoch(self, at: tuple[int, int, int], losses: Losses, loss: float | None, accuracy: float | None) -> None:
-        """An epoch ended, `at` epoch, step and cursor, with these losses of all ranks; `loss` overrides their mean."""
+        """Report an epoch's end `at` epoch, step and cursor, with all ranks' losses; `loss` overrides the mean."""
         self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
 
     def batch_changed(self, old: int | None, number: int | None) -> None:
-        """An order, or none, changed the batch in force, which was `old`; or, for None, what steps do at it."""
+        """Report that the batch in force, which was `old`, changed by an order or none; for None, its rate changed."""
         self._say_batch(old)
         sizes, rate = self._sizes, self._loop.rate
         assert rate is not None
@@ -216,14 +216,14 @@ class Records:
     # -- ranks that change --------------------------------------------------------------------------------------------
 
     def ranks_changed(self, plan: Plan) -> None:
-        """The group has the ranks of this membership."""
+        """Go on with the ranks of this membership."""
         self.meter.ranks_changed()
         self._told = False
         if self.trace:
             self.trace.ranks_changed(plan.term, self._group.rank, self._group.world, plan.generation)
 
     def stop_leading(self, note: str) -> None:
-        """Another rank reports from now on."""
+        """End this rank's reports: another one reports from now on."""
         self.bye("moved", 0, note)
         self._writer = None
         if self._series is not None:
@@ -231,7 +231,7 @@ class Records:
             self._series = None
 
     def lead(self, term: int) -> None:
-        """This rank reports from now on, in a term that began as ranks changed."""
+        """Report from this rank from now on, in a term that began as ranks changed."""
         self._writer, self._left, self._first = ReportWriter(self._directory, term), False, False
         self._series = self._new_series()
         self._sizes.write_spec()
@@ -239,8 +239,10 @@ class Records:
         self._say_hello(checkpoint="", attempt=0, **at_once)
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
-        """These blocks train from now on; `size` bytes of state reached the new ones in `transfer_s` seconds. `order`
-        is the one in force. A pause lasts until the first step ends, and is reported then."""
+        """Record that these blocks train from now on; `size` bytes of state reached new ones in `transfer_s` seconds.
+
+        `order` is the one in force. A pause lasts until the first step ends, and is reported then.
+        """
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
         shape = (plan.nodes, plan.ranks_per_node, plan.world)
@@ -266,20 +268,22 @@ class Records:
 
 
 class Trace:
-    """Writes lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
-    [indices]}`; in a job of blocks also `{…, "generation"}` where the ranks change.
+    """Writer of lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples"}`.
+
+    In a job of blocks a line `{…, "generation"}` comes at each change of ranks.
     """
 
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
         self._path = path
         self._common = common
         self.beforehand = beforehand
-        """Whether a step is written as it begins: a rank that dies in it may have given its part, and others go on."""
+        """True if a step is written as it begins: a rank that dies in it may have given its part, and others go on."""
 
     @classmethod
     def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> Trace | None:
-        """The trace that the environment asks for, if it does. `name` tells processes apart where ranks change; such
-        a job's runs are told apart by `restart` alone.
+        """Return the trace that the environment asks for, if it does.
+
+        `name` distinguishes processes of a job whose ranks change; only `restart` distinguishes its runs.
         """
         pattern = env.get("ONES_TRACE")
         if not pattern:
@@ -289,16 +293,16 @@ class Trace:
         return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world}, bool(name))
 
     def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
-        """What follows is of another membership."""
+        """Begin the lines of another membership."""
         self._common |= {"restart": restart, "rank": rank, "world": world}
         self._write({"generation": generation})
 
     def begin(self, step: int) -> None:
-        """The run goes on from this step: what earlier runs did from there on is undone."""
+        """Write that the run goes on from this step: all that earlier runs did from there on is undone."""
         self._write({"begin": step})
 
     def step(self, epoch: int, step: int, samples: list[int]) -> None:
-        """This rank used these dataset indices in a step."""
+        """Write the dataset indices that this rank used in a step."""
         self._write({"epoch": epoch, "step": step, "samples": samples})
 
     def _write(self, line: dict[str, Any]) -> None:

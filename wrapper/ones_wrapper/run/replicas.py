@@ -1,4 +1,4 @@
-"""How a step's samples are divided among the ranks that there are now: by replicas of a strategy, or by ranks."""
+"""Division of a step's samples among the present ranks: by replicas of a strategy, or by ranks."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from ones_wrapper.strategy import Strategy
 
 @dataclass(frozen=True)
 class Division:
-    """What the limits of a strategy mean at one world size, for one rank."""
+    """The limits of a strategy at one world size, for one rank."""
 
     replicas: int
     replica: int
-    """The number of this rank's."""
+    """The number of this rank's replica."""
     first: bool
-    """Whether this rank is the first of its replica, and so counts for it."""
+    """True if this rank is the first of its replica, and so counts for it."""
     max_local: int
     """Most samples of a replica's pass, a multiple of `unit`."""
     quantum: int
-    """Global batches are multiples of this, but an epoch's last."""
+    """Divisor of all global batches but an epoch's last."""
     unit: int
-    """Shares and passes are multiples of this, but in an epoch's last step."""
+    """Divisor of all shares and passes but those of an epoch's last step."""
     whole: int = 1
-    """All steps are multiples of this: what an epoch has beyond is left out."""
+    """Divisor of all steps: the samples that an epoch has beyond are left out."""
 
     def cut(self, batch: int, uneven: Shares | None = None) -> Cut:
-        """By what a feed cuts samples at this global batch."""
+        """Return the cut of a feed's samples at this global batch."""
         return Cut(batch, self.replicas, self.replica, self.max_local, self.unit, uneven, whole=self.whole)
 
     def passes(self, batch: int) -> int:
-        """Accumulation steps of a step of so many samples."""
+        """Return the accumulation steps of a step of `batch` samples."""
         return accumulation_count(batch, self.replicas, self.max_local, self.unit)
 
 
 def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
-    """The limits that a strategy has in this job, with the memory of its smallest GPU. Collective.
+    """Return the limits that a strategy has in this job, with the memory of its smallest GPU. Collective.
 
-    Raises TypeError for what is no strategy, and ValueError where it cannot use the ranks that there are.
+    Raises TypeError for an object that is no strategy, and ValueError if it cannot use the present ranks.
     """
     if strategy is None:
         return None
@@ -62,8 +62,9 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | N
 
 
 def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
-    """The spec after a largest local batch was found by trying, perhaps at another size: a strategy's formula is
-    corrected by it; where there is none, no pass takes more.
+    """Return the spec after a largest local batch was found by trial, perhaps at another size.
+
+    A strategy's formula is corrected by it; without one, no pass takes more.
     """
     if found is None:
         return spec
@@ -81,7 +82,7 @@ def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
 
 
 def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
-    """The limits now that the strategy knows the models. Not collective."""
+    """Return the limits now that the strategy knows the models. Not collective."""
     if strategy is None or spec.limits is None:
         return spec.limits
     limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
@@ -89,7 +90,7 @@ def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Limits 
 
 
 def row_of(spec: Spec, world: int) -> SizeLimits:
-    """What holds at a world size. Raises ValueError for one that the strategy cannot use."""
+    """Return the limits at a world size. Raises ValueError for one that the strategy cannot use."""
     if spec.limits is None:
         return SizeLimits(world, world)
     row = spec.limits.at(world)
@@ -99,8 +100,10 @@ def row_of(spec: Spec, world: int) -> SizeLimits:
 
 
 def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
-    """The division at a world size, into shares of one size if they are to be `equal`. Raises ValueError for a size
-    that the strategy cannot use."""
+    """Return the division at a world size, into shares of one size if they are to be `equal`.
+
+    Raises ValueError for a size that the strategy cannot use.
+    """
     row = row_of(spec, world)
     if equal:
         row = replace(row, quantum=lcm(row.quantum, row.replicas))
@@ -113,8 +116,9 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
-    """The global batch in force where `wanted` samples are wanted: of the job's multiples where one fits, and of the
-    strategy's in any case. Raises ValueError where none fits.
+    """Return the global batch in force if `wanted` samples are wanted.
+
+    It is a multiple of the job's if one fits, and of the strategy's in any case. Raises ValueError if none fits.
     """
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
@@ -136,19 +140,19 @@ def in_force(spec: Spec, wanted: int, division: Division) -> int:
 
 
 def _each_a_replica(limits: Limits) -> bool:
-    """Whether each rank is a replica, at any number of GPUs."""
+    """Return whether each rank is a replica, at any number of GPUs."""
     return all(row.replicas == row.gpus for row in limits.sizes)
 
 
 def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
-    """Whether each rank is a replica, at any number of GPUs, and the strategy shows their gradients."""
+    """Return whether each rank is a replica, at any number of GPUs, and the strategy shows their gradients."""
     if strategy is None or spec.limits is None:
         return True
     return strategy.measures_noise and _each_a_replica(spec.limits)
 
 
 def look_at(spec: Spec, world: int) -> str:
-    """What is to be said where a strategy's formula leaves no room for a sample; empty for nothing."""
+    """Return a hint if a strategy's formula leaves no memory for a sample; else empty."""
     limits, row = spec.limits, row_of(spec, world)
     if limits is None or row.most_local(limits.memory_bytes) != 0:
         return ""

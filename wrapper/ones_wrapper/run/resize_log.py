@@ -1,4 +1,4 @@
-"""What a job's log says of its resizes: a line at each, and one on what it brought."""
+"""Lines of a job's log on its resizes: one at each, and one on the speed that it brought."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ones_wrapper.protocol import (
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
-"""How long the job trains before its log says what a resize brought."""
+"""Training time before the log says what a resize brought."""
 _SHOWN = 16
 """Most ranks whose shares a line names."""
 _WARM_UP = 2
@@ -35,24 +35,24 @@ _WARM_UP = 2
 
 
 def shape_name(nodes: int, gpus_per_node: int, world: int) -> str:
-    """A shape as people read it: nodes × GPUs per node, or the GPUs where nodes give unequally many."""
+    """Return a shape for people: nodes × GPUs per node, or the GPUs if nodes give different numbers."""
     return f"{nodes}x{gpus_per_node}" if gpus_per_node else f"{world} GPUs"
 
 
 @dataclass(frozen=True)
 class Before:
-    """How the start before this one trained."""
+    """Shape and speed of the start before this one."""
 
     shape: str
     batch: int
     ended: float
     """Unix time at which its last step ended, as far as it was reported."""
     useful_per_s: float
-    """Useful samples per second of late; 0 where it reported none."""
+    """Useful samples per second at its end; 0 if it reported none."""
 
 
 def before(job_dir: Path, restart: int) -> Before | None:
-    """Of the start before this one, of this run or of the one before; None where there was none that trained."""
+    """Return the start before this one, of this run or of the one before; None if there was none that trained."""
     spec = read_spec(job_dir)
     for number in (restart, restart - 1):
         found = _before(job_dir / reports_name(number), spec.grown if spec is not None else 0)
@@ -88,7 +88,7 @@ def _before(path: Path, free: int) -> Before | None:
 
 
 def _reports(path: Path) -> Iterator[tuple[float, Report]]:
-    """A run's first reports and its last: its files grow for weeks."""
+    """Yield a run's first reports and its last: its files grow for weeks."""
     try:
         with path.open("rb") as file:
             head = file.read(4 * MAX_LINE).splitlines(keepends=True)
@@ -103,7 +103,7 @@ def _reports(path: Path) -> Iterator[tuple[float, Report]]:
 
 
 def shares_changed(shares: Sequence[int], step: int) -> str:
-    """What the log says where ranks get other shares."""
+    """Return the log's line on ranks that get other shares."""
     parts = ", ".join(str(each) for each in shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
     return f"step {step}: ranks get {parts} of {sum(shares)} samples a step, by the speed that they measured"
 
@@ -117,21 +117,21 @@ class ResizeLog:
         """`tell` is called with the step, the pause and the line of each resize that the log speaks of."""
         self._clock, self._tell = clock, tell
         self._useful = self._seconds = 0.0
-        """Of late: their quotient is how fast the job trains."""
+        """Recent useful samples, and the seconds that they took."""
         self._warm_up = _WARM_UP
         self._starts: tuple[Before, str, float | None] | None = None
         self._waits: tuple[str, str, float] | None = None
         """(from, to, useful samples/s before) of a resize whose gain is being measured."""
 
     def started(self, earlier: Before | None, shape: str, gain: float | None) -> None:
-        """A run begins; `gain` is what was expected of its resize. It is spoken of after the first step."""
+        """Begin a run; `gain` is the speed-up expected of its resize. The line comes after the first step."""
         if earlier is not None and earlier.shape != shape:
             self._starts = (earlier, shape, gain)
 
     def switched(
         self, old: str, new: str, step: int, pause_s: float, gain: float | None, *, speaks: bool = True
     ) -> None:
-        """The ranks changed while the job trains; `speaks` on rank 0."""
+        """Note that the ranks changed while the job trains; `speaks` on rank 0."""
         before_it = self._useful / self._seconds if self._seconds else 0.0
         self._useful = self._seconds = 0.0
         self._warm_up = _WARM_UP
@@ -140,12 +140,12 @@ class ResizeLog:
             self._speak(old, new, step, pause_s, gain, before_it)
 
     def batch_changed(self) -> None:
-        """What was measured so far is of another batch."""
+        """Drop the measurements so far, which are of another batch."""
         if self._waits is None:
             self._useful = self._seconds = 0.0
 
     def stepped(self, step: int, useful: float, seconds: float) -> None:
-        """Step number `step` of so many useful samples ended; it took so long."""
+        """Note that step number `step`, of `useful` useful samples, ended after `seconds`."""
         if self._starts is not None:
             (earlier, shape, gain), self._starts = self._starts, None
             pause_s = max(0.0, self._clock() - earlier.ended)

@@ -71,19 +71,19 @@ class Run:
             log(self._idle)
         self._run_id = group.on_first(lambda: run_id(directory, env, identity.job_id))
         self.begun = False
-        """Whether training has begun."""
+        """True once training has begun."""
         self.ended = False
-        """Whether the script has."""
+        """True once the script has ended."""
         self._watch: stuck.Watch | None = None
         self._reason = "stopped"
-        """What the bye will say if the script ends now by itself."""
+        """Reason in the bye if the script ends now by itself."""
         FLAGS.install()
         FLAGS.armed = True
         on_exit(self._ended)
         on_error(self.failed)
 
     def known(self, number: int) -> int:
-        """A number of the ranks as the script sees it: of a block that has not joined, none. Not collective."""
+        """Return a number of the ranks as the script sees it: none for a block that has not joined. Not collective."""
         return Unknown(number + 1) if self.ranks.joining else number
 
     @property
@@ -102,7 +102,7 @@ class Run:
         return self.progress.run_id or self._run_id
 
     def load(self, state: State) -> None:
-        """Take over what training carries, and load the newest good checkpoint into it."""
+        """Take over the training's state, and load the newest good checkpoint into it."""
         if self.ranks.joining:
             collect(state)  # what cannot be saved cannot be sent: better now
         else:
@@ -116,7 +116,7 @@ class Run:
         self._carry(state)
 
     def _carry(self, state: State) -> None:
-        """Take over what training carries, as it is. Not collective."""
+        """Take over the training's state as it is. Not collective."""
         self.keeping.state = state
         optimizers = [stepper(optimizer) for optimizer in state.optimizers.values()]
         self.loop.rate = Rate(self.sizes.spec.base_batch, *optimizers, follows=self.settings.scale_lr)
@@ -137,13 +137,13 @@ class Run:
         self.loop.first_steps = FirstSteps(self.group.rank == 0, state.model, its, state.extras.values())
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
-        """The most samples of a pass; see `Job.probe`."""
+        """Return the most samples of a pass; see `Job.probe`."""
         if self.keeping.state is None or self.begun:
             raise RuntimeError("probe: call it after job.prepare or job.register, and before the first epoch")
         return self.sizes.probe(one_pass, self.keeping.state)
 
     def begin(self) -> None:
-        """Before the first step: everything is known, so say hello. Later calls do nothing."""
+        """Begin training and say hello: before the first step everything is known. Later calls do nothing."""
         if self.begun or self.ranks.join():
             return
         samples, progress, boundary = self.complete(), self.progress, self.control.boundary
@@ -175,8 +175,10 @@ class Run:
         self.ranks.began()
 
     def complete(self) -> int:
-        """Training begins: the samples of an epoch. Raises RuntimeError if the script left something out. Not
-        collective."""
+        """Check that nothing is missing for training, and return the samples of an epoch. Not collective.
+
+        Raises RuntimeError if the script left something out.
+        """
         if self.keeping.state is None or self.loop.feed is None:
             missing = "model and optimizer" if self.keeping.state is None else "data"
             raise RuntimeError(
@@ -191,14 +193,14 @@ class Run:
         return self.loop.feed.samples
 
     def same_data(self, before: str, where: str) -> str:
-        """The data's fingerprint. Raises ValueError if the data was other than `before`, `where`. Not collective."""
+        """Return the data's fingerprint. Raises ValueError if it was not `before`, `where`. Not collective."""
         assert self.loop.feed is not None
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
         return before or mine
 
     def batch_shares(self) -> gathered.BatchShares | None:
-        """What ranks have of the present pass; None outside of training. Not collective."""
+        """Return the ranks' shares of the present pass; None outside of training. Not collective."""
         loop, state = self.loop, self.keeping.state
         if not loop.within or state is None or not state.model.training:
             return None
@@ -224,7 +226,7 @@ class Run:
         self._watch = stuck.Watch(self.directory, self.group.rank, meeting, counts, end)
 
     def commit(self, total: int) -> None:
-        """A step of `total` samples was completed. Not collective."""
+        """Complete a step of `total` samples. Not collective."""
         useful = self.sizes.count(total)
         self.loop.stepped(self.progress, total)
         if self.loop.still == mistakes.NO_STEPS and self.group.rank == 0:
@@ -253,7 +255,7 @@ class Run:
         loop, progress = self.loop, self.progress
         loop.end_open()
         at = progress.epoch, progress.step, progress.cursor
-        # First: if others are lost in what all tell of the epoch, it is trained all the same.
+        # First: if others are lost in the sums over the epoch's losses, it is trained all the same.
         loop.within = False
         progress.epoch, progress.cursor = progress.epoch + 1, 0
         loop.at_boundary = True
@@ -264,14 +266,16 @@ class Run:
 
     @property
     def finished_before(self) -> bool:
-        """Whether the checkpoint that was loaded is of a training that had come to its end. Not collective."""
+        """True if the checkpoint that was loaded is of a training that had come to its end. Not collective."""
         epochs, progress = self.sizes.spec.epochs, self.progress
         over = 0 < epochs <= progress.epoch or progress.left == epochs
         return not self.begun and bool(self.keeping.loaded) and over
 
     def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
-        """The script leaves the loop over epochs before its end, on all ranks: the last checkpoint. An epoch whose
-        samples are all used counts."""
+        """Finish, as the script leaves the loop over epochs before its end on all ranks.
+
+        An epoch whose samples are all used counts.
+        """
         self.loop.end_open()
         if self.loop.passed == self.progress.epoch:
             self._end_epoch(loss, accuracy)  # nothing is acted on: who joined now would find nobody in the next epoch
@@ -279,7 +283,7 @@ class Run:
         self.finish()
 
     def finish(self) -> None:
-        """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
+        """Write the last checkpoint: all epochs are trained. From here on a signal ends the script at once."""
         if self.finished_before:
             text = mistakes.finished(self.progress.epoch, self.sizes.spec.epochs, self.progress.left >= 0)
             if self.group.rank == 0:
@@ -299,7 +303,7 @@ class Run:
         self.ranks.over()
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """What an error of the script means for the job. Not collective."""
+        """Return exit code and note for an error of the script that is not of its own making. Not collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
         local_batch = self.sizes.local_batch
@@ -312,7 +316,7 @@ class Run:
         return classified
 
     def _ended(self, code: int, note: str) -> None:
-        """The script ended. Not collective: other ranks may be gone."""
+        """End the run with the script. Not collective: other ranks may be gone."""
         FLAGS.armed = False
         if not self.ranks.ended(code):
             return

@@ -18,8 +18,10 @@ _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
 
 
 class Series:
-    """Writes what the reports of a rank that leads say, to a logger that is opened at the first. An error of the logger
-    is logged once and ends the series, never the training."""
+    """Writer of the leading rank's reports to a logger, which is opened at the first.
+
+    An error of the logger is logged once and ends the series, never the training.
+    """
 
     def __init__(self, opened: Open, run_id: Callable[[], str], directory: Path) -> None:
         """`directory` is the job's: the run's address is written there, for its page."""
@@ -29,7 +31,7 @@ class Series:
         self._failed = False
 
     def report(self, report: Report) -> None:
-        """Write what a report says; nothing for one without any of the series."""
+        """Write a report's numbers; nothing for one without any of the series."""
         found = {name: getattr(report, field) for name, field in _NAMES.items() if hasattr(report, field)}
         self._now |= found
         if isinstance(report, Throughput):
@@ -38,7 +40,7 @@ class Series:
             self._write(getattr(report, "step", 0), self._now | found)
 
     def resized(self, step: int, pause_s: float, text: str) -> None:
-        """Write a resize: its pause, and what the job's log says of it."""
+        """Write a resize: its pause, and the line of the job's log."""
         self._write(step, self._now | {"pause_s": pause_s}, text)
 
     def _write(self, step: int, numbers: Mapping[str, float], resize: str = "") -> None:
@@ -58,8 +60,10 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """End the logger, in a thread: another rank leads, and training goes on. At a script's end loggers end by
-        themselves."""
+        """End the logger, in a thread: another rank leads, and training goes on.
+
+        At a script's end loggers end by themselves.
+        """
         end = next(
             (found for name in ("finish", "end_run", "close") if (found := getattr(self._logger, name, None))), None
         )
@@ -69,7 +73,7 @@ class Series:
 
 
 def address(logger: Any) -> str:
-    """Where the run is seen; empty if the logger has no server."""
+    """Return the address of the run's page; empty if the logger has no server."""
     if hasattr(logger, "set_tag"):
         server, run = logger.get_tracking_uri(), logger.active_run().info
         return f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if server.startswith("http") else ""

@@ -1,4 +1,4 @@
-"""What a run is told when it is made."""
+"""Settings and identity with which a run is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ones_wrapper.strategy import Strategy
 
 @dataclass(frozen=True)
 class Settings:
-    """What the script asked `init` for, beside the spec."""
+    """The script's arguments to `init` besides the spec."""
 
     scale_lr: bool
     checkpoint_every_s: float | None
@@ -21,11 +21,11 @@ class Settings:
     strategy: Strategy | None = None
     uneven: bool = False
     equal: bool = False
-    """Whether all ranks have equally many samples of each pass."""
+    """True if all ranks have as many samples of each pass."""
     series: Open | None = None
     """Makes the logger that gets the run's sizes as series."""
     tokens: Callable[[Any], Any] | None = None
-    """How many tokens a local batch holds, if means are over them."""
+    """Returns the tokens that a local batch holds, if means are over them."""
 
 
 def checked_spec(
@@ -36,7 +36,7 @@ def checked_spec(
     max_accumulation_steps: int | None,
     multiple_of: int,
 ) -> Spec:
-    """What a script says that its job can do. Raises ValueError for numbers that contradict each other."""
+    """Return the sizes that a script's job can take. Raises ValueError for numbers that contradict each other."""
     max_batch = batch if max_batch is None else max_batch
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
@@ -61,17 +61,17 @@ def checked_spec(
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run this is."""
+    """Identity of a run."""
 
     job_id: int
     restart: int
-    """Of a job of blocks: the term."""
+    """Slurm's count of restarts; the term in a job of blocks."""
     leads: bool = True
-    """Whether these ranks keep the job's files; new blocks of a job that trains do not."""
+    """True if these ranks keep the job's files; new blocks of a job that trains do not."""
     name: str = ""
-    """Tells this process from others whose ranks may be the same at other times; empty where ranks stay."""
+    """Name that distinguishes this process from others that may have its rank at other times; empty if ranks stay."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:
-        """That of a plain job."""
+        """Return the identity of a plain job's run."""
         return cls(int(env.get("SLURM_JOB_ID") or 0), int(env.get("SLURM_RESTART_COUNT") or 0))

@@ -1,4 +1,4 @@
-"""The batch in force, and how a step's samples are divided among the ranks.
+"""The batch in force, and the division of a step's samples among the ranks.
 
 The part of a run that knows no reports, orders and signals. A strategy's limits and uneven ranks come in here.
 """
@@ -27,7 +27,7 @@ from ones_wrapper.run.settings import Settings
 
 
 class StepSizes:
-    """Those of one run. Methods are not collective unless they say so."""
+    """Batch and division of one run. Methods are not collective unless they say so."""
 
     def __init__(
         self, group: Group, spec: Spec, settings: Settings, directory: Path, progress: Progress, loop: Loop
@@ -38,7 +38,7 @@ class StepSizes:
         self.local_batch = LocalBatch(directory, spec, group)
         self.spec = self.local_batch.applied(spec)
         self.division = replicas.divide(self.spec, group.world, group.rank, settings.equal)
-        """Which samples are this rank's."""
+        """Division of samples, as this rank sees it."""
         if note := replicas.look_at(self.spec, group.world):
             self._say(note)
         self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
@@ -54,32 +54,32 @@ class StepSizes:
 
     @property
     def shares(self) -> Shares | None:
-        """How steps are divided over the ranks; None for evenly."""
+        """The shares of steps that ranks have; None if they are even."""
         return self.uneven.shares if self.uneven is not None else None
 
     @property
     def cut(self) -> Cut:
-        """By what the data is cut for this rank."""
+        """The cut of the data for this rank."""
         return replace(self.division.cut(self.batch, self.shares), least=self._loop.least)
 
     @property
     def least_step(self) -> int:
-        """Fewer samples than these are left out at an epoch's end."""
+        """Fewest samples of a step: fewer are left out at an epoch's end."""
         division = self.division
         return max(division.whole, self._loop.least * division.replicas) if self._settings.equal else 1
 
     @property
     def cut_by(self) -> tuple[object, ...]:
-        """What the data is cut by: where it changes, the epoch's rest is cut again."""
+        """Values that the cut depends on: if one changes, the epoch's rest is cut again."""
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Of a step's samples, those that the learning rate follows."""
+        """Samples of a step that the learning rate follows."""
         return samples / self._rated
 
     @property
     def _rated(self) -> int:
-        """How many batches that the learning rate belongs to a global batch is: one, or one a replica."""
+        """Batches of the learning rate in a global batch: one, or one a replica."""
         strategy = self._settings.strategy
         return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
@@ -90,7 +90,7 @@ class StepSizes:
         return rate.factor(self._progress, self.rated(self.batch)) if rate is not None else 1.0
 
     def admit(self) -> bool:
-        """Judge the batch in force by the noise scale; True if that changes what steps do. The spec says the rest."""
+        """Judge the batch in force by the noise scale, and note it in the spec; True if that changes what steps do."""
         rate, progress = self._loop.rate, self._progress
         assert rate is not None
         changed = rate.admit(progress, self.rated(self.batch))
@@ -99,7 +99,7 @@ class StepSizes:
         return changed
 
     def put_in_force(self) -> None:
-        """The batch in force is what was ordered last, as far as the ranks take it."""
+        """Put the batch that was ordered last in force, as far as the ranks take it."""
         spec, wanted = self.spec, self._progress.batch
         wanted = wanted or spec.base_batch * self._rated
         self.batch = batch = replicas.in_force(spec, wanted, self.division)
@@ -111,7 +111,7 @@ class StepSizes:
             )
 
     def use_batch(self) -> str:
-        """Steps of the batch in force begin, perhaps again; what its strategy says of that, which is logged."""
+        """Begin steps of the batch in force, perhaps again; log and return the strategy's note on it."""
         strategy = self._settings.strategy
         note = strategy.batch_in_force(self.batch) if strategy is not None else ""
         if note:
@@ -125,7 +125,7 @@ class StepSizes:
             write_spec(self._directory, self.spec)
 
     def complete(self, samples: int) -> None:
-        """The models are known, and the `samples` of an epoch."""
+        """Complete the spec: the models are known, and the `samples` of an epoch."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have formulas of their own for what they send.
@@ -135,7 +135,7 @@ class StepSizes:
         self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
 
     def probe(self, one_pass: Callable[[int], object], state: State) -> int:
-        """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`. Collective."""
+        """Return the most samples of a pass, tried unless an earlier run has; see `Job.probe`. Collective."""
         exchanges, world = self._loop.exchanges, self._group.world
         together = self.division.replicas < world or (exchanges.gathers and world > 1)
         with exchanges.trying():
@@ -149,7 +149,7 @@ class StepSizes:
         self.division = replicas.divide(spec, self._group.world, self._group.rank, self._settings.equal)
 
     def count(self, total: int) -> float:
-        """A step of `total` samples was made; how many of them were useful."""
+        """Count a step of `total` samples; return the useful ones."""
         progress, base = self._progress, self.spec.base_batch
         useful = total * efficiency(self.batch, base, progress.noise or None, progress.admitted)
         progress.padding += counted(progress, total, self.batch, base, self.least_step) - total
@@ -170,8 +170,7 @@ class StepSizes:
             self._say(resize_log.shares_changed(self.uneven.shares.samples(self.batch, passes), self._progress.step))
 
     def order(self, wanted: int, number: int | None) -> bool:
-        """The batch to put in force next is an order's; not if the strategy lets none change it now, which is
-        logged."""
+        """Take an order's batch as the next to put in force; False, which is logged, if the strategy forbids it now."""
         strategy, progress = self._settings.strategy, self._progress
         if strategy is not None and strategy.batch_fixed() and wanted != progress.batch:
             self._say(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
@@ -190,7 +189,7 @@ class StepSizes:
             self.write_spec()
 
     def ranks_changed(self, generation: int, max_local: int, batch: int, order: int | None) -> None:
-        """The group has other ranks, whose devices hold passes of `max_local`; `batch` is put in force, unless 0."""
+        """Go on with other ranks, whose devices hold passes of `max_local`; put `batch` in force, unless it is 0."""
         self.generation = generation
         self._found(replace(self.spec, max_local_batch=max_local))
         if (strategy := self._settings.strategy) is not None:

@@ -1,8 +1,7 @@
-"""A dummy step of a rank that is about to join others: device, libraries and kernels are ready for the
-first true one.
+"""A dummy step of a rank that is about to join others: it makes device, libraries and kernels ready for the first step.
 
-Its input are zeros in the shapes that the script gave the model elsewhere, told as JSON, but of as many samples as this
-rank is about to have: a compiled model, cuDNN's search and CUDA graphs are ready for one shape.
+Its input are zeros in the shapes that the model got on other ranks, which they describe as JSON. They have as many
+samples as this rank is about to have: a compiled model, cuDNN's search and CUDA graphs are ready for one shape.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ MOST_TEXT = 100_000
 
 
 class Shapes:
-    """Looks at the input of each model's next forward pass in training, once."""
+    """Shapes of the input of each model's next forward pass in training, seen once."""
 
     def __init__(self, exchanges: Exchanges, samples: Callable[[], int]) -> None:
         """`samples` says how many a pass has."""
         self._samples = samples
         self.text = ""
-        """What was seen of all models, as JSON; empty before, and where it cannot be told."""
+        """Description of all models' input, as JSON; empty before, and if it has types that cannot be described."""
         self._seen: dict[int, Any] = {}
         self._handles: dict[int, Any] = {}
         for number, exchange in enumerate(exchanges):
@@ -49,13 +48,14 @@ class Shapes:
             self.text = text if len(text) <= MOST_TEXT else ""
 
     def told(self, batch: int, world: int) -> str:
-        """The same with the global batch and the ranks that train now; empty as `text` is."""
+        """Return the same with the global batch and the ranks that train now; empty as `text` is."""
         return f"{batch} {world}\n{self.text}" if self.text else ""
 
 
 def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable[[int, int], int]) -> None:
-    """A forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards.
-    `samples` says of the batch and the ranks that train so far how many samples a pass of this rank will have.
+    """Make a forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards.
+
+    `samples` takes the batch and the ranks that train so far, and returns the samples of a pass of this rank.
     """
     now, _, text = told.partition("\n")
     batch, world = map(int, now.split())
@@ -86,7 +86,7 @@ def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
 
 
 def _describe(value: Any) -> Any:
-    """As JSON. Raises TypeError for a type that is not told."""
+    """Return a value's description as JSON. Raises TypeError for a type without one."""
     if isinstance(value, torch.Tensor):
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
     if type(value) in (list, tuple):
@@ -99,7 +99,7 @@ def _describe(value: Any) -> Any:
 
 
 def _zeros(told: Any, device: torch.device, old: int, new: int) -> Any:
-    """Of `new` samples in place of `old` ones."""
+    """Return zeros in the shapes described, of `new` samples in place of `old` ones."""
     ((kind, value),) = told.items()
     if kind == "tensor":
         dtype, shape = getattr(torch, value[0]), value[1]
