@@ -44,6 +44,7 @@ ROOMS = [
     "wrapper/ones_wrapper/frameworks",
     "wrapper/ones_wrapper/gradients",
     "wrapper/ones_wrapper/group",
+    "wrapper/ones_wrapper/launch",
     "wrapper/ones_wrapper/membership",
     "wrapper/ones_wrapper/network",
     "wrapper/ones_wrapper/process",

@@ -1,4 +1,4 @@
-"""What `ones-run` says where every start compiles torch anew."""
+"""What `ones-run` says where every start compiles torch again."""
 
 from __future__ import annotations
 
@@ -103,4 +103,4 @@ def test_ones_run_says_it_in_the_job_s_log(
         monkeypatch.delenv(name)
     (tmp_path / "train.py").write_text("")
     assert main(["train.py"]) == 0
-    assert capfd.readouterr().err.count("compiles torch anew") == 1
+    assert capfd.readouterr().err.count("compiles torch again") == 1

@@ -49,17 +49,17 @@ __all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare
 BACKENDS = ("nccl", "gloo", "mpi")
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")
-"""What a launcher that hands on little must hand on, beside our own variables."""
+"""Variables that a launcher must hand on, besides our own."""
 _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""The same by their beginnings: nodes that differ in NCCL's settings hang. Which cards a node has it knows itself."""
+"""The same by their beginnings: nodes that differ in NCCL's settings hang. CUDA_VISIBLE_DEVICES is each node's own."""
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How the user wants ranks to be started; None where that is left open."""
+    """The user's options for the start of ranks; None if left open."""
 
     launcher: str | None = None
     mpi: str | None = None
@@ -70,12 +70,12 @@ class LaunchOptions:
 
     @property
     def talks_mpi(self) -> bool:
-        """Whether ranks are processes that an MPI's process manager starts."""
+        """True if ranks are processes that an MPI's process manager starts."""
         return self.mpi not in (None, "none") or self.backend == "mpi"
 
     @classmethod
     def of(cls, env: Mapping[str, str], args: argparse.Namespace) -> LaunchOptions:
-        """From the command line, else from the environment. Raises `LaunchError`."""
+        """Take the options from the command line, else from the environment. Raises `LaunchError`."""
         return cls(
             args.launcher or env.get("ONES_LAUNCHER") or None,
             args.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
@@ -105,10 +105,10 @@ def plan(
     attempt: int = 0,
     retries: int = 3,
 ) -> Launch:
-    """The command and environment that start SCRIPT on the allocation that `env` describes.
+    """Return the command and environment that start SCRIPT on the allocation that `env` describes.
 
-    `find` gives the path of a program, and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
-    `attempt` how often it started the ranks before and `retries` how often it may. Raises `LaunchError`.
+    `find` gives the path of a program, and `ask` its output. `now` is the Unix time at which `ones-run` began. It has
+    started the ranks `attempt` times before, and may do so again `retries` times. Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
     mpi, direct = options.mpi or "none", options.talks_mpi
@@ -236,8 +236,8 @@ def _parser() -> argparse.ArgumentParser:
         "--new-secret",
         action=_NewSecret,
         metavar="JOB",
-        help="give a job, by its id or its directory, another secret by which its processes know each other, after "
-        "others saw the one it has, and start nothing; while it does not run",
+        help="give a job, by its id or its directory, another secret by which its processes know each other, and "
+        "start nothing: after others saw the secret, and while the job does not run",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and start nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
@@ -257,8 +257,10 @@ def _limit(env: Mapping[str, str], option: str, given: int | None, default: int)
 
 
 def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Block | None:
-    """The block that this is, where the user wants blocks; `env` then says so, and else says no. Raises
-    `LaunchError`."""
+    """Return the block that this is, if the user wants blocks; only then `env` keeps ONES_BLOCKS.
+
+    Raises `LaunchError`.
+    """
     given = env.pop("ONES_BLOCKS", "")
     if given not in ("", "0", "1"):
         raise LaunchError(f"ONES_BLOCKS={given!r}: must be 1 or 0")
@@ -278,7 +280,7 @@ def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Bl
 
 
 def serve(job_dir: Path, env: Mapping[str, str]) -> str:
-    """Serve a store to the ranks, until this process ends; its host and port. Raises `LaunchError`."""
+    """Serve a store to the ranks until this process ends; return its host and port. Raises `LaunchError`."""
     folder = HotFolder(job_dir, 0)
     try:
         folder.prepare()
@@ -289,7 +291,7 @@ def serve(job_dir: Path, env: Mapping[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `ones-run`; returns the script's exit code, or 2 where nothing could be started."""
+    """Entry point of `ones-run`; returns the script's exit code, or 2 if nothing could be started."""
     now = time.time()
     args = _parser().parse_args(argv)
     env = dict(os.environ)

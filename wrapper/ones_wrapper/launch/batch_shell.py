@@ -34,7 +34,7 @@ class BatchShell:
 
     @property
     def died(self) -> bool:
-        """It is gone, so Slurm ends the job."""
+        """True once it is gone, so that Slurm ends the job."""
         if not self.pid:
             return False
         status = self._status(self.pid)
@@ -49,6 +49,6 @@ class BatchShell:
 
 
 def killed_by_warning(job_id: int) -> bool:
-    """Slurm says that SIGUSR2 ended the job's batch shell: not its user, nor an error."""
+    """Return whether SIGUSR2 ended the job's batch shell, as Slurm says: not its user, nor an error."""
     answer, _ = run_slurm(["scontrol", "show", "job", str(job_id)])
     return f" ExitCode=0:{signal.SIGUSR2.value}" in answer

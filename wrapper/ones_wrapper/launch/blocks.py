@@ -1,7 +1,7 @@
-"""What `ones-run` of a block looks at before its ranks start, and after they ended: the other blocks of the job.
+"""The job's other blocks, as `ones-run` of a block sees them before its ranks start and after they ended.
 
-A start of torch costs seconds that a block which is not wanted need not spend; so this looks at files alone, and asks
-whether a leader answers.
+A start of torch takes seconds, which a block that is not wanted should not spend. So only files are read here, and a
+leader is asked whether it answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ones_wrapper.protocol import HOT, MAX_INT
 from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
 FIRST_WAIT_S = 60.0
-"""How long a block that nobody ordered waits for the first one to lead: that one imports torch before it does."""
+"""A block that nobody ordered waits this long for the first one to lead, which imports torch before it does."""
 _LOOK_S = 0.5
 
 
@@ -42,7 +42,7 @@ class Blocks:
         env: Mapping[str, str],
         answers: Callable[[Leader], bool] | None = None,
     ) -> None:
-        """`answers` asks whether a leader lives. Raises `LaunchError` where the folder can't be used."""
+        """`answers` asks whether a leader lives. Raises `LaunchError` if the folder can't be used."""
         self.block = block
         self._job_dir = job_dir
         self._hot = HotFolder(job_dir, block.array)
@@ -57,11 +57,10 @@ class Blocks:
         self._answers = answers or partial(living, secret=secret)
 
     def not_wanted(self, wait_s: float = 0.0) -> str:
-        """Why this block has nothing to do; empty where it shall train.
+        """Reason that this block has nothing to do; empty if it shall train.
 
-        One that no order names trains where nobody leads the job; before that it waits up to `wait_s` for a leader to
-        appear, unless it is the array's first task and there is no order. Without an order blocks train one after the
-        other.
+        One that no order names trains if nobody leads the job. Before that it waits up to `wait_s` for a leader, unless
+        it is the array's first task and there is no order. Without an order blocks train one after the other.
         """
         until = time.monotonic() + wait_s
         while True:
@@ -91,30 +90,32 @@ class Blocks:
         self._guests.start()
 
     def others_train(self) -> bool:
-        """Whether another block leads the job, and lives."""
+        """Return whether another block leads the job, and lives."""
         leader = self._hot.newest()
         return leader is not None and not self._own(leader) and self._answers(leader)
 
     def term(self) -> int:
-        """The term of the newest leader, whose reports tell of the job."""
+        """Return the term of the newest leader, whose reports describe the job."""
         leader = self._hot.newest()
         return leader.term if leader else 0
 
     def reports(self) -> RunSummary:
-        """What the newest term says that left reports: one whose ranks wait for others, or still load, left none."""
+        """Summarize the newest term that left reports: one whose ranks wait for others, or still load, left none."""
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
-        """Whether, as far as reports say, no other block trained with this one. A term that left none yet is that of
-        the blocks that were announced for it."""
+        """Return whether, as far as reports say, no other block trained with this one.
+
+        A term without reports is that of the blocks that were announced for it.
+        """
         term = self.term()
         tasks = summarize_reports(self._job_dir, term).tasks or self._announced(term)
         return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
-        """This block's ranks ended for good with that exit code; `stopped` says that they were told to.
+        """Clear up after this block's ranks, which ended for good with this exit code; `stopped` if they had to.
 
-        Where the job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing.
+        If the job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing.
         """
         if self._guests is not None:
             self._guests.stop()
@@ -130,7 +131,7 @@ class Blocks:
             self._cancel_waiting()
 
     def _announced(self, term: int) -> tuple[int, ...]:
-        """The tasks with which a term was to begin; none where none was announced."""
+        """The tasks with which a term was to begin; none if it was not announced."""
         try:
             plan = plan_of((self._hot.announced() or {}).get("plan"))
         except ValueError:
@@ -141,7 +142,7 @@ class Blocks:
         return (leader.task, leader.restart) == (self.block.task, self.block.restart)
 
     def _ordered(self, leader: Leader | None) -> tuple[int, ...] | None:
-        """The tasks that the order in force names; None where there is none, or it names none."""
+        """The tasks that the order in force names; None without an order, or if it names none."""
         term = leader.term if leader else MAX_INT
         order = OrderReader(self._job_dir, term, self._spool, self.block.array).poll()
         return order.blocks if order else None

@@ -1,4 +1,4 @@
-"""Whether Python compiles torch anew at each start: its bytecode is not there, and may not be kept."""
+"""Hint on a Python that compiles torch again at each start, since its bytecode cannot be kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 
 def note(env: Mapping[str, str]) -> str:
-    """What a start without bytecode costs, and what to do, at the first start of a job alone; empty where torch has
-    bytecode, or this start leaves it there.
+    """Return the hint, with the cost and the remedy; empty if torch has bytecode, or this start leaves it there.
+
+    It is given only at a job's first start.
     """
     if (env.get("SLURM_RESTART_COUNT") or "0") != "0":
         return ""
@@ -31,13 +32,13 @@ def note(env: Mapping[str, str]) -> str:
         return ""
     packages = Path(spec.origin).parents[1]
     return (
-        "torch has no bytecode, and none can be kept, so each start compiles torch anew: about 5 s of the "
+        "torch has no bytecode, and none can be kept, so each start compiles torch again: about 5 s of the "
         f"processor. Who owns {packages} can end that: {sys.executable} -m compileall -q {packages}"
     )
 
 
 def _writable(folder: Path) -> bool:
-    """Whether this user can make files there, or make the folder."""
+    """Return whether this user can make files there, or make the folder."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

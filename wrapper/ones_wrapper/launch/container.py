@@ -1,4 +1,4 @@
-"""What `ones-run` and the launcher in a container agree on: the command between them, and what must come along."""
+"""The command and variables between `ones-run` and the launcher in a container."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
 
 PYTHON = "python3"
-"""The image's, by its own PATH: ours outside need not be there."""
+"""The image's Python, by its own PATH: ours outside need not be there."""
 
 CONTAINER, CWD, VERSION = "ONES_CONTAINER", "ONES_CWD", "ONES_OUTSIDE_VERSION"
-"""What the launcher inside is told of outside: the container's command, the working directory, our version."""
+"""Variables that the launcher inside gets: the container's command, the working directory, our version."""
 
 
 # -- for ones-run ------------------------------------------------------------------------------------------------------
 
 
 def words_of(text: str | None) -> list[str]:
-    """A container's command as it is given, in words. Raises `LaunchError`."""
+    """Split a container's command into words. Raises `LaunchError`."""
     try:
         words = shlex.split(text or "")
     except ValueError as error:
@@ -33,17 +33,17 @@ def words_of(text: str | None) -> list[str]:
 
 
 def command(words: Sequence[str], launcher: Sequence[str]) -> list[str]:
-    """What to start on a node, so that `launcher`, a module and its arguments, runs in the container."""
+    """Return the command by which `launcher`, a module and its arguments, runs in the container on a node."""
     return [sys.executable, "-m", "ones_wrapper.launch.outside", *words, PYTHON, "-m", *launcher]
 
 
 def outside(words: Sequence[str]) -> dict[str, str]:
-    """What the launcher inside is told."""
+    """Return the variables that the launcher inside gets."""
     return {CONTAINER: shlex.join(words), CWD: str(Path.cwd()), VERSION: own_version()}
 
 
 def own_version() -> str:
-    """Of this package; empty where it is not installed but found by PYTHONPATH."""
+    """Return this package's version; empty if it is not installed but found by PYTHONPATH."""
     from importlib.metadata import PackageNotFoundError, version  # not at the top: it takes longer than all else here
 
     try:
@@ -56,9 +56,9 @@ def own_version() -> str:
 
 
 def arrive(env: Mapping[str, str]) -> None:
-    """Called first by a node's launcher: in a container, look whether what it needs came along.
+    """Check in a container that variables and folders came along, and change to the directory of `ones-run`.
 
-    Changes to the directory that `ones-run` was started in. Raises `LaunchError` with what to do.
+    A node's launcher calls it first. Raises `LaunchError` with the remedy.
     """
     if "ONES_JOB_DIR" not in env:
         raise LaunchError(

@@ -1,6 +1,6 @@
-"""An error of the script is shown once and whole, by the rank where it came first; the others say a line.
+"""Display of a script's error: once and whole by the rank where it came first; the others write a line.
 
-Which rank is the first they decide by a small file in the job's directory: whoever makes it.
+The first rank is the one that makes a small file in the job's directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ones_wrapper.process.log import log
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an error tells that other ranks are gone, rather than something of the script's own."""
+    """Return whether an error shows that other ranks are gone, rather than a fault of the script."""
     if type(error).__module__.partition(".")[0] not in ("builtins", "torch", "ones_wrapper"):
         return False
     return isinstance(error, (RuntimeError, OSError)) and fault_in(str(error)) is Fault.PEER
@@ -51,7 +51,7 @@ def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -
 
 
 def _first(path: Path, text: str) -> str | None:
-    """The error of the rank that failed first; None where this is the one, or nobody can tell."""
+    """Return the error of the rank that failed first; None if this is the one, or nobody knows."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -69,7 +69,7 @@ def _first(path: Path, text: str) -> str | None:
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Without our own lines above the script's."""
+    """Drop our own lines above the script's."""
     inner = trace
     while inner is not None and inner.tb_frame.f_globals.get("__name__") != "__main__":
         inner = inner.tb_next
@@ -79,7 +79,7 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The script's own line that the error came from, or nothing."""
+    """Return the script's own line that the error came from, if there is one."""
     lines = traceback.extract_tb(trace)
     own = [line for line in lines if f"{os.sep}site-packages{os.sep}" not in line.filename] or lines
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""

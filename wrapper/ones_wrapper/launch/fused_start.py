@@ -1,12 +1,12 @@
-"""A sweep whose jobs may be trained as one (`ones-run --fuse`): what a job does about it before its ranks start.
+"""First steps of a job whose sweep may be trained as one (`ones-run --fuse`), before its ranks start.
 
 The first job that Slurm starts asks the companion for others of its sweep that wait, and trains them within itself.
 Each of those starts after it, finds its result in its own directory, and ends with its own exit code.
 
 Four small files carry this. `fusion.json` in the directory of the job that trains others says that it asks, and whom it
-trains. In the directory of each of those, `taken.json` says by whom it is trained, `result.json` how that ended, and
-`left` that it has started to train by itself: it is dropped by the other then, and any result of that kind is not
-looked at any more. So a job that starts early, for whatever reason, needs neither the companion nor the other job.
+trains. In the directory of each of those, `taken.json` names the job that trains it, and `result.json` has the result.
+`left` there says that it has started to train by itself: the other then drops it, and its result counts no more. So a
+job that starts early, for whatever reason, needs neither the companion nor the other job.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ones_wrapper.process.placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 COLLECTED = "collected"
-"""In the result, once its job has ended with it."""
+"""Key in the result, once its job has ended with it."""
 FUSED = "ONES_FUSED"
-"""In the environment of a script that trains others: the file that says whom."""
+"""Variable of a script that trains others: the file that names them."""
 MOST_BYTES = 1 << 20
 WAIT_S = 60.0
-"""How long a job waits for the companion's answer."""
+"""Longest wait for the companion's answer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Row:
 
     job_id: int
     arguments: tuple[str, ...]
-    """Of the training script."""
+    """Arguments of the training script."""
     folder: str
     """Its job's directory."""
 
@@ -51,10 +51,10 @@ class Row:
 def before_ranks(
     job_dir: Path, env: dict[str, str], script: str, arguments: Sequence[str], wait_s: float = WAIT_S
 ) -> int | None:
-    """What `ones-run --fuse` does first: the exit code that another job has found for this one, or None to train.
+    """Return the exit code that another job has found for this one, or None to train: the first step of `--fuse`.
 
-    Where this job is to train others, `env` says so to the script. Where anything is not as it should be it trains
-    alone.
+    If this job is to train others, `env` says so to the script. If anything is not as it should be, it trains by
+    itself.
     """
     job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
     env.pop(FUSED, None)
@@ -76,14 +76,16 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """The exit code in a result that is for this job and these very words, which goes into its report too; where
-    another job has not come to its end, this one takes itself out."""
+    """Return the exit code in a result for this job and these very words, and report it; None if there is none.
+
+    If another job was to train this one and has no result, this one takes itself out.
+    """
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
     result = read_fused(job_dir / RESULT)
     code = result.get("code")
-    # Once it was collected there is a report, and whoever starts again is told the same.
+    # Once it was collected there is a report, and a later start gives the same code.
     known = untouched or result.get(COLLECTED) is True
     if known and result.get("words") == words and type(code) is int and 0 <= code < 256:
         seconds, by = result.get("gpu_s"), result.get("by")
@@ -91,7 +93,7 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
             f"job {by} trained this one: exit code {code}, {seconds} s of its GPU; results are in {job_dir}", "ones-run"
         )
         if type(by) is int and isinstance(seconds, (int, float)):
-            # For the database: its own run takes a GPU for a moment alone.
+            # For the database: its own run takes a GPU only for a moment.
             note = f"job {by} trained it: {seconds:.2f} s of that job's GPU"
             with suppress(OSError):  # without the mark no report
                 replace_small(job_dir / RESULT, json.dumps({**result, COLLECTED: True}).encode())
@@ -105,8 +107,10 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
 def _ask(
     job_dir: Path, env: Mapping[str, str], job_id: int, given: Sequence[str], program: Sequence[str], wait_s: float
 ) -> list[Row]:
-    """Those to train, this job first; none where it is to train alone. `given` are the script and its arguments,
-    `program` the words that name the script: its path, or -m and the module."""
+    """Return the jobs to train, this one first; none if it is to train by itself.
+
+    `given` are the script and its arguments, `program` the words that name the script: its path, or -m and the module.
+    """
     path = job_dir / FUSION
     try:
         replace_small(path, encode(Fusion(0, asks=True)))
@@ -118,7 +122,7 @@ def _ask(
         told = {**asdict(Fusion(0, asks=False, members=tuple(row.job_id for row in rows[1:]))), "program": program}
         replace_small(path, json.dumps({**told, "rows": [asdict(row) for row in rows]}).encode())
     except OSError as error:
-        log(f"{path}: {error.strerror}; it trains alone", "ones-run")
+        log(f"{path}: {error.strerror}; it trains by itself", "ones-run")
         return []
     if rows:
         log(
@@ -136,19 +140,21 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
         if order is not None and order.members is not None:
             return order.members
         time.sleep(0.2)
-    log(f"no companion has answered in {wait_s:.0f} s: it trains alone", "ones-run")
+    log(f"no companion has answered in {wait_s:.0f} s: it trains by itself", "ones-run")
     return ()
 
 
 def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str], program: int) -> list[Row]:
-    """Each one's arguments of the script: its own of the batch script in place of ours, which must stand last in
-    `words`, the script, named by the first `program` of them, and its arguments."""
+    """Return a row for each job, with its arguments of the batch script in place of ours.
+
+    `words` are the script, named by the first `program` of them, and its arguments. Ours must be the last of them.
+    """
     if len(named) < 2 or named[0].job_id != job_id:
         return []
     own = list(named[0].arguments)
     fixed = list(words[: len(words) - len(own)])
     if not own or [*fixed, *own] != list(words):
-        log("its arguments are not what Slurm has of them, or not the script's last: it trains alone", "ones-run")
+        log("its arguments are not those that Slurm has, or not the script's last: it trains by itself", "ones-run")
         return []
     rows = []
     for one in named:
@@ -159,7 +165,7 @@ def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Seque
 
 
 def _take(row: Row, by: int) -> bool:
-    """Say in the job's directory that it is trained; False where it has begun by itself."""
+    """Say in the job's directory that it is trained; return False if it has begun by itself."""
     folder = Path(row.folder)
     with suppress(FileExistsError):
         folder.mkdir()
@@ -171,7 +177,7 @@ def _take(row: Row, by: int) -> bool:
 
 
 def read_fused(path: Path) -> dict[str, Any]:
-    """A file of this user's; empty where there is none, or it says nothing."""
+    """Read a file of this user's; empty if there is none, or it has no JSON object."""
     try:
         found = json.loads(read_small(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The launcher's part in standing guests: that of the block which leads sees to them while its ranks train."""
+"""The launcher's part in standing guests: the leading block's launcher sees to them while its ranks train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ones_wrapper.protocol import MAX_INT, ORDERS, SPOOL_MARK, Order, encode
 from ones_wrapper.protocol.standing import ORDER, StandingGuests, is_companions
 
 LOOK_S = 30.0
-"""Between two looks at the queue."""
+"""Time between two looks at the queue."""
 STOP_S = 5.0
 """Longest wait for a command that is under way."""
 _TURN_S = 1.0
@@ -27,7 +27,7 @@ _ACTS_S = 300.0
 
 
 class GuestKeeper:
-    """A thread, since Slurm's commands may hang while the ranks end."""
+    """The keeper of guests: a thread, since Slurm's commands may hang while the ranks end."""
 
     def __init__(self, block: Block, job_dir: Path, spool: Path | None, shape: tuple[int, int]) -> None:
         """`shape` are the block's nodes and GPUs of each."""
@@ -44,7 +44,7 @@ class GuestKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for nothing more; what Slurm does not answer is not waited for long."""
+        """Ask for nothing more, and wait a few seconds for an answer of Slurm."""
         self._over.set()
         self._thread.join(STOP_S)
 
@@ -66,7 +66,7 @@ class GuestKeeper:
         return leader is not None and (leader.task, leader.restart) == (self._block.task, self._block.restart)
 
     def _companion_acts(self) -> bool:
-        """Tell whether a companion decides for the job: by its own settings, from then on."""
+        """Return whether a companion decides for the job: by its own settings, from then on."""
         order = self._orders.poll()
         if order is not None and is_companions(order.number):
             return True
@@ -77,7 +77,7 @@ class GuestKeeper:
         return False
 
     def _write(self, tasks: tuple[int, ...]) -> str:
-        """Name them in an order; why that failed. A companion's is never replaced."""
+        """Name the tasks in an order; return the error, if any. A companion's order is never replaced."""
         order = self._orders.poll()
         if order is not None and {*(order.blocks or ())} >= {*tasks}:
             return ""

@@ -1,8 +1,7 @@
 """The programs that can start processes on a job's nodes: one small function each, by name.
 
-A launcher starts either one task a node, the node launcher, which forks that node's ranks; or, where the ranks
-talk MPI, one process a rank, since an MPI process must be started by its process manager. (The registry follows
-ReFrame's.)
+A launcher starts one task a node: the node launcher, which forks that node's ranks. If the ranks talk MPI, it starts
+one process a rank, since MPI's process manager must start them. (The registry follows ReFrame's.)
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from ones_wrapper.plugins import load
 from ones_wrapper.process.placement import Allocation, LaunchError
 
 MPI_TYPES = ("none", "pmi2", "pmix")
-"""How `srun` lets the processes of a step find each other."""
+"""Plugins by which `srun` lets the processes of a step find each other."""
 
 _INTEL = {"I_MPI_JOB_SIGNAL_PROPAGATION": "enable"}
-"""Without it Intel's Hydra kills the ranks where others hand a signal on."""
+"""Setting for Intel's Hydra to hand a signal on, as others do; without it Hydra kills the ranks."""
 
 _ASK_S = 20.0
-"""How long a program may take to print its version."""
+"""Time in which a program must print its version."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is to be started where."""
+    """Processes to start on the nodes of an allocation."""
 
     allocation: Allocation
     command: Sequence[str]
     direct: bool = False
-    """One process a rank, rather than a node launcher a node."""
+    """True for one process a rank, rather than a node launcher a node."""
     mpi: str = "none"
     exported: Sequence[str] = ()
     """Variables that must reach every node."""
@@ -51,20 +50,21 @@ class Layout:
 
 @dataclass(frozen=True)
 class Started:
-    """The whole command, and what to add to the environment for it."""
+    """The whole command, and the variables to add for it."""
 
     command: list[str]
     env: dict[str, str]
     stop: int | None = signal.SIGUSR2
-    """The signal by which it hands on to the ranks that they shall stop; None where that depends on what it
-    starts. Of SIGTERM `srun` and Open MPI make an end at once, and Hydra dies of SIGUSR2.
+    """The signal by which it hands on an order to stop; None if that depends on the program that it starts.
+
+    At SIGTERM `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2.
     """
 
 
 Find = Callable[[str], str | None]
 """Path of a program, as `shutil.which`."""
 Ask = Callable[[Sequence[str]], str]
-"""What a program prints."""
+"""Output of a program."""
 Launcher = Callable[[Layout, Find, Ask], Started]
 
 LAUNCHERS: dict[str, Launcher] = {}
@@ -81,8 +81,10 @@ def launcher(name: str) -> Callable[[Launcher], Launcher]:
 
 
 def launcher_named(name: str) -> Launcher:
-    """One of `LAUNCHERS`, one that an installed package registers in the entry points `ones_wrapper.launchers`, or
-    `package.module:function`. Raises `LaunchError`."""
+    """Return one of `LAUNCHERS`, one of an installed package, or `package.module:function`. Raises `LaunchError`.
+
+    Packages register theirs in the entry points `ones_wrapper.launchers`.
+    """
     if name in LAUNCHERS:
         return LAUNCHERS[name]
     try:
@@ -93,7 +95,7 @@ def launcher_named(name: str) -> Launcher:
 
 
 def ask(command: Sequence[str]) -> str:
-    """Run a program for what it prints, on either stream. Raises `LaunchError`."""
+    """Run a program; return its output on both streams. Raises `LaunchError`."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -114,9 +116,7 @@ def _program(find: Find, *names: str) -> str:
 
 
 def _fresh_counts(layout: Layout) -> dict[str, str]:
-    """Slurm's own variables as they would be had the job been submitted with this layout: launchers other than
-    srun size themselves by them.
-    """
+    """Return Slurm's variables as if the job had this layout from its submission: launchers but srun use them."""
     has = layout.allocation
     if not has.slurm:
         return {}
@@ -133,7 +133,7 @@ def _fresh_counts(layout: Layout) -> dict[str, str]:
 
 @launcher("srun")
 def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Slurm's own."""
+    """Start by Slurm's own launcher."""
     has = layout.allocation
     if not has.slurm:
         raise LaunchError("--launcher srun: this is not a Slurm job (SLURM_JOB_ID is not set)")
@@ -160,7 +160,7 @@ def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 
 def _check_plugin(mpi: str, listing: str) -> None:
-    """Whether Slurm has the plugin; what `srun --mpi=list` prints has one name a line or a comma."""
+    """Raise `LaunchError` if Slurm lacks the plugin; `srun --mpi=list` prints one name a line, or between commas."""
     words = [word.strip() for word in listing.replace(",", "\n").replace(":", "\n").splitlines()]
     has = [word for word in words if word and " " not in word]
     if not any(word == mpi or word.startswith(f"{mpi}_v") for word in has):
@@ -172,7 +172,7 @@ def _check_plugin(mpi: str, listing: str) -> None:
 
 @launcher("ibrun")
 def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """TACC's, which knows the site's MPI and how many processes a node takes from two variables."""
+    """Start by TACC's launcher, which knows the site's MPI and takes the processes of a node from two variables."""
     program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
     env = {"IBRUN_TASKS_PER_NODE": each, "TACC_TASKS_PER_NODE": each}
     return Started(
@@ -182,12 +182,12 @@ def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 @launcher("mpirun")
 def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """An MPI's own: Open MPI, or Hydra as MPICH, Intel MPI and MVAPICH have it."""
+    """Start by an MPI's own launcher: Open MPI's, or Hydra as MPICH, Intel MPI and MVAPICH have it."""
     program = _program(find, "mpirun", "mpiexec")
     count, each = str(layout.tasks), str(layout.tasks_per_node)
     version = ask([program, "--version"])
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE")):
-        # It hands on its own variables alone; and its slots are cores, which GPUs do not care for.
+        # It hands on only its own variables; and its slots are cores, which GPUs do not care for.
         exported = [word for name in layout.exported for word in ("-x", name)]
         env, stop = {}, signal.SIGUSR2
         options = ["--map-by", f"ppr:{each}:node:OVERSUBSCRIBE", "--bind-to", "none", *exported]
@@ -201,10 +201,10 @@ def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started
 
 @launcher("local")
 def local(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """None: the node launcher runs here."""
+    """Start without a launcher: the node launcher runs here."""
     if layout.allocation.nodes > 1:
         raise LaunchError(
-            f"--launcher local starts ranks on this node alone, and the job has {layout.allocation.nodes}; "
+            f"--launcher local starts ranks only on this node, and the job has {layout.allocation.nodes}; "
             "use srun, ibrun or mpirun"
         )
     if layout.direct:

@@ -12,16 +12,16 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MODULE = "-m"
-"""In place of a script: the module's name is the first argument."""
+"""Mark in place of a script: the module's name is the first argument."""
 
 
 def first_on_path(script: str) -> str:
-    """Where its imports look first: in the script's folder, of a module in the working directory."""
+    """Return the folder in which imports look first: the script's, or the working directory for a module."""
     return str(Path.cwd()) if script == MODULE else str(Path(script).resolve().parent)
 
 
 def script_code(script: str) -> CodeType:
-    """The code of a script. Raises OSError, SyntaxError."""
+    """Return the code of a script. Raises OSError, SyntaxError."""
     with io.open_code(str(Path(script).resolve())) as file:
         return compile(file.read(), script, "exec", dont_inherit=True)
 
@@ -36,8 +36,9 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def module_code(arguments: Sequence[str], main: ModuleType) -> CodeType:
-    """The code of the module that `arguments` begin with, of a package that of its `__main__`. `main` and `sys.argv`
-    become what they are under `python -m`. Raises ImportError.
+    """Return the code of the module that `arguments` begin with, or of a package's `__main__`. Raises ImportError.
+
+    `main` and `sys.argv` become as they are under `python -m`.
     """
     name, *rest = arguments
     sys.argv = [MODULE, *rest]  # while packages above it are imported, as in Python

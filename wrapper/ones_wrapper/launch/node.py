@@ -1,8 +1,7 @@
-"""Started once a node: imports torch once, forks the node's ranks, and looks after them.
+"""The node launcher: it imports torch once, forks the node's ranks, and looks after them.
 
-A rank that imports torch by itself costs seconds of CPU, and a resize restarts every rank; a fork costs
-milliseconds (`benchmarks/restart_import.py`). Nothing here may initialise CUDA, which does not survive a
-fork.
+A rank that imports torch by itself costs seconds of CPU, and a resize restarts every rank; a fork costs milliseconds
+(`benchmarks/restart_import.py`). Nothing here may initialise CUDA, which does not survive a fork.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from ones_wrapper.process.placement import LaunchError, own_node, placement_on, 
 from ones_wrapper.process.standstill import Standstill
 
 GRACE_S = 5.0
-"""How long the other ranks of a node may go on after one failed, to write their last reports."""
+"""Time for the other ranks of a node to write their last reports after one failed."""
 
 RESCUE_S = 30.0
-"""The same in a block: a rank that lost others may be writing a checkpoint from its memory, for which
-those wait that train on (`membership.rescue`)."""
+"""The same in a block: a rank that lost others may be writing a checkpoint from its memory, and those who train on wait
+for it (`membership.rescue`)."""
 
 _END = (*STOP, signal.SIGINT)
 _PASSED_ON = _END + CHECKPOINT + LOOK
 _POLL_S = 0.02
 _DUMP_S = 1.0
-"""How long hung ranks get to print where they are."""
+"""Time for hung ranks to print their stacks."""
 
 
 class Ranks:
@@ -88,7 +87,7 @@ class Ranks:
 
     @property
     def stopped(self) -> bool:
-        """Whether the ranks were told to stop."""
+        """True once the ranks are asked to stop."""
         return bool(self.received & set(_END))
 
     def _send(self, number: int) -> None:
@@ -96,7 +95,7 @@ class Ranks:
             os.kill(pid, number)
 
     def fork(self) -> int | None:
-        """Fork the ranks. Returns a rank's number in the child, None in the parent."""
+        """Fork the ranks; return a rank's number in the child, None in the parent."""
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -121,7 +120,7 @@ class Ranks:
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks. After one failed the others get some time; the code is the one that explains the rest."""
+        """Wait for all ranks; return the exit code that explains the rest. After a failure the others get some time."""
         self._still.look()
         while self._living:
             if stood_s := self._still.look():
@@ -143,7 +142,7 @@ class Ranks:
         first = not self._codes
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
-        # Those that follow are mere consequences; what starts again was said already.
+        # Those that follow are mere consequences, and restarts are logged elsewhere.
         if not self.stopped and code not in (PEER_LOST, NEXT_TERM, OUT_OF_MEMORY) and (first or code in CRASHED):
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
@@ -159,7 +158,7 @@ class Ranks:
             self._end_hung(hung)
 
     def _end_hung(self, hung: list[int]) -> None:
-        """Have them say where they are, and end them all: the others of the run wait for them."""
+        """Have them print their stacks, and end them all: the others of the run wait for them."""
         local = ", ".join(map(str, hung))
         log(
             f"local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks", "ones-run"
@@ -172,19 +171,20 @@ class Ranks:
 
 
 class Forks:
-    """How often a block's ranks were started again, since they lost the others or a term ended."""
+    """Further starts of a block's ranks, after they lost the others or a term ended."""
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
-        """In all."""
+        """Further starts in all."""
         self._job_dir = job_dir
         self._row = 0
         self._newest = ""
         self._code = 0
 
     def wait(self, code: int) -> bool:
-        """Wait until it is time for the next start, after one that ended with that code; False where there shall be
-        none: too many in a row, without a newer checkpoint.
+        """Wait until it is time for the next start, after one that ended with this code.
+
+        Return False if there shall be none: too many in a row, without a newer checkpoint.
         """
         self._code = code
         path = newest_checkpoint(self._job_dir)
@@ -199,7 +199,7 @@ class Forks:
         return True
 
     def env(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What differs for the ranks of this start."""
+        """Return the variables that differ for the ranks of this start."""
         if not self.count:
             return {}
         return {
@@ -260,7 +260,7 @@ def main(argv: Sequence[str]) -> int:
                 continue
             code = STOP_CODE if ranks.stopped else PEER_LOST
         written = bool(code) and write_exit_code(job_dir, restart, node, code, task)
-        # A stop that was asked for: srun would call it an error, and end ranks of other nodes that are not done yet.
+        # srun would call a stop that was asked for an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"
         return 0 if asked else code
     env.update(again)
@@ -272,5 +272,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # As its ranks do: torch would take seconds of a busy processor to be taken apart, for which Slurm waits.
+    # As its ranks do: to take torch apart costs seconds of a busy processor, for which Slurm waits.
     leave(main(sys.argv[1:]))

@@ -1,9 +1,9 @@
-"""Stands outside a container for the node's launcher inside: hands on signals, and leaves nothing behind.
+"""Stand-in, outside a container, for the node's launcher inside: hands on signals, and leaves nothing behind.
 
 Container runtimes differ. Apptainer hands on all signals but SIGURG, bubblewrap and `unshare` none; and one that is
-killed may leave what it started. So the process that Slurm starts on a node is this one, outside: it runs the
-container, finds the launcher among its descendants, signals that itself, and ends what is left when the runtime has
-ended. Standard library only.
+killed may leave its children. So the process that Slurm starts on a node is this one, outside. It runs the container,
+finds the launcher among its descendants, and signals that itself. Once the runtime has ended, it ends all that are
+left. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LAUNCHER = [b"-m", b"ones_wrapper.launch.node"]
 PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
 
 TIDY_S = 2.0
-"""How long a runtime's helpers may tidy up after its end."""
+"""Time for a runtime's helpers to tidy up after its end."""
 _POLL_S = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _children(pid: int) -> list[int]:
-    """Also those that other threads of the process started."""
+    """Children of a process, also those that its other threads started."""
     found: list[int] = []
     try:
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -47,7 +47,7 @@ def _children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Those processes that a process started, and those that they started; parents first."""
+    """Yield a process's children, and their children; parents first."""
     level = [pid]
     while level:
         level = [child for parent in level for child in _children(parent)]
@@ -63,7 +63,7 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for a signal: one that is just starting would die of it."""
+    """Return whether the process has a handler for a signal: one that is just starting would die of it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -73,7 +73,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 class Outside:
-    """The runtime of one container, and what runs below it."""
+    """The runtime of one container, and the processes below it."""
 
     def __init__(self) -> None:
         self._pending: list[int] = []
@@ -84,8 +84,8 @@ class Outside:
         self._pending.append(number)
 
     def run(self, argv: Sequence[str]) -> int:
-        """Run the container to its end; its exit code, 128+n after signal n."""
-        # What a runtime that is killed leaves behind becomes ours.
+        """Run the container to its end; return its exit code, 128+n after signal n."""
+        # Processes that a killed runtime leaves behind become ours.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         parent = os.getpid()
         runtime = os.fork()
@@ -121,7 +121,7 @@ class Outside:
         until, end = time.monotonic() + TIDY_S, time.monotonic() + 3 * TIDY_S
         while (left := list(descendants(os.getpid()))) and time.monotonic() < end:
             for pid in left:
-                # A helper of the runtime may take its time; what trains is not to go on.
+                # A helper of the runtime may take its time; ranks must not go on.
                 if time.monotonic() > until or _is_launcher(pid):
                     os.kill(pid, signal.SIGKILL)
             try:

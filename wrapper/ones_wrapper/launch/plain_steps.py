@@ -1,9 +1,9 @@
 """Counts the optimizer steps of a script that has not called `ones.init`, and reports how many it takes a second.
 
-Such a script says nothing of its samples, its batch and what it can carry. So there is no spec, and its job keeps its
-size; but what it does at that size can be measured, by torch's public hook for all optimizers. Of several optimizers
-the one that steps first is counted. Nobody knows whether the script calls `ones.init` yet, so no report says that it
-does not; one that does says hello then, which counts from there on.
+Such a script says nothing of its samples, its batch and the sizes that it can take. So there is no spec, and its job
+keeps its size. Its speed at that size can be measured by torch's public hook for all optimizers. If there are several,
+the one that steps first counts. The script may still call `ones.init`, so no report says that it does not. One that
+does says hello then, and that counts from there on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start(env: Mapping[str, str] = os.environ) -> None:
 
 
 def stop() -> None:
-    """The script reports by itself: nothing more is counted."""
+    """Stop counting: the script reports by itself."""
     global _stop
     if _stop is not None:
         _stop()
@@ -54,7 +54,7 @@ class PlainSteps:
         self._since = 0.0
 
     def __call__(self, optimizer: object, args: Any, kwargs: Any) -> None:
-        """A step of any optimizer ended. Those of processes that the script forks are not the rank's."""
+        """Count a step of any optimizer. Those of processes that the script forks are not the rank's."""
         if os.getpid() != self._process:
             return
         now = self._clock()
@@ -70,7 +70,7 @@ class PlainSteps:
                 self._since = now
 
     def _hello(self) -> Hello:
-        """What is known without the script: zeros stand for all that it does not say."""
+        """Make a hello without the script's word: zeros stand for all that it does not say."""
         nodes, world = int(self._env.get("GROUP_WORLD_SIZE") or 1), int(self._env.get("WORLD_SIZE") or 1)
         return Hello(
             nodes=nodes,

@@ -37,11 +37,11 @@ from ones_wrapper.process.placement import LaunchError, own_placement, require_t
 from ones_wrapper.process.workers import shield_workers
 
 DUMP = signal.SIGQUIT
-"""Has a rank print where each of its threads is, and go on."""
+"""Signal at which a rank prints the stacks of its threads, and goes on."""
 
 
 def preload(env: Mapping[str, str]) -> float:
-    """Import what every rank needs: torch, ourselves, and what ONES_PRELOAD names. The seconds that it took.
+    """Import the modules of every rank: torch, ours, and those in ONES_PRELOAD; return the seconds that it took.
 
     A module that is missing fails in the script, where the error makes sense.
     """
@@ -59,7 +59,7 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
-    """In a forked rank, before CUDA is initialised. False if it cannot be, which is logged."""
+    """Choose this forked rank's card, before CUDA is initialised; False if it cannot be, which is logged."""
     choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
     choice.own_slice(env, local_rank, local_world)
     return not choice.check_fork(env.get("ONES_PRELOAD", ""))
@@ -67,19 +67,20 @@ def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 def take_signals() -> None:
     """Keep signals as flags from now on, and answer `DUMP`; workers that fetch data take none."""
-    FLAGS.install(keep=False)  # what is there is the handler of the process that forked this one
+    FLAGS.install(keep=False)  # the present handler is that of the process that forked this one
     signal.signal(signal.SIGINT, FLAGS.handle)  # nobody types at a rank: it comes from `srun` or `scancel`
     shield_workers()
     faulthandler.register(DUMP, all_threads=True)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`, in the main module; the exit code,
-    after the exit hooks ran.
+    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`; return its exit code.
+
+    It runs in the main module, and the exit hooks follow.
     """
     sys.argv = [script, *arguments]
     main = ModuleType("__main__")
-    # It stays: exit handlers may need it, and what it holds is finalised when the rank leaves.
+    # It stays: exit handlers may need it, and its objects are finalised when the rank leaves.
     sys.modules["__main__"] = main
     vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
     code, note = 0, ""
@@ -99,7 +100,7 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
 
 
 def _exit_code(asked: object) -> tuple[int, str]:
-    """What Python makes of the argument of `sys.exit`, and what it says."""
+    """Return the exit code and the message that Python makes of the argument of `sys.exit`."""
     if asked is None:
         return 0, ""
     if isinstance(asked, int):
@@ -109,7 +110,7 @@ def _exit_code(asked: object) -> tuple[int, str]:
 
 
 def seed_start(seed: int) -> None:
-    """Seed what a script may draw from without a seed of its own, before its first line."""
+    """Seed the generators that a script may use without a seed of its own, before its first line."""
     random.seed(seed)
     importlib.import_module("numpy").random.seed(seed)
     importlib.import_module("torch").manual_seed(seed)
@@ -133,7 +134,7 @@ def end_with_parent(parent: int) -> None:
 def prefetch_checkpoint(job_dir: Path) -> int | None:
     """Read the newest checkpoint into the page cache while torch is being imported, so that loading finds it there.
 
-    Returns the process that reads, or None where there is nothing to read. A process rather than a thread: imports hold
+    Returns the process that reads, or None if there is nothing to read. A process rather than a thread: imports hold
     the interpreter's lock, and a fork later wants no threads.
     """
     checkpoint = newest_checkpoint(job_dir)
@@ -143,7 +144,7 @@ def prefetch_checkpoint(job_dir: Path) -> int | None:
         files = sorted(path for path in checkpoint.iterdir() if path.is_file() and not path.is_symlink())
         size = sum(path.stat().st_size for path in files)
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):  # the latter where nobody says how much memory is free, as on macOS
+    except (OSError, ValueError):  # the latter if nobody says how much memory is free, as on macOS
         return None
     if size > PREFETCH_SHARE * free:
         return None

@@ -1,9 +1,9 @@
-"""What follows an exit code: the job ends, its ranks start again, or it is requeued. Pure decisions.
+"""Decisions after an exit code: the job ends, its ranks start again, or it is requeued. Pure.
 
 Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
 fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress: each
-needs a newer complete checkpoint than the one before. A block of a job of blocks is started again because of others
-too, and its failures count for it alone.
+needs a newer complete checkpoint than the one before. A block is started again because of others too, and its failures
+count only for itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ MOST_FORKS = 20
 
 
 def fork_delay_s(row: int) -> float | None:
-    """How long to wait before a block's ranks are started again that lost the others for the `row`th time in a row
-    (from 1); None where that is to be left to `ones-run`.
+    """Return the wait before a block's ranks start again after they lost the others; None leaves it to `ones-run`.
+
+    It is their `row`th loss in a row, from 1.
     """
     if row > MOST_FORKS:
         return None
@@ -36,19 +37,19 @@ def fork_delay_s(row: int) -> float | None:
 
 _RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST, DEVICE_FAILED}
 GOOD_S = 600.0
-"""A block that trained with others for so long made progress of its own."""
+"""A block that trained with others for this long made progress of its own."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
 """More than any batch can be halved; a script may exit with that code by itself."""
 
 
 def script_failed(code: int) -> bool:
-    """Whether a start ended by an error of the script, which would fail again elsewhere."""
+    """Return whether a start ended by an error of the script, which would fail again elsewhere."""
     return code not in (0, STOP_CODE, DONT_RESTART) and code not in _RESTARTED
 
 
 class Action(Enum):
-    """What to do."""
+    """The next step of `ones-run`."""
 
     END = "end"
     RESTART = "restart"
@@ -57,7 +58,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """How often."""
+    """Bounds on restarts and requeues."""
 
     retries: int = 3
     """Starts of the ranks in a row, after a crash, without a newer checkpoint."""
@@ -67,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Tries:
-    """What was tried so far, kept in the job's directory: our own count beside SLURM_RESTART_COUNT."""
+    """The tries so far, kept in the job's directory: our own count next to SLURM_RESTART_COUNT."""
 
     job_id: int = 0
     requeues: int = 0
@@ -76,7 +77,7 @@ class Tries:
     restarts: int = 0
     """Starts of the ranks after a crash, in all."""
     failures: int = 0
-    """Those in a row without a newer checkpoint."""
+    """Such starts in a row without a newer checkpoint."""
     failed_at: str = ""
     """Newest checkpoint at the last of them."""
     halvings: int = 0
@@ -85,7 +86,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the ranks ended."""
+    """The end of the ranks."""
 
     code: int
     stopped: bool = False
@@ -97,24 +98,23 @@ class Outcome:
     checkpoint: str = ""
     """Newest complete checkpoint; empty for none."""
     ours: bool = False
-    """Whether this run made or loaded it."""
+    """True if this run made or loaded it."""
     steady: bool = True
-    """Whether a newer checkpoint says that these ranks made progress: not where others wrote it, and these lived for
-    moments."""
+    """True if a newer checkpoint means progress of these ranks: not if others wrote it, and these lived for moments."""
     no_requeue: str = ""
-    """Why the job cannot be requeued from here; empty where it can."""
+    """Reason that the job cannot be requeued from here; empty if it can."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and what to say of it."""
+    """The next step, and the line that the log gets."""
 
     action: Action
     why: str
     tries: Tries
-    """What to write down before doing it."""
+    """The tries to write down before it."""
     delay_s: float = 0.0
-    """How long to wait before doing it."""
+    """Wait before it."""
 
 
 def _step(checkpoint: str) -> int:
@@ -122,12 +122,12 @@ def _step(checkpoint: str) -> int:
 
 
 def newer(checkpoint: str, than: str) -> bool:
-    """Whether a checkpoint is of a later step than another; empty names are of none."""
+    """Return whether a checkpoint is of a later step than another; an empty name stands for none."""
     return _step(checkpoint) > _step(than)
 
 
 def decide(end: Outcome, tries: Tries, limits: Limits) -> Decision:
-    """What follows."""
+    """Return the next step."""
     if end.code in (0, DONT_RESTART) or end.stopped:
         return Decision(Action.END, "", tries)
     if end.warned:

@@ -1,7 +1,7 @@
 """Submit a function as an elastic job, as submitit's executors do with ordinary ones; and run it, in the job's ranks.
 
-Needs cloudpickle, as submitit does. The function's folder has what was submitted, its batch script, log and result.
-Only its owner may write there, since what lies there is run.
+Needs cloudpickle, as submitit does. The function's folder has the pickled call, its batch script, log and result. Only
+its owner may write there, since its files are executed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ones_wrapper.protocol.optin import parse_comment
 
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
 LOOK_S = 2.0
-"""Between two questions to Slurm."""
+"""Time between two questions to Slurm."""
 LATE_S = 30.0
-"""How long a result may take to appear on this machine, on a shared file system, once its job has ended."""
+"""Time in which a result must appear on this machine, on a shared file system, once its job has ended."""
 LINES = """#!/bin/bash
 #SBATCH --comment={comment}
 #SBATCH --requeue --open-mode=append --signal=B:USR2@120
@@ -39,7 +39,7 @@ class SubmittedFunction:
     folder: Path
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the function returned on rank 0, once its job has ended.
+        """Wait until the job has ended, and return the function's result on rank 0.
 
         Raises RuntimeError if it ended without a result, TimeoutError after `timeout_s`.
         """
@@ -58,7 +58,7 @@ class SubmittedFunction:
         return cloudpickle.loads((self.folder / RESULT).read_bytes())
 
     def _queued(self) -> bool:
-        """Whether it has not ended, or Slurm does not answer."""
+        """Return whether it has not ended, or Slurm does not answer."""
         found = subprocess.run(["squeue", "-h", f"--jobs={self.job_id}"], capture_output=True, text=True)
         return bool(found.stdout.strip()) or (found.returncode != 0 and "Invalid job id" not in found.stderr)
 
@@ -80,8 +80,8 @@ def submit(
 
     `gpus` and `batch` are as in a job's comment. The job begins on the fewest GPUs, on one node, unless `options`,
     which are sbatch's, say otherwise. Each rank calls the function, and calls it again after a resize. Modules that it
-    imports must be found from the working directory. Raises ValueError for a range that is none, RuntimeError with
-    sbatch's words.
+    imports must be found from the working directory. Raises ValueError for a range that is none, and RuntimeError with
+    sbatch's message.
     """
     import cloudpickle
 
@@ -104,7 +104,7 @@ def submit(
 
 
 def main() -> None:
-    """Call the function of the folder that is named; rank 0 keeps what it returns."""
+    """Call the function of the folder that is named; rank 0 writes its result there."""
     import cloudpickle
 
     place = Path(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Starts the ranks, passes signals on to them, waits for their end, and does what follows."""
+"""Starts the ranks, passes signals on to them, waits for their end, and carries out the next step."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.slurm_commands import again_command
 
 WARNED_S = 90.0
-"""After the warning that the job's time is nearly over the ranks may take so long to end; then the job is requeued
-from the checkpoint that there is. The templates ask for the warning 120 s before."""
+"""Time for the ranks to end after the warning that the job's time is nearly over. Then the job is requeued from the
+checkpoint that there is. The templates ask for the warning 120 s before."""
 BEFORE_END_S = 20.0
-"""Where Slurm says when the time is over, the ranks may use it up to so long before."""
+"""Time before the end that Slurm names, at which the ranks must have ended."""
 COMPANION_S = 30.0
-"""How long a drained job waits for the companion's requeue before it requeues itself."""
+"""A drained job waits this long for the companion's requeue before it requeues itself."""
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What will be started."""
+    """Command and environment of one start of the ranks."""
 
     command: list[str]
     env: dict[str, str]
@@ -49,12 +49,13 @@ class Launch:
     gpus_per_node: int
     launcher: str
     stop: int | None
-    """The signal that the launcher hands on as an order to stop; None where that depends on what it starts."""
+    """The signal that the launcher hands on as an order to stop; None if that depends on the program that it starts."""
 
 
 def _receiver(pid: int) -> tuple[int, str]:
-    """The process that a signal is meant for, and its name: `ibrun` and some `mpirun` are shell scripts, which would
-    die of it and leave the ranks alone.
+    """Return the process that a signal is meant for, and its name.
+
+    `ibrun` and some `mpirun` are shell scripts, which would die of it and leave the ranks behind.
     """
     while True:
         try:
@@ -68,14 +69,14 @@ def _receiver(pid: int) -> tuple[int, str]:
 
 
 def _time_left_s(env: Mapping[str, str], now: float) -> float:
-    """Seconds that the ranks have after the warning; an end far away is not what the warning was about."""
+    """Return the seconds that the ranks have after the warning; it was not about an end that is far away."""
     end = env.get("SLURM_JOB_END_TIME", "")
     left = float(end) - now if end.isdigit() else 0.0
     return max(5.0, left - BEFORE_END_S) if 0 < left < 900 else WARNED_S
 
 
 class Supervisor:
-    """One `ones-run`."""
+    """The supervisor of one `ones-run`."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Supervisor:
         limits: Limits,
         blocks: Blocks | None = None,
     ) -> None:
-        """`blocks` are the others of the job, where this is one of its blocks."""
+        """`blocks` are the others of the job, if this is one of its blocks."""
         self._blocks = blocks
         self._task = blocks.block.task if blocks else None
         self._started = time.monotonic()
@@ -121,8 +122,9 @@ class Supervisor:
             os.kill(receiver, number)
 
     def run(self, plan: Callable[[int], Launch]) -> int:
-        """Start the ranks (`plan` is given how often they were started before) until there is nothing more to do;
-        the exit code: the script's, or 128+n where signal n ended it.
+        """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.
+
+        `plan` takes the number of starts before.
         """
         attempt = 0
         if self._shell is not None and self._shell.pid:
@@ -167,7 +169,7 @@ class Supervisor:
                 if self._overdue():
                     return STOP_CODE
         code = 128 - code if code < 0 else code
-        # Also where the launcher says 0: srun is not told of a stop that was asked for.
+        # Also if the launcher says 0: srun does not learn of a stop that was asked for.
         left = exit_code(self._job_dir, self._restart, 0, self._task)
         remove_exit_codes(self._job_dir, self._task)
         if left or not code:
@@ -177,7 +179,7 @@ class Supervisor:
         return 128 + code if killed else code
 
     def _overdue(self) -> bool:
-        """Whether the ranks did not end in time after the warning, and the job can be requeued without them."""
+        """Return whether the ranks are late after the warning, and the job can be requeued without them."""
         if not self._warned_at or self._stopped:
             return False
         if time.time() - self._warned_at < _time_left_s(self._env, self._warned_at):
@@ -216,7 +218,7 @@ class Supervisor:
         return ""
 
     def _requeue(self, step: Decision) -> bool:
-        """Have Slurm requeue this job; what was counted for it is taken back where Slurm refuses."""
+        """Have Slurm requeue this job; if it refuses, take the count back."""
         if self._reports().drained:
             log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue", "ones-run")
             until = time.monotonic() + COMPANION_S

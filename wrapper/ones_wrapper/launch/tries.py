@@ -1,4 +1,4 @@
-"""The file of what was tried before for a job: counted before it is tried."""
+"""The file of a job's restarts and requeues: each is counted before it is tried."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _tries_name(task: int | None) -> str:
 
 
 def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
-    """What was tried before for this job; another job's tries in the same directory do not count."""
+    """Read the tries of this job; another job's tries in the same directory do not count."""
     try:
         data = json.loads(read_small(job_dir / _tries_name(task), MOST_BYTES))
         tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
@@ -34,7 +34,7 @@ def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
 
 
 def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
-    """Replace the file; False where it could not be written, so that nothing is tried without being counted."""
+    """Replace the file; return False if it could not be written, so that nothing is tried without being counted."""
     try:
         replace_small(job_dir / _tries_name(task), (json.dumps(asdict(tries), indent=1) + "\n").encode())
     except OSError:
