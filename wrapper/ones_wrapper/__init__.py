@@ -1,7 +1,7 @@
 """Inside the job: makes an ordinary PyTorch training loop elastic.
 
-`init` is the way in. Importing the package costs nothing: torch is imported at first use, since the companion
-imports `ones_wrapper.protocol` where there is no torch.
+`init` is the way in. Importing the package costs nothing: torch is imported at first use, since the companion imports
+`ones_wrapper.protocol` without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a training script calls: three edits make an ordinary loop elastic.
+"""The way into a training script: three edits make an ordinary loop elastic.
 
 job = ones.init(batch=64, epochs=10, max_batch=1024)
 model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
@@ -38,7 +38,7 @@ from ones_wrapper.strategy import Strategy
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
-"""Its ranks, where they are known before there is a run."""
+"""The ranks of this process, if they are known before there is a run."""
 
 TWICE = (
     "init: a job is one training, and init was called before: a second one, another fold say, would go on from its "
@@ -67,28 +67,26 @@ def init(
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
-    `batch` is the global batch, in samples, that the script's learning rate was chosen for; `max_batch` the
-    largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
-    GPU per forward pass (default: `max_batch`; where the device turns out to hold fewer, half as many from then
-    on). A step takes up to `max_accumulation_steps` forward passes per GPU where the batch does not fit otherwise
-    (default: as many as `batch` needs on one GPU, so that no size makes it smaller).
-    Global batches are multiples of `multiple_of`, but an epoch's last, and where the GPUs take fewer samples than that.
-    `epochs` is how many it means to train, 0 when it does not say.
+    `batch` is the global batch, in samples, that the script's learning rate was chosen for. `max_batch` is the largest
+    that it takes (default: `batch`, so only the GPUs change). `max_local_batch` is the most samples per GPU per forward
+    pass (default: `max_batch`; if the device turns out to hold fewer, half as many from then on). A step takes up to
+    `max_accumulation_steps` forward passes per GPU if the batch does not fit otherwise (default: as many as `batch`
+    needs on one GPU, so that no size makes it smaller). Global batches are multiples of `multiple_of`, except an
+    epoch's last, and if the GPUs take fewer samples than that. `epochs` is the number to train, 0 if it is open.
 
     Learning rate and momentum follow the batch by a rule of the optimizer's class (`gradients/learning_rate.py`) unless
-    `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints (default: what their
-    measured cost and the job's failures suggest); with `write_behind` those that nobody waits for are copied and
-    written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
-    companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
-    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is
-    how the job trains, where not in plain data parallel.
+    `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints (default: as their measured cost and the
+    job's failures suggest). With `write_behind` checkpoints that nobody waits for are copied and written while training
+    goes on. `noise_scale` measures the gradient noise scale on the way: it tells the companion the worth of larger
+    batches. On one GPU this keeps a copy of the gradients. `backend` overrides the choice between nccl (every rank has
+    a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is a way to train other than plain data parallel.
 
     With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
-    (`data/uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
+    (`data/uneven.py`). It needs `job.ddp`, and `max_local_batch` above `batch` over the ranks.
 
-    All samples of an epoch are used, so shares differ by one where a step does not divide. With `shares="equal"` all
-    ranks have equally many, for a script whose own collectives gather a batch: steps are as large as the batch and the
-    ranks allow, and an epoch leaves out what does not divide, fewer samples than ranks, others each time.
+    All samples of an epoch are used, so shares differ by one if a step does not divide. With `shares="equal"` all ranks
+    have as many, for a script whose own collectives gather a batch. Steps are as large as the batch and the ranks
+    allow, and an epoch leaves out the samples that do not divide: fewer than ranks, and others each time.
 
     `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
     `start_run`, or one with Lightning's `log_metrics`. It gets GPUs, batch, learning rate, speed, pauses and resizes.
@@ -99,7 +97,7 @@ def init(
     ranks each step, and the passes of a step are fetched together.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
-    contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
+    contradict each other, and for a number of ranks that the strategy cannot use. Raises RuntimeError for a job that
     something else already requeues.
     """
     global _run, _entered
@@ -120,7 +118,7 @@ def init(
     group = entered.group
 
     def limited() -> Spec:
-        """With what depends on the ranks."""
+        """Return the spec with the limits, which depend on the ranks."""
         its = replace(spec, limits=limits_of(strategy, spec, group))
         if strategy is not None:
             strategy.bind(group)
@@ -148,15 +146,16 @@ def _name(strategy: Strategy | None) -> str:
 
 
 def before_script() -> None:
-    """What `ones-run` calls in each rank. Leaves the process of a block that has nothing to do, or is to wait."""
+    """Prepare a rank before its script, for `ones-run`. Ends a block that has nothing to do, or is to wait."""
     global _entered
     rendezvous.install(os.environ)
     _entered = enter_before_script()
 
 
 def enter(backend: str | None = None) -> Entered:
-    """Who the ranks are, for `init`: it takes those that a framework asked for beforehand, or that met before the
-    script. Collective, the first time. Leaves the process of a block that has nothing to do.
+    """Return the ranks for `init`: those that a framework asked for beforehand, or that met before the script.
+
+    Collective, the first time. Ends a block that has nothing to do.
     """
     global _entered
     if _run is not None and not _run.ended:

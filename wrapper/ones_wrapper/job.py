@@ -1,4 +1,4 @@
-"""What a script does with the run that it joined: its model, data, evaluation, reports and checkpoints."""
+"""The run as its script sees it: model, data, evaluation, reports and checkpoints."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Job:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._models: dict[str, torch.nn.Module] = {}
-        """Those that were prepared."""
+        """Models that were prepared, by name."""
         self._found: dict[str, float] = {}
-        """What the present epoch's report says besides."""
+        """Accuracy and loss that the script gave for the present epoch's report."""
 
     @property
     def rank(self) -> int:
@@ -56,19 +56,17 @@ class Job:
 
     @property
     def world(self) -> int:
-        """World size. In a block that waits as `rank`."""
+        """World size. A block that waits has none, as with `rank`."""
         return self._run.world
 
     @property
     def strategy(self) -> Strategy | None:
-        """How the job trains; None: plain data parallel."""
+        """The strategy by which the job trains; None for plain data parallel."""
         return self._run.settings.strategy
 
     @property
     def replicas(self) -> int:
-        """Over how many replicas the samples of a step are split: the world size, unless the strategy has replicas of
-        several ranks.
-        """
+        """Replicas over which the samples of a step are split: one a rank, unless the strategy has larger ones."""
         return self._run.known(self._run.sizes.division.replicas)
 
     @property
@@ -78,7 +76,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where the model and the batches belong."""
+        """Device on which model and batches belong."""
         return self._run.group.device
 
     @property
@@ -93,7 +91,7 @@ class Job:
 
     @property
     def progress(self) -> Progress:
-        """How far training has come."""
+        """Progress of the training."""
         return self._run.progress
 
     @property
@@ -109,22 +107,23 @@ class Job:
 
     @property
     def base_steps(self) -> int:
-        """Steps of the base batch that the samples used so far make: the iteration that a formula of the script's own
-        for the learning rate is to be given (`lr = cosine(job.base_steps)`). At a fixed base batch, the steps.
+        """Steps of the base batch that the samples used so far make: at that batch, simply the steps.
+
+        A formula of the script's own for the learning rate takes it as the iteration (`lr = cosine(job.base_steps)`).
         """
         progress = self._run.progress
         return (progress.samples + progress.padding) // self._run.sizes.spec.base_batch
 
     @property
     def updates(self) -> bool:
-        """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
+        """True if the optimizer steps now: of several accumulation steps, only in the last one.
 
-        What must happen once a step, such as clipping gradients, belongs under `if job.updates:`.
+        Put things to do once a step, such as clipping gradients, under `if job.updates:`.
         """
         return self._run.loop.part.last
 
     def prepare(self, *things: Any) -> Any:
-        """What training takes, in any order, made elastic and given back in that order:
+        """Make the training's objects elastic, given in any order, and return them in that order:
 
             model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
 
@@ -134,8 +133,8 @@ class Job:
         into it: see `register`. Optimizers and schedulers may be made before, over the model as it was. Further
         schedulers, gradient scalers, averages, objects with a state, and a dict of plain values may be given, too.
 
-        It may be called again for what is not there yet: models and data at any time before training begins,
-        everything else with the optimizers, once. Synchronises all ranks.
+        It may be called again for further objects: models and data at any time before training begins, everything else
+        with the optimizers, once. Synchronises all ranks.
         """
         given = sorted_by_kind(things)
         found: dict[int, Any] = {id(one): self._prepared(one) for one in given.models}
@@ -163,7 +162,7 @@ class Job:
         return self.ddp(model) if trained else model.to(device)
 
     def _prepare_carried(self, given: Given) -> dict[int, Any]:
-        """What optimizers, schedulers and others come back as, by the id of what was given."""
+        """Return the elastic form of optimizers, schedulers and others, by the id of the given object."""
         device = self._run.group.device
         for one in given.optimizers:
             if one.state and device.type != "cpu":  # made before the model moved, as Adagrad's is
@@ -180,14 +179,14 @@ class Job:
         return {id(one): it for one, it in pairs}
 
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """The model in data parallel, its gradients averaged over samples rather than over ranks.
+        """Return the model in data parallel, its gradients averaged over samples rather than over ranks.
 
         So the script's loss stays the mean over its local batch though local batches may differ in size.
         `options` are those of torch's DistributedDataParallel; over MPI, `bucket_mb`. Synchronises all ranks: the
         parameters of rank 0 reach all. In training each step exchanges every gradient once, while backward goes on.
 
-        Call it once for each model; the gradient noise scale is measured on the first. What shall be trained at any
-        time must require gradients now, and can be frozen afterwards.
+        Call it once for each model; the gradient noise scale is measured on the first. Parameters that are trained at
+        any time must require gradients now, and can be frozen afterwards.
         """
         run = self._run
         strategy = run.settings.strategy
@@ -198,7 +197,7 @@ class Job:
         return wrapped
 
     def _averaging(self) -> Exchange:
-        """Of plain data parallel."""
+        """Return the exchange of plain data parallel."""
         run = self._run
         if isinstance(run.group, TorchGroup):
             return DdpExchange(run.group, self._noise)
@@ -209,9 +208,9 @@ class Job:
         return MpiExchange(run.group, self._noise)
 
     def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """The model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
+        """Return the model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
 
-        `modules` names what is sharded as a unit (a type, several, or a function of a module); other options are
+        `modules` names the modules that are units (a type, several, or a function of a module); other options are
         `fully_shard`'s. Synchronises all ranks. In training each pass gathers every unit's parameters twice and
         exchanges its gradients once.
         """
@@ -221,10 +220,10 @@ class Job:
         return self._wrap(FsdpExchange(self._run.group, self._noise), model, options)
 
     def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
-        """The model with a gradient exchange of another's: one that an installed package registers in the entry points
-        `ones_wrapper.exchanges`, or `package.module:Class`, a subclass of `ones_wrapper.gradients.exchange.Exchange`.
+        """Return the model with a gradient exchange of another package, a subclass of `gradients.exchange.Exchange`.
 
-        Raises ValueError where there is none of that name. `options` are those of its `wrap`.
+        `name` is its name in the entry points `ones_wrapper.exchanges`, or `package.module:Class`. Raises ValueError if
+        there is none of that name. `options` are those of its `wrap`.
         """
         self._check_averaged("exchange")
         made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._noise)
@@ -239,7 +238,7 @@ class Job:
 
     @property
     def _noise(self) -> NoiseScale | None:
-        """For the next exchange."""
+        """The noise scale that the next exchange is to measure."""
         return None if len(self._run.loop.exchanges) else self._run.loop.noise
 
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
@@ -257,10 +256,11 @@ class Job:
         return self._run.loop.exchanges.add(exchange, model, options)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it. A model that none
-        of them returned is returned as it is. A sharded model is the same object, and its parameters stay sharded.
-        Where a strategy's ranks train models of their own, what the job saves of them: in training a copy, for which
-        all ranks call this.
+        """Return the model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it.
+
+        Another model is returned as it is. A sharded model is the same object, and its parameters stay sharded. If a
+        strategy's ranks train models of their own, it is the model that the job saves. In training that is a copy, for
+        which all ranks call this.
         """
         return self._run.loop.exchanges.inside(model)
 
@@ -272,18 +272,17 @@ class Job:
         scheduler: Any = None,
         **others: Any,
     ) -> Any:
-        """Say once what training carries, load the newest good checkpoint into it, and return what to train with:
+        """Name the training's state once, load the newest good checkpoint into it, and return objects to train with:
 
             optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others).
+        Only the optimizer, or all that was given besides the model, in the order (optimizer, scheduler, others).
         Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances by as many
-        steps of the base batch as the samples are worth. Where a step may take several accumulation steps, optimizer
-        and gradient scaler come in wrappers that act in the last one (`accumulation.py`). What was given would not, and
-        raises an error where it is used instead. `others` are further objects
-        with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
-        tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
-        it, once to load it.
+        steps of the base batch as the samples are worth. If a step may take several accumulation steps, optimizer and
+        gradient scaler come in wrappers that act in the last one (`accumulation.py`). The given objects would not, and
+        raise an error if they are used instead. `others` are further objects with `state_dict` and `load_state_dict`,
+        such as a gradient scaler; their state is plain data: numbers, texts, tensors, and lists and dicts of them.
+        Synchronises all ranks, and reads each checkpoint twice: once to verify it, once to load it.
 
         Models, optimizers, schedulers and others may be dicts of several (`model={"g": G, "d": D}`), and come back as
         such. A dict of plain values among the others (`counters={"best": 0.0}`) is carried, too, and loaded in place;
@@ -294,7 +293,7 @@ class Job:
         return carried[0] if len(carried) == 1 else tuple(carried)
 
     def _carry(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> list[Any]:
-        """Load the newest good checkpoint; what to train with, of the optimizer and each of the others."""
+        """Load the newest good checkpoint; return the optimizer and each of the others to train with."""
         run = self._run
         if run.keeping.state is not None:
             raise RuntimeError("prepare, register: the optimizer was given; give all that training carries at once")
@@ -332,17 +331,17 @@ class Job:
         coreset: Coreset | None = None,
         **options: Any,
     ) -> Loader:
-        """The training data cut into the batch in force, each sample once an epoch.
+        """Return the training data cut into the batch in force, each sample once an epoch.
 
-        A map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`). `seed`
-        fixes the order of every epoch, and all random numbers: with `keyed` those that a sample draws while it is
-        fetched (augmentation) depend on seed, epoch and sample alone; all others (dropout) on seed, step and rank.
+        It is a map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`).
+        `seed` fixes the order of every epoch, and all random numbers. With `keyed` those that a sample draws as it is
+        fetched (augmentation) depend only on seed, epoch and sample. Others (dropout) depend on seed, step and rank.
         `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
         is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
         of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
 
         With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
-        the mean of weight times the sample's loss. It synchronises all ranks where samples are chosen, at the beginning
+        the mean of weight times the sample's loss. It synchronises all ranks when samples are chosen, at the beginning
         of an epoch.
         """
         if self._run.loop.feed is not None:
@@ -372,9 +371,11 @@ class Job:
         num_workers: int = 0,
         **options: Any,
     ) -> Evaluation:
-        """This rank's share of a dataset to evaluate on, in batches of at most `batch` (`max_local_batch`), without
-        padding or repeats; what the ranks find `mean` puts together. All ranks walk through it; where the model has
-        buffers, they take those of rank 0 at its beginning. The training's data and random numbers stay as they are.
+        """Return this rank's share of a dataset to evaluate on, without padding or repeats.
+
+        Its batches have at most `batch` samples (`max_local_batch`). `mean` puts the ranks' results together. All ranks
+        walk through it; at its beginning they take the model's buffers of rank 0. The training's data and random
+        numbers stay as they are.
         """
         feed = Feed(
             dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
@@ -382,9 +383,10 @@ class Job:
         return Evaluation(self._run, feed, batch or self._run.sizes.spec.max_local_batch)
 
     def any(self, bad: torch.Tensor | bool) -> bool:
-        """Whether any rank says so: to leave a step out on all of them, since a rank that skips its backward pass alone
-        leaves the others waiting: `if job.any(not loss.isfinite()): continue`. Synchronises all ranks, and waits for
-        the GPU.
+        """Return whether any rank's answer is yes: `if job.any(not loss.isfinite()): continue`.
+
+        So all ranks leave a step out: the others would wait for a rank that skips its backward pass by itself.
+        Synchronises all ranks, and waits for the GPU.
         """
         found, first = bool(self._run.group.maximum([int(bool(bad))])[0]), self._run.loop.first_steps
         if first is not None:
@@ -392,8 +394,10 @@ class Job:
         return found
 
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
-        """The mean over all ranks' samples, from each rank's sum over its own and their number, in double precision.
-        A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError where no rank had any.
+        """Return the mean over all ranks' samples, from each rank's sum over its own and their number.
+
+        In double precision. A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError if no rank
+        had any.
         """
         sums = self._run.group.total([float(total), float(count)])
         if not sums[1]:
@@ -401,9 +405,11 @@ class Job:
         return sums[0] / sums[1]
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """A text file that rank 0 writes at its end, and that other ranks write to in vain. A resume cuts it back to
-        what it held at the checkpoint, so that no line is there twice; where training begins from scratch it is empty.
-        Call it after `register`. Where rank 0 moves to another node, as in a job of blocks, `path` must be shared.
+        """Open a text file to whose end rank 0 writes; other ranks may write too, without effect.
+
+        A resume cuts the file back to its size at the checkpoint, so that no line is there twice. If training begins
+        from scratch it is empty. Call it after `register`. If rank 0 moves to another node, as in a job of blocks,
+        `path` must be shared.
         """
         if self._run.keeping.state is None:
             raise RuntimeError(
@@ -412,11 +418,12 @@ class Job:
         return self._run.keeping.files.open(path)
 
     def epochs(self) -> Iterator[int]:
-        """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
-        0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
+        """Yield the epochs still to train, from the one in which the checkpoint stopped; without end if init's is 0.
 
-        Each turn ends the epoch, at a step boundary: it is reported, with what `report` was given, and two small sums
-        synchronise the ranks. A block that joins waits here.
+        Synchronises all ranks at the first and, for the last checkpoint, after the last.
+
+        Each turn ends the epoch, at a step boundary: it is reported, with the values that `report` got, and two small
+        sums synchronise the ranks. A block that joins waits here.
 
         To leave it by `break` or `return` writes the last checkpoint, too, and a start after that goes on behind it,
         unless init's `epochs` is another by then. All ranks must leave it.
@@ -438,43 +445,47 @@ class Job:
         run.finish()
 
     def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """What the report on the present epoch says: its accuracy, and a loss in place of the mean of what `job.loss`
-        reported. Call it in the loop over epochs; what rank 0 said last counts. Synchronises nothing.
+        """Give the present epoch's report an accuracy, and a loss in place of the mean of those given to `job.loss`.
+
+        Call it in the loop over epochs; rank 0's last values count. Synchronises nothing.
         """
         found = {"accuracy": accuracy, "loss": loss}
         self._found |= {name: value for name, value in found.items() if value is not None}
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """End the epoch here, with what `report` would be given: in a loop that does not go by `epochs`, and before
-        what should not wait for the next turn. All ranks call it; it is a step boundary, and synchronises them.
+        """End the epoch here, with the values that `report` takes: in a loop that does not go by `epochs`.
+
+        It also serves before work that should not wait for the next turn. All ranks call it; it is a step boundary, and
+        synchronises them.
         """
         self.report(accuracy=accuracy, loss=loss)
         self._run.end_epoch(self._found.get("loss"), self._found.get("accuracy"))
         self._found = {}
 
     def probe(self, one_pass: Callable[[int], object]) -> int:
-        """The most samples of a pass that the devices hold, found by trying; at most init's `max_local_batch`.
+        """Return the most samples of a pass that the devices hold, found by trial; at most init's `max_local_batch`.
 
-        `one_pass(samples)` makes a forward and a backward pass of so many samples, on the model inside
+        `one_pass(samples)` makes a forward and a backward pass of that many samples, on the model inside
         (`job.unwrap(model)`); a strategy's own collectives may be part of it. Call it after `register` and before the
-        first epoch. What was found is kept in the job's directory and corrects the strategy's limits for the companion:
-        so later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
+        first epoch. The result is kept in the job's directory and corrects the strategy's limits for the companion: so
+        later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
         others it takes a few dozen passes.
 
-        What the first steps will make is held besides: the trained parameters once for the buckets of gradients, and
-        twice for moments of the optimizer, where no checkpoint brought them. An optimizer that keeps less leaves the
-        difference free; what one keeps beyond that, such as 1-bit LAMB's residual, is not counted.
+        Memory for the first steps is held besides: the trained parameters once for the buckets of gradients, and twice
+        for moments of the optimizer, if no checkpoint brought them. An optimizer that keeps less leaves the difference
+        free; further state, such as 1-bit LAMB's residual, is not counted.
 
-        Where ranks wait for each other in a pass (replicas of several ranks, `fsdp`), a pass that runs out of memory
-        is not caught: as in training it ends the ranks, `ones-run` starts them again, and half of it is taken.
+        If ranks wait for each other in a pass (replicas of several ranks, `fsdp`), a pass that runs out of memory is
+        not caught. As in training it ends the ranks, `ones-run` starts them again, and half of it is taken.
 
-        Raises MemoryError where not one sample fits.
+        Raises MemoryError if not one sample fits.
         """
         return self._run.probe(one_pass)
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
-        nothing. Where a strategy has each rank compute a part of it, that part.
+        """Report the loss of this local batch, its mean; with a strategy that has each rank compute a part, that part.
+
+        Costs no wait for the GPU, and synchronises nothing.
         """
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
@@ -483,7 +494,7 @@ class Job:
         run.records.meter.loss(loss, run.loop.part.counted)
 
     def checkpoint(self) -> bool:
-        """Write a checkpoint now; durable on return. False where it could not be written, which is logged.
+        """Write a checkpoint now; durable on return. False if it could not be written, which is logged.
 
         Synchronises all ranks and waits for the file system. Call it between steps, on all ranks: before a backward
         pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is

@@ -1,4 +1,4 @@
-"""What others add: found by the name that an installed package registers, or as `package.module:Name`."""
+"""Objects of other packages, found by the name that a package registers, or as `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def load(group: str, name: str, ours: Iterable[str]) -> Any:
-    """What an installed package registers as `name` in its entry points of `group`, or `package.module:Name` itself.
+    """Return the object that a package registers as `name` in its entry points of `group`, or `package.module:Name`.
 
-    Raises ValueError where there is none or it cannot be imported; the message names `ours` and the registered ones.
+    Raises ValueError if there is none or it cannot be imported; the message names `ours` and the registered ones.
     """
     from importlib.metadata import entry_points  # not at the top: `ones-run` and every rank import this module
 

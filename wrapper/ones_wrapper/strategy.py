@@ -1,4 +1,4 @@
-"""How a job trains, where that is not plain data parallel: a script chooses one strategy, at `init`.
+"""Strategies: ways to train other than plain data parallel. A script chooses one at `init`.
 
     job = ones.init(batch=64, ..., strategy=Ring(length=4096, causal=True))
 
@@ -23,75 +23,77 @@ if TYPE_CHECKING:
 
 
 class Strategy(ABC):
-    """One way to train. A replica is the ranks that share a local batch: consecutive ones, equally many in each.
+    """One way to train. A replica is the ranks that share a local batch: consecutive ones, as many in each.
 
     All ranks of a replica get the same samples from `job.loader` and `job.evaluate`. `job.ddp` sums gradients over all
-    ranks, each weighed with its replica's share of the step's samples: so the losses of a replica's ranks must be parts
-    that add up to the mean over its local batch, or the strategy brings an exchange of its own.
+    ranks, each weighed with its replica's share of the step's samples. So the losses of a replica's ranks must be parts
+    that add up to the mean over its local batch. Else the strategy brings an exchange of its own.
     """
 
     name: str
     """Short, for reasons and logs."""
 
     hot = False
-    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then. There
-    it must not wait for others: where one was lost, not all may come."""
+    """True if ranks may change while it trains: `bind` is then called again, with the new ranks. There it must not wait
+    for others: if one was lost, not all may come."""
 
     losses_add_up = False
-    """Whether the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""
+    """True if the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""
 
     same_numbers = False
-    """Whether the generators of a replica's ranks are seeded alike before each step."""
+    """True if the generators of a replica's ranks are seeded alike before each step."""
 
     measures_noise = True
-    """Whether the gradient noise scale can be measured where each rank is a replica."""
+    """True if the gradient noise scale can be measured when each rank is a replica."""
 
     local_rate = False
-    """Whether the learning rate belongs to a replica's local batch. Then `init(batch=...)` is one, too."""
+    """True if the learning rate belongs to a replica's local batch. Then `init(batch=...)` is one, too."""
 
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
-        """What it can do with up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks. Asked by `init`,
-        and again when training begins: then models are known (`wrapped`).
+        """Return the sizes that it can use of up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks.
 
-        `Limits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with what would fit,
-        for a strategy that can do nothing.
+        `init` calls it, and the run again when training begins: then models are known (`wrapped`).
+        `Limits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with sizes that would
+        fit, for a strategy that can use none.
         """
 
     def replicas(self, world: int) -> int:
-        """Over how many replicas the samples of a step are split. Raises ValueError for a world size that it cannot
-        use, with what would fit (`refuse`).
+        """Return the number of replicas over which the samples of a step are split.
+
+        Raises ValueError for a world size that it cannot use, with sizes that would fit (`refuse`).
         """
         return world
 
     def refuse(self, world: int, fitting: list[int]) -> ValueError:
-        """To be raised for a world size that it cannot use; `fitting` are some that it can, ascending."""
+        """Return the error to raise for a world size that it cannot use; `fitting` are some that it can, ascending."""
         return ValueError(refusal(self.name, world, fitting))
 
     def bind(self, group: Group) -> None:  # noqa: B027, since many need no process groups
-        """The ranks are known: make process groups. Collective; by `init`, before the model is made."""
+        """Make process groups: the ranks are known. Collective; `init` calls it before the model is made."""
 
     def batch_fixed(self) -> bool:
-        """Whether the global batch must not change now; asked at step boundaries. Not collective, and the same on all
-        ranks.
+        """Return whether the global batch must not change now. Called at step boundaries, with one answer on all ranks.
+
+        Not collective.
         """
         return False
 
     def limits_now(self, limits: Limits) -> Limits:
-        """`limits` as they are at this step boundary; the same object where nothing changed. Not collective."""
+        """Return `limits` as they are at this step boundary; the same object if nothing changed. Not collective."""
         fixed = self.batch_fixed()
         return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)
 
     def batch_in_force(self, batch: int) -> str:
-        """Steps of this global batch begin, as before or anew; what people should know, empty for nothing. Collective.
+        """Begin steps of this global batch, or go on with them; return a note for people, empty for none. Collective.
 
-        Raises RuntimeError where the script left out something that the strategy needs.
+        Raises RuntimeError if the script left out something that the strategy needs.
         """
         return ""
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
-        """The gradient exchange that `job.ddp` uses for a model; None: torch's DistributedDataParallel."""
+        """Return the gradient exchange that `job.ddp` uses for a model; None for torch's DistributedDataParallel."""
         return None
 
     def wrapped(self, model: torch.nn.Module) -> None:  # noqa: B027
-        """`job.ddp` returned this model. Not collective."""
+        """Note a model that `job.ddp` returned. Not collective."""

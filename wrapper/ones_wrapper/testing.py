@@ -76,12 +76,12 @@ def put(value: Any) -> None:
 
 
 def values() -> list[Put]:
-    """What the ranks of earlier starts put, by start and rank."""
+    """Return the values that the ranks of earlier starts put, by start and rank."""
     return list(_earlier)
 
 
 def die(ranks: int) -> NoReturn:
-    """End this rank as SIGKILL does, without a bye; the next start has so many ranks. All ranks call it."""
+    """End this rank as SIGKILL does, without a bye; the next start has `ranks` ranks. All ranks call it."""
     _this("die").die(ranks)
 
 
@@ -94,8 +94,9 @@ def _this(name: str) -> Rank:
 def elastic(
     ranks: int = 1, *, timeout_s: float = 60.0, most_starts: int = 32, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Decorates a test: its body runs in `ranks` processes, then in as many as it returned, until it returns
-    None. Further as `run`.
+    """Decorate a test: its body runs in `ranks` processes, then in as many as it returned, until it returns None.
+
+    Further arguments as in `run`.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -117,15 +118,15 @@ def run(
     most_starts: int = 32,
     env: Mapping[str, str] | None = None,
 ) -> list[Put]:
-    """Run `body` in `ranks` processes, then in as many as it returned, until it returns None; what they put.
+    """Run `body` in `ranks` processes, then in as many as it returned, until it returns None; return the values put.
 
-    `timeout_s` is for each start; `env` is added to the ranks' environment. Raises RankFailed where a rank
-    raises, vanishes or hangs, where ranks return different sizes, and after `most_starts` starts;
-    RuntimeError where this process cannot be forked (it uses a GPU, or has a process group).
+    `timeout_s` is for each start; `env` is added to the ranks' environment. Raises RankFailed if a rank raises,
+    vanishes or hangs, if ranks return different sizes, and after `most_starts` starts. Raises RuntimeError if this
+    process cannot be forked (it uses a GPU, or has a process group).
     """
     if torch.cuda.is_initialized() or dist.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("testing: this process uses a GPU or has a process group, which no fork survives")
-    # What each rank would import otherwise; torch.optim imports the second at its first use.
+    # Each rank would import them otherwise; torch.optim imports the second at its first use.
     for module in ("ones_wrapper.api", "torch._dynamo"):
         importlib.import_module(module)
     _earlier.clear()
@@ -146,7 +147,7 @@ def run(
 def _start(
     start: Start, number: int, body: Callable[[], int | None], timeout_s: float, env: Mapping[str, str]
 ) -> list[int | None]:
-    """What the ranks returned; what they put is kept."""
+    """Run one start; return the sizes that the ranks returned, and keep the values that they put."""
     try:
         start.fork(body, env)
         results = start.outcome(timeout_s)
@@ -158,7 +159,7 @@ def _start(
 
 _LOCAL = "127.0.0.1"
 GRACE_S = 2.0
-"""How long the other ranks may go on after one failed."""
+"""Time that the other ranks may go on after one failed."""
 
 _STACK_SIGNAL = signal.SIGRTMIN + 1
 _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
@@ -170,16 +171,16 @@ class RankFailed(AssertionError):
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank's process returns at its end."""
+    """The result of a rank's process."""
 
     wanted: int | None = None
     """World size of the next start."""
     put: tuple[Any, ...] = ()
     trace: str = ""
-    """Traceback of what it raised; empty where it did not fail."""
+    """Traceback of its error; empty if it did not fail."""
     raised: BaseException | None = None
     skipped: str = ""
-    """Why the body cannot run here."""
+    """Reason that the body cannot run here."""
 
 
 class Rank:
@@ -243,8 +244,8 @@ class Start:
             receiver, sender = Pipe(duplex=False)
             pid = os.fork()
             if pid == 0:
-                # What the test's process left to the collector may own threads, as groups do, which no fork has:
-                # collected here it would wait for them for ever.
+                # Objects that the test's process left to the collector may own threads, as groups do, which no fork
+                # has: collected here they would wait for them for ever.
                 gc.freeze()
                 code = 1
                 try:
@@ -267,7 +268,7 @@ class Start:
         listener.close()
 
     def _set_up(self, rank: int, env: Mapping[str, str]) -> None:
-        """In the rank's process: everything as after a start by the node launcher."""
+        """Set up the rank's process as after a start by the node launcher."""
         for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         place = {
@@ -297,12 +298,12 @@ class Start:
         stack.write(f"begun, process {os.getpid()}\n")
 
     def outcome(self, timeout_s: float) -> list[RankResult]:
-        """The results of the ranks, by rank. Raises RankFailed where one failed or the time is over."""
+        """Return the results of the ranks, by rank. Raises RankFailed if one failed or the time is over."""
         half, until = time.monotonic() + timeout_s / 2, time.monotonic() + timeout_s
         results: dict[int, RankResult] = {}
         failed: list[int] = []
         while len(results) < self._world and time.monotonic() < until:
-            if time.monotonic() > half:  # where they wait then too tells a hang from slowness
+            if time.monotonic() > half:  # two stacks tell a hang from slowness
                 half = until
                 for rank in self._pids:
                     self._ask_stack(rank, timeout_s / 2)
@@ -333,7 +334,7 @@ class Start:
         return f"rank {rank} of {self._world}, start {self._number}"
 
     def _receive(self, ranks: list[int]) -> dict[int, RankResult]:
-        """What came from these ranks within a moment."""
+        """Return the results that come from these ranks within a moment."""
         wait([self._pipes[rank] for rank in ranks], 0.05)
         found: dict[int, RankResult] = {}
         for rank in ranks:
@@ -357,7 +358,7 @@ class Start:
         return self._directory / f"stack-{rank}"
 
     def _ask_stack(self, rank: int, after_s: float) -> None:
-        """Have a rank write where it is; the signal would end one that has not begun."""
+        """Have a rank write its stack; the signal would end one that has not begun."""
         stack = self._stack(rank)
         begun = stack.exists() and "begun, " in stack.read_text()
         with stack.open("a") as file:

@@ -39,7 +39,7 @@ FUSION = "fusion.json"
 """Report of a job that may train others of its sweep within itself (`Fusion`)."""
 CHECKPOINTS = "checkpoints"
 RUN_URL = "run-url"
-"""Where a job's run is seen in W&B or MLflow."""
+"""File with the address of a job's run in W&B or MLflow."""
 MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
 
