@@ -43,11 +43,6 @@ ROOMS = [
 LATER = {
     "db/ones_db/decisions.py",
     "db/ones_db/plots.py",
-    "wrapper/ones_wrapper/data/feed.py",
-    "wrapper/ones_wrapper/gradients/exchange.py",
-    "wrapper/ones_wrapper/gradients/fsdp.py",
-    "wrapper/ones_wrapper/script/first_steps.py",
-    "wrapper/ones_wrapper/script/line.py",
     "slurm_ones/service/events.py",
     "slurm_ones/service/file_child.py",
     "db/ones_db/records.py",

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.decentlam.exchange import DecentLamExchange
+from ones_wrapper.strategies.decentlam.strategy import DecentLamExchange
 from ones_wrapper.strategies.decentlam.topologies import mixing
 from tests.wrapper.forked import Team
 from tests.wrapper.gradients.quadratics import (
     Array,
+    DmSgd,
     Point,
     fixed_point,
     minimise,
@@ -33,7 +34,7 @@ def trained(
 ) -> tuple[Array, Array]:
     """Where a rank is after some steps: parameters and momentum."""
     rank = group.rank
-    exchange = DecentLamExchange(group, topology="ring", momentum=MOMENTUM, corrected=corrected)
+    exchange = (DecentLamExchange if corrected else DmSgd)(group, topology="ring", momentum=MOMENTUM)
     model = Point(starts[rank], quadratic(hessians[rank], slopes[rank]))
     exchange.wrap(model)
     with torch.no_grad():

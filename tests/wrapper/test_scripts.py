@@ -401,7 +401,7 @@ def test_an_error_that_leaves_the_epochs_is_said(capfd: pytest.CaptureFixture[st
 
 def test_an_error_is_no_leaving() -> None:
     """Protects the other ranks from waiting for one that failed."""
-    from ones_wrapper.script.left import left_on_purpose
+    from ones_wrapper.script.line import left_on_purpose
 
     def numbers() -> Iterator[int]:
         try:
@@ -582,7 +582,7 @@ def forgets() -> None:
 def test_what_is_not_registered_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     """Protects schedules and averages that begin anew at each resize."""
     _, log = logged(forgets, capfd)
-    assert log.count("StepLR drives a registered optimizer") == log.count("AveragedModel is not registered") == 1
+    assert log.count("StepLR drives a registered optimizer") == log.count("AveragedModel has a state and is not") == 1
     assert log.count("Ema has a state and is not registered") == 1
     assert log.count("Shadow has a state and is not registered") == log.count("NoamLR drives a registered") == 1
     _, log = logged(lambda: remembers(), capfd)

@@ -25,7 +25,7 @@ from ones_wrapper.protocol.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
 from ones_wrapper.run.replicas import divide, in_force, look_at
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
 from ones_wrapper.strategies.fusion.strategy import Fused
-from ones_wrapper.strategies.lsgd.strategy import Lsgd
+from ones_wrapper.strategies.lsgd import Lsgd
 from ones_wrapper.strategies.onebit_lamb import OneBitLamb
 from ones_wrapper.strategies.optimus.strategy import Optimus2D
 from ones_wrapper.strategies.ring.strategy import Ring

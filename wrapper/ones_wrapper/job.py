@@ -33,7 +33,7 @@ from ones_wrapper.run.given import NOT_TOGETHER, PARALLEL, Given, named_by_type,
 from ones_wrapper.run.loop import Loader
 from ones_wrapper.run.run import Run
 from ones_wrapper.script.first_steps import averages
-from ones_wrapper.script.left import left_on_purpose
+from ones_wrapper.script.line import left_on_purpose
 from ones_wrapper.strategy import Strategy
 
 
@@ -303,7 +303,7 @@ class Job:
         extras = {
             name: mapped(thing, partial(schedules.wrap, known=name == "scheduler")) for name, thing in others.items()
         }
-        state = state_of(model, optimizer, extras, run.keeping.files, run.loop.selection)
+        state = state_of(model, optimizer, extras, {"files": run.keeping.files, "data": run.loop.selection})
         scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
         run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
         carried: list[Any] = [optimizer, *extras.values()]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, accumulation_steps, clamp_batch, permutation, split
+from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, clamp_batch, permutation, split, step_passes
 
 stretches = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(1, 20), st.integers(0, 6)), min_size=0, max_size=8
@@ -73,7 +73,7 @@ def test_passes_are_few_even_and_complete(cursor: int, total: int, world: int, m
     """Protects: every rank makes the same number of passes, none larger than fits, no more than needed; together they
     are its share; what is borrowed is a sample of the step.
     """
-    ranks = [list(accumulation_steps(split(cursor, total, world, rank), world, max_local)) for rank in range(world)]
+    ranks = [list(step_passes(cursor, total, Cut(total, world, rank, max_local))) for rank in range(world)]
     most = -(-total // world)
     assert {len(each) for each in ranks} == {-(-most // max_local)}
     assert {one.count for each in ranks for one in each} == {len(ranks[0])}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.devices import defaults
-from ones_wrapper.devices.defaults import DEFAULTS, hidden_cards, set_defaults
+from ones_wrapper.devices.defaults import hidden_cards, set_defaults
 from tests.cluster.paths import REPOSITORY
 
 ALWAYS = {
@@ -44,7 +44,7 @@ def test_what_ranks_have_unless_the_user_says_otherwise(
 
 
 def test_what_the_user_sets_stays() -> None:
-    own = dict.fromkeys(DEFAULTS, "the user's")
+    own = dict.fromkeys(defaults.defaults({}), "the user's")
     set_defaults(env := BLOCK | own)
     assert env == BLOCK | own
 
@@ -68,4 +68,4 @@ def test_cards_that_a_cgroup_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_table_names_all() -> None:
     text = (REPOSITORY / "docs" / "gpu.md").read_text()
-    assert [name for name in DEFAULTS if f"| `{name}` |" not in text] == []
+    assert [name for name in defaults.defaults({}) if f"| `{name}` |" not in text] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import torch
 
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.gradients.apart import ApartExchange
+from ones_wrapper.group.flat import flattened, unflatten
+from ones_wrapper.strategies.decentlam.strategy import DecentLamExchange
 
 Array = npt.NDArray[np.float64]
 
@@ -77,3 +80,19 @@ def minimise(
         path.append(model.x.detach().numpy().copy())
     hook.remove()
     return path
+
+
+class DmSgd(DecentLamExchange):
+    """DmSGD, to compare with: ranks step on their own gradients, and mix their parameters after it."""
+
+    def _correct(self, *given: Any) -> None:
+        """Leave gradients as they are."""
+
+    @torch.no_grad()
+    def _step_made(self) -> None:
+        for _, some in self._buckets():
+            mine = flattened(some)
+            mixed = self._own * mine
+            for weight, theirs in self._exchanged(mine):
+                mixed.add_(theirs, alpha=weight)
+            unflatten(mixed, some)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.data.feed import accumulation_steps, split
+from ones_wrapper.data.feed import Cut, step_passes
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.fsdp import FsdpExchange
@@ -293,7 +293,7 @@ def train_on_rank(
     for step, total in enumerate(totals):
         x = torch.randn(total, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         schedules.enter(1)
-        for part in accumulation_steps(split(0, total, group.world, group.rank), group.world, max_local):
+        for part in step_passes(0, total, Cut(total, group.world, group.rank, max_local)):
             with exchange.during(part), accumulation.during(part.index, part.count):
                 if order == "before":
                     optimizer.zero_grad()

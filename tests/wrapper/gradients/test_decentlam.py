@@ -9,10 +9,11 @@ import torch
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.group import Group
 from ones_wrapper.strategies.decentlam import topologies
-from ones_wrapper.strategies.decentlam.exchange import DecentLamExchange
+from ones_wrapper.strategies.decentlam.strategy import DecentLamExchange
 from tests.wrapper.forked import Team
 from tests.wrapper.gradients.quadratics import (
     Array,
+    DmSgd,
     Point,
     fixed_point,
     minimise,
@@ -49,7 +50,7 @@ def trained(
     group: Group, topology: str, hessians: Array, slopes: Array, rate: float, beta: float, steps: int, corrected: bool
 ) -> tuple[Array, Array, Array]:
     """Where a rank ends; what is published then, twice."""
-    exchange = DecentLamExchange(group, topology=topology, momentum=beta, corrected=corrected)
+    exchange = (DecentLamExchange if corrected else DmSgd)(group, topology=topology, momentum=beta)
     model = Point(np.zeros(slopes.shape[1]), quadratic(hessians[group.rank], slopes[group.rank]))
     exchange.wrap(model, bucket_cap_mb=1e-4)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=beta, weight_decay=0.0)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.data.feed import accumulation_steps, split
+from ones_wrapper.data.feed import Cut, step_passes
 from ones_wrapper.gradients.exchange import DdpExchange
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
@@ -42,10 +42,7 @@ def test_gradients_are_the_mean_over_all_samples(
 def test_with_the_passes_that_the_data_makes(teams: dict[int, Team], world: int, totals: list[int], most: int) -> None:
     """The same for steps that are cut into passes as an epoch's are."""
     steps = [
-        [
-            [one.samples for one in accumulation_steps(split(0, total, world, rank), world, most)]
-            for rank in range(world)
-        ]
+        [[one.samples for one in step_passes(0, total, Cut(total, world, rank, most))] for rank in range(world)]
         for total in totals
     ]
     expected = in_one_process(steps)

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from ones_wrapper.data.feed import accumulation_steps, split
+from ones_wrapper.data.feed import Cut, step_passes
 from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
@@ -94,9 +94,7 @@ def test_the_noise_scale_sees_each_pass_and_the_whole(
 ) -> None:
     """`local` gets the mean over a pass's samples, and all ranks' `whole_shard` together that over all samples."""
     world, cursor = int(np.prod(shape)), 0
-    sizes = [
-        [one.samples for one in accumulation_steps(split(0, total, world, rank), world, 2)] for rank in range(world)
-    ]
+    sizes = [[one.samples for one in step_passes(0, total, Cut(total, world, rank, 2))] for rank in range(world)]
     shown = teams[world].run(noise_of, sizes, shape)
     for own, (locals_, _) in zip(sizes, shown, strict=True):
         for index, samples in enumerate(own):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.lsgd.exchange import LsgdExchange, options_checked
+from ones_wrapper.strategies.lsgd import LsgdExchange, options_checked
 from tests.wrapper.forked import Team
 from tests.wrapper.gradients.quadratics import Array, Point, minimise, quadratic, regression
 from tests.wrapper.wire import sent_bytes

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from ones_wrapper.api import join
-from ones_wrapper.data import feed as data
-from ones_wrapper.data.feed import AccumulationStep, split
+from ones_wrapper.data.feed import AccumulationStep, Cut, step_passes
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 from tests.marks import nightly
@@ -53,7 +52,7 @@ class Odd(nn.Module):
 
 def accumulation_steps(total: int, most: int, group: Group) -> list[AccumulationStep]:
     """The passes of one step on one rank."""
-    return list(data.accumulation_steps(split(0, total, group.world, group.rank), group.world, most))
+    return list(step_passes(0, total, Cut(total, group.world, group.rank, most)))
 
 
 def batch(step: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:

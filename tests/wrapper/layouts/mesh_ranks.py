@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from ones_wrapper.checkpoint import Checkpoints, State
 from ones_wrapper.data.progress import Progress
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.optimus import loss as on_mesh
 from ones_wrapper.strategies.optimus import modules, summa
 from ones_wrapper.strategies.optimus.costs import MeshTransformer
 from ones_wrapper.strategies.optimus.exchange import MeshExchange
@@ -92,13 +91,13 @@ def training(group: Group, q: int, samples: int) -> dict[str, float]:
     each("start", lambda p: p)
     for step in range(2):
         text = texts(samples, step)
-        text[0, 3] = on_mesh.IGNORED if step else text[0, 3]
+        text[0, 3] = modules.IGNORED if step else text[0, 3]
         tokens, targets = text[:, :-1].clamp_min(0), text[:, 1:]
         logits, blocks = dense(tokens), ours(mesh.rows(tokens))
         note("logits", logits, mesh.whole(blocks))
         losses = [
             cross_entropy(logits.flatten(0, 1), targets.flatten()),
-            on_mesh.cross_entropy(blocks, mesh.rows(targets), mesh),
+            modules.cross_entropy(blocks, mesh.rows(targets), mesh),
         ]
         note("loss", *losses)
         for one, optimizer in zip(losses, optimizers, strict=True):
@@ -119,7 +118,7 @@ def tied(group: Group, q: int) -> float:
     logits = dense.token(text) @ dense.token.weight.t()
     cross_entropy(logits.flatten(0, 1), text.flatten()).backward()
     rows = mesh.rows(text)
-    on_mesh.cross_entropy(ours.token.logits(ours.token(rows)), rows, mesh).backward()
+    modules.cross_entropy(ours.token.logits(ours.token(rows)), rows, mesh).backward()
     assert dense.token.weight.grad is not None and ours.token.weight.grad is not None
     return apart(dense.token.weight.grad, ours.token.weight.grad)
 
@@ -133,7 +132,7 @@ def exchanged(group: Group, q: int, sizes: Sizes) -> float:
     assert exchange.wrap(ours, bucket_mb=0.01) is ours
     exchange.trying = True  # as in a probe
     rows = mesh.rows(texts(1, 0))
-    on_mesh.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
+    modules.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
     exchange.trying = False
     for turn in range(2):
         ours.zero_grad()
@@ -143,7 +142,7 @@ def exchanged(group: Group, q: int, sizes: Sizes) -> float:
         for part in passes_of(sizes, mesh.replica, 0):
             with exchange.during(part):
                 rows = mesh.rows(text[part.start : part.start + max(1, part.samples)])
-                on_mesh.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
+                modules.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
         worst = max(apart(one.grad, other.grad) for one, other in _pairs(dense, ours))
     return worst
 
@@ -184,7 +183,7 @@ def _state(mesh: Mesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Sta
 def _step(mesh: Mesh, ours: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     optimizer.zero_grad()
     rows = mesh.rows(texts(6, seed))
-    on_mesh.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
+    modules.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
     optimizer.step()
 
 
@@ -294,6 +293,6 @@ def largest_memory(group: Group, q: int, sizes: MeshTransformer, samples: int) -
             tracker.track_external(model, optimizer)
         with tracker if measured else nullcontext():
             optimizer.zero_grad()
-            on_mesh.cross_entropy(model(rows[:, :-1]), rows[:, 1:], mesh).backward()
+            modules.cross_entropy(model(rows[:, :-1]), rows[:, 1:], mesh).backward()
             optimizer.step()
     return float(tracker.get_tracker_snapshot("peak")[group.device]["Total"])

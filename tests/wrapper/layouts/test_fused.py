@@ -11,17 +11,15 @@ import torch
 
 from ones_wrapper.strategies.ring import sdpa_kernel as fused
 from ones_wrapper.strategies.ring import tile as block
-from ones_wrapper.strategies.ring.tile import Place
+from ones_wrapper.strategies.ring.tile import Above, Place
 
 SCALE = 0.5
 
 
-def dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and logsumexp as the kernels give them, differentiable by both."""
     hidden = place.hidden()
-    scores = q @ k.mT * scale
+    scores = q @ k.mT * place.scale
     scores = scores if hidden is None else scores.masked_fill(hidden, -1e30)
     total = scores.logsumexp(-1)
     nothing = total < -1e29
@@ -34,7 +32,7 @@ def cases() -> list[Place]:
     real[1, 5:] = False
     real[0, :2] = False  # causal: its first queries see nothing
     rows, columns = torch.arange(16), torch.arange(16)
-    return [Place(rows, columns, triangular, mask) for triangular, mask in product((False, True), (None, real))]
+    return [Place(rows, columns, SCALE, triangular, mask) for triangular, mask in product((False, True), (None, real))]
 
 
 def inputs() -> list[torch.Tensor]:
@@ -47,7 +45,7 @@ def inputs() -> list[torch.Tensor]:
 def test_forward_gives_the_same_pair() -> None:
     q, k, v, _ = inputs()
     for place in cases():
-        found, wanted = fused.forward(q, k, v, place, SCALE), block.forward(q, k, v, place, SCALE)
+        found, wanted = fused.forward(q, k, v, place), block.forward(q, k, v, place)
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -56,11 +54,11 @@ def test_backward_weighs_output_and_logsumexp_by_the_blocks_part(monkeypatch: py
     monkeypatch.setattr(fused, "_attend", dense)
     q, k, v, gradient = inputs()
     for place in cases():
-        output, total = block.forward(q, k, v, place, SCALE)
-        other, its_total = block.forward(q, v, k, place, SCALE)  # another block of the same softmax
+        output, total = block.forward(q, k, v, place)
+        other, its_total = block.forward(q, v, k, place)  # another block of the same softmax
         block.merge(output, total, other, its_total)
-        rest = (gradient, total, (gradient * output).sum(-1))
-        found, wanted = (kernel.backward(q, k, v, place, SCALE, *rest) for kernel in (fused, block))
+        above = Above(gradient, total, (gradient * output).sum(-1))
+        found, wanted = (kernel.backward(q, k, v, place, above) for kernel in (fused, block))
         for one, expected in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.group import Group
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
-from ones_wrapper.strategies.lsgd.strategy import Lsgd
+from ones_wrapper.strategies.lsgd import Lsgd
 from tests.wrapper.strategies.apart_script import EPOCHS, SAMPLES, data
 from tests.wrapper.strategies.rows import HERE, Row
 from tests.wrapper.wire import sent_bytes

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
-from ones_wrapper.strategies.lsgd.strategy import Lsgd
+from ones_wrapper.strategies.lsgd import Lsgd
 from tests.wrapper.strategies import script
 
 SAMPLES, EPOCHS, BATCH, SEED = 96, 60, 4, 3

@@ -12,13 +12,12 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.checkpoint.checkpoints import _Alone
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec, decode_spec
 from ones_wrapper.protocol.limits import Limits
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
 from ones_wrapper.strategies.decentlam.topologies import NAMES, degree, mixing, neighbours
-from ones_wrapper.strategies.lsgd.strategy import Lsgd
+from ones_wrapper.strategies.lsgd import Lsgd
 from tests.wrapper.runs import assert_exactly_once
 
 SAMPLES, EPOCHS = 26, 3
@@ -142,7 +141,7 @@ def test_wrong_uses_are_said() -> None:
         DecentLam(momentum=1.0)
     with pytest.raises(ValueError, match="multiple of local_period=3"):
         Lsgd(period=4, local_period=3)
-    group: Group = _Alone(torch.device("cpu"))
+    group = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=torch.device("cpu"))
     for strategy in (Lsgd(), DecentLam()):
         with pytest.raises(ValueError, match=f"{strategy.name}: .*leave out backend='mpi'"):
             strategy.exchange(group, None)

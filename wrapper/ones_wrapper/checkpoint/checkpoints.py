@@ -8,13 +8,13 @@ is kept until tensors come or go.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -32,8 +32,6 @@ from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files.checksums import Sum
 from ones_wrapper.group import Group, RankError, ThreadsError
 from ones_wrapper.process.log import log
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,8 @@ class Checkpoints:
 
         Raises `RankError`.
         """
-        alone = Checkpoints(
-            self._folder.job_dir, _Alone(self._group.device), self._job_id, self._folder.restart, holds=False
-        )
+        myself = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=self._group.device)
+        alone = Checkpoints(self._folder.job_dir, myself, self._job_id, self._folder.restart, holds=False)
         alone._folder.refuse = refuse
         return alone.save(state, progress).name
 
@@ -108,10 +105,7 @@ class Checkpoints:
         """
         started = time.monotonic()
         self._wait()
-        work = self._work(state, progress, started, copy=False)
-        size = self._write(self._group, work)
-        seconds = time.monotonic() - started
-        return Saved(work.name, size, seconds, seconds, work.progress)
+        return self._write(self._group, self._work(state, progress, started, copy=False))
 
     def begin(self, state: State, progress: Progress) -> None:
         """Copy all that is to be saved, and write it behind the training; `ended` returns how that went.
@@ -191,17 +185,14 @@ class Checkpoints:
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
         """Write, and keep how it ended; `stall` is None if training waits for it."""
         try:
-            size = self._write(group, work)
+            self._end = self._write(group, work, stall)
+        except RankError as error:
+            self._end = Failed(work.name, str(error))
         except Exception as error:
-            self._end = Failed(
-                work.name, f"{error}" if isinstance(error, RankError) else f"{type(error).__name__}: {error}"
-            )
-            return
-        seconds = time.monotonic() - work.started
-        self._end = Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
+            self._end = Failed(work.name, f"{type(error).__name__}: {error}")
 
-    def _write(self, group: Group, work: _Work) -> int:
-        """The files, the manifest, the rename; the checkpoint's bytes."""
+    def _write(self, group: Group, work: _Work, stall: float | None = None) -> Saved:
+        """The files, the manifest, the rename."""
         folder, mine = self._folder, tensor_file(group.rank)
         at = folder.temporary(work.name)
 
@@ -215,11 +206,13 @@ class Checkpoints:
 
         try:
             files = {name: Sum(*s) for one in group.everywhere(part) for name, s in one.items()}
-            return group.on_first(lambda: folder.complete(work.name, work.progress, files))
+            size = group.on_first(lambda: folder.complete(work.name, work.progress, files))
         except Exception:
             if group.rank == 0:
                 folder.discard(work.name)
             raise
+        seconds = time.monotonic() - work.started
+        return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
     def load(self, state: State) -> Loaded:
         """Load the newest checkpoint that is undamaged, into the objects of `state`.
@@ -275,31 +268,6 @@ class Checkpoints:
         """Plain tensors that were on rank 0's GPU go to this rank's."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
-
-
-class _Alone(Group):
-    """One rank that speaks to nobody."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(0, 1, 0, 1, 1, device)
-
-    def duplicate(self) -> Group:
-        return self
-
-    def maximum(self, values: Sequence[int]) -> list[int]:
-        return list(values)
-
-    def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        return lambda: list(values)
-
-    def total(self, values: Sequence[float]) -> list[float]:
-        return list(values)
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
-
-    def close(self, code: int = 0) -> None:
-        pass
 
 
 def _copied(value: Any) -> Any:

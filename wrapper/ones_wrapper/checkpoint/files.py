@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future as Hashing
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,15 @@ def tensor_file(rank: int) -> str:
     return f"tensors-{rank:05d}.safetensors"
 
 
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+@contextmanager
+def _created(path: Path) -> Iterator[int]:
+    """A new file's handle; the file is durable when this is left."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        yield handle
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
@@ -59,22 +67,17 @@ def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
 
-    handle = _create(path)
-    try:
-        with ThreadPoolExecutor(1, "ones-checksum") as hasher:
-            hashing: Hashing[None] | None = None
-            for pieces in _pieces(header, tensors):
-                before, hashing = hashing, hasher.submit(add, pieces)
-                written = _write(handle, pieces)
-                # The disk begins now and not at the fsync; nobody reads these pages soon. macOS takes no such advice.
-                if sys.platform != "darwin":
-                    os.posix_fadvise(handle, size, written, os.POSIX_FADV_DONTNEED)
-                size += written
-                if before is not None:  # no more than two blocks that are copies from a GPU are held
-                    before.result()
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with _created(path) as handle, ThreadPoolExecutor(1, "ones-checksum") as hasher:
+        hashing: Hashing[None] | None = None
+        for pieces in _pieces(header, tensors):
+            before, hashing = hashing, hasher.submit(add, pieces)
+            written = _write(handle, pieces)
+            # The disk begins now and not at the fsync; nobody reads these pages soon. macOS takes no such advice.
+            if sys.platform != "darwin":
+                os.posix_fadvise(handle, size, written, os.POSIX_FADV_DONTNEED)
+            size += written
+            if before is not None:  # no more than two blocks that are copies from a GPU are held
+                before.result()
     return Sum(size, crc)
 
 
@@ -111,22 +114,14 @@ class _Summing:
 
 def write_plain(path: Path, value: Any) -> Sum:
     """Make a file of plain data with `torch.save`, durable when this returns."""
-    handle = _create(path)
-    try:
+    with _created(path) as handle:
         file = _Summing(handle)
         torch.save(value, file)  # type: ignore[arg-type]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
     return Sum(file.size, file.crc)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Make a file of JSON, durable when this returns."""
     data = json.dumps(value, indent=1).encode()
-    handle = _create(path)
-    try:
+    with _created(path) as handle:
         _write(handle, [memoryview(data)])
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -38,10 +38,10 @@ def state_of(
     model: Any,
     optimizer: Any,
     others: Mapping[str, Any],
-    files: Stateful | None = None,
-    data: Stateful | None = None,
+    own: dict[str, Stateful],
 ) -> State:
-    """State that is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
+    """State that is carried, the job's `own` with it. Raises ValueError or TypeError, with what to write, for what
+    cannot be."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
     known = {id(parameter) for parameter in whole.parameters()}
@@ -62,7 +62,7 @@ def state_of(
     extras: dict[str, Stateful] = {}
     for name, other in others.items():
         extras |= _stateful(name, other)
-    return State(whole, optimizers, extras, files, data)
+    return State(whole, optimizers, extras, own)
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
@@ -113,15 +113,20 @@ def _of_things(given: Mapping[Any, Any]) -> bool:
 
 def _stateful(name: str, other: Any) -> dict[str, Stateful]:
     """An object with a state, a dict of several, or a dict of plain values."""
-    if not isinstance(other, dict):
-        if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
-            raise TypeError(
-                f"register: {name} is a {type(other).__name__}; give an object with state_dict and load_state_dict, or "
-                f"a dict of plain values: {name}={{'best': 0.0}}"
-            )
+    if isinstance(other, Stateful):
         return {name: other}
+    if not isinstance(other, dict):
+        raise TypeError(
+            f"register: {name} is a {type(other).__name__}; give an object with state_dict and load_state_dict, or a "
+            f"dict of plain values: {name}={{'best': 0.0}}"
+        )
     if _of_things(other):
-        return {f"{name}.{key}": one for key, thing in named(name, other).items() for one in _only(name, key, thing)}
+        for key, thing in named(name, other).items():
+            if not isinstance(thing, Stateful):
+                raise TypeError(
+                    f"register: {_called(name, key)} is a {type(thing).__name__} next to objects with state_dict"
+                )
+        return {f"{name}.{key}": thing for key, thing in other.items()}
     for key, value in other.items():
         try:
             pack({key: value}, name)
@@ -131,9 +136,3 @@ def _stateful(name: str, other: Any) -> dict[str, Stateful]:
                 "carried holds plain values: numbers, strings, tensors, NumPy arrays, and lists and dicts of these"
             ) from None
     return {name: PlainValues(other)}
-
-
-def _only(name: str, key: str, thing: Any) -> list[Stateful]:
-    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-        return [thing]
-    raise TypeError(f"register: {name}[{key!r}] is a {type(thing).__name__} next to objects with state_dict")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ones_wrapper.data.progress import Progress
 from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_state, stepping_without_closure
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """Anything else that training carries: schedulers, gradient scalers, moving averages."""
 
@@ -53,6 +54,10 @@ class PlainValues:
         self.values.update(state)
 
 
+OWN = ("files", "data")
+"""Names of the job's own state: the sizes of the script's files, and the choice of the data."""
+
+
 @dataclass(frozen=True)
 class State:
     """State that is saved besides the progress: registered once by the script."""
@@ -62,10 +67,8 @@ class State:
     optimizers: dict[str, torch.optim.Optimizer]
     """Optimizers by name; the name of a single one is empty."""
     extras: dict[str, Stateful]
-    files: Stateful | None = None
-    """The script's files: their sizes."""
-    data: Stateful | None = None
-    """Choice of the data."""
+    own: dict[str, Stateful] = field(default_factory=dict)
+    """State of the job's own, under names in `OWN`."""
 
 
 @dataclass(frozen=True)
@@ -251,10 +254,7 @@ def collect(state: State, *, template: bool = False) -> Content:
             "param_groups": pack(found["param_groups"], f"{path}.param_groups", sharded),
         }
     rest["extras"] = {key: pack(extra.state_dict(), key, sharded) for key, extra in state.extras.items()}
-    if state.files is not None:
-        rest["files"] = pack(state.files.state_dict(), "files")
-    if state.data is not None:
-        rest["data"] = pack(state.data.state_dict(), "data")
+    rest |= {name: pack(one.state_dict(), name) for name, one in state.own.items()}
     places = {buffer.data_ptr() for buffer in state.model.buffers() if not isinstance(buffer, DTensor)} - {0}
     first = frozenset(
         f"model.{key}"
@@ -318,7 +318,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
     """Parts that are no tensor of the optimizers, by their paths."""
-    return {key: value for key, value in rest.items() if key not in ("model", "extras", "files", "data")}
+    return {key: value for key, value in rest.items() if key not in ("model", "extras", *OWN)}
 
 
 def _shape(size: torch.Size) -> str:
@@ -352,7 +352,5 @@ def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]
             optimizer.state.clear()
     for key, extra in state.extras.items():
         extra.load_state_dict(unpack(rest["extras"][key], tensors))
-    if state.files is not None:
-        state.files.load_state_dict(unpack(rest.get("files", {}), {}))
-    if state.data is not None:
-        state.data.load_state_dict(unpack(rest.get("data", {}), {}))
+    for name, one in state.own.items():
+        one.load_state_dict(unpack(rest.get(name, {}), {}))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 SAMPLER = (
     "the training data comes through {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
@@ -26,23 +26,42 @@ def shuffles(sampler: Any) -> bool:
     raise ValueError(SAMPLER.format(sampler=type(sampler).__name__))
 
 
-def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a DataLoader that do not choose samples, for `Job.loader`."""
+class TakenOver(NamedTuple):
+    """Settings of a script's own DataLoader with which a job goes on."""
+
+    dataset: Any
+    batch: int
+    settings: dict[str, Any]
+    """Options of `Job.loader`."""
+
+
+def taken_over(loader: DataLoader[Any]) -> TakenOver:
+    """Take over a DataLoader, all but which samples make a batch. Raises ValueError if it cuts batches other than in
+    the dataset's or a random order."""
+    batches = own_batches(loader)
+    if type(batches) is not BatchSampler:
+        cut = type(batches).__name__ if batches is not None else "batch_size=None"
+        raise ValueError(SAMPLER.format(sampler=cut))
+    shuffle = not isinstance(loader.dataset, IterableDataset) and shuffles(batches.sampler)
     names = ["collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn"]
     if loader.num_workers:
         names += ["multiprocessing_context", "prefetch_factor", "persistent_workers"]
-    return {name: getattr(loader, name) for name in names}
+    options = {name: getattr(loader, name) for name in names}
+    settings = {"shuffle": shuffle, "drop_last": batches.drop_last, **options}
+    return TakenOver(loader.dataset, batches.batch_size, settings)
+
+
+def own_batches(loader: Any) -> Any:
+    """The sampler of a DataLoader's batches, as the script made it: Accelerate's is a share of it."""
+    batches = getattr(loader, "batch_sampler", None)
+    return getattr(batches, "batch_sampler", batches)
 
 
 def settings_of(loader: DataLoader[Any], batch: int) -> dict[str, Any]:
-    """All that `Job.loader` takes over of a DataLoader, besides its dataset. Raises ValueError if it cuts batches other
-    than into `batch` samples in the dataset's or a random order.
+    """Options of `Job.loader` for this DataLoader. Raises ValueError as `taken_over`, and for another batch than
+    `batch` samples.
     """
-    if loader.batch_size is None:
-        cut = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "batch_size=None"
-        raise ValueError(SAMPLER.format(sampler=cut))
-    if loader.batch_size != batch:
-        raise ValueError(BATCH.format(given=loader.batch_size, batch=batch))
-    stream = isinstance(loader.dataset, IterableDataset)
-    found = {"shuffle": not stream and shuffles(loader.sampler), "drop_last": loader.drop_last, **options_of(loader)}
-    return found if loader.generator is None else {"seed": loader.generator.initial_seed(), **found}
+    found = taken_over(loader)
+    if found.batch != batch:
+        raise ValueError(BATCH.format(given=found.batch, batch=batch))
+    return found.settings if loader.generator is None else {"seed": loader.generator.initial_seed(), **found.settings}

@@ -11,7 +11,7 @@ ranks, which all get the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,11 +32,11 @@ PLANNED = 32
 
 
 class Share(NamedTuple):
-    """What one replica does in one step. Positions count within the epoch's permutation."""
+    """One replica's part of one step. Positions count within the epoch's permutation."""
 
     start: int
     stop: int
-    """The replica's positions are start … stop - 1; none where they are equal."""
+    """The replica's positions are start … stop - 1; none if they are equal."""
     total: int
     """Samples of the step over all replicas."""
 
@@ -46,7 +46,7 @@ class Share(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What batches say that they hold: of a pass, of all of the replica's, and of all replicas' in the step."""
+    """Numbers that batches say they hold: of a pass, of all of the replica's, and of all replicas' in the step."""
 
     of_pass: int
     of_share: int
@@ -70,29 +70,29 @@ class AccumulationStep:
     largest: int
     """Most samples of any pass of this step on any rank, 1 or more."""
     borrows: int = 1
-    """How often a pass without samples takes the one that it borrows."""
+    """Times that a pass without samples takes the one that it borrows."""
     tokens: Tokens | None = None
-    """What the step holds, where means are over that."""
+    """Tokens of the step, if means are over these."""
 
     @property
     def weight(self) -> float:
-        """What the pass counts in the mean over the step's `share.total` samples; 0 for nothing."""
+        """Weight of the pass in the mean over the step's `share.total` samples; 0 for nothing."""
         return self.samples if self.tokens is None else self.tokens.of_pass * self.share.total / self.tokens.total
 
     @property
     def share_weight(self) -> float:
-        """What the replica's passes count in it together."""
+        """Weight of the replica's passes together in it."""
         its = self.tokens
         return self.share.samples if its is None else its.of_share * self.share.total / its.total
 
     @property
     def counted(self) -> int:
-        """What the mean of losses over several steps counts it."""
+        """Weight of the pass in a mean of losses over several steps."""
         return self.samples if self.tokens is None else self.tokens.of_pass
 
     @property
     def last(self) -> bool:
-        """Whether the step ends with this pass."""
+        """True if the step ends with this pass."""
         return self.index == self.count - 1
 
 
@@ -144,7 +144,7 @@ def clamp_batch(
     max_accumulation_steps: int = 1,
     multiple_of: int = 1,
 ) -> int:
-    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in so many passes, and a
+    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in those passes, and a
     multiple of `multiple_of` where one fits."""
     most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * replicas))
     if most < multiple_of:
@@ -166,40 +166,9 @@ def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
     return max(split(0, total, parts, part, unit, least).samples for part in {0, parts - 1})
 
 
-def accumulation_steps(
-    share: Share,
-    replicas: int,
-    max_local: int,
-    unit: int = 1,
-    largest_share: int | None = None,
-    least: int = 1,
-) -> Iterator[AccumulationStep]:
-    """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass where shares are
-    even, and as equal as can be in multiples of `unit`. `largest_share` is the largest share of any; by default shares
-    are even.
-
-    A pass without samples borrows the sample before: the step's last or the replica's own last, so one that
-    every rank can fetch.
-    """
-    count = accumulation_count(share.total, replicas, max_local, unit, least)
-    largest = _largest(largest_share or _largest(share.total, replicas, unit, least), count, unit)
-    if count == 1:
-        start = share.start if share.samples else share.start - 1
-        yield AccumulationStep(share, start, share.samples, 0, 1, largest, least)
-        return
-    for index in range(count):
-        part = split(share.start, share.samples, count, index, unit, least)
-        start = part.start if part.samples else part.start - 1
-        yield AccumulationStep(share, start, part.samples, index, count, largest, least)
-
-
-Pass: TypeAlias = tuple[AccumulationStep, Any]
-"""An accumulation step, and the samples that this rank fetched for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """By what the samples of steps are cut for one replica."""
+    """Numbers by which the samples of steps are cut for one replica."""
 
     batch: int
     """Samples of a step over all replicas, but of an epoch's last."""
@@ -218,21 +187,40 @@ class Cut:
     """All steps are multiples of this: what an epoch has beyond is left out."""
 
 
+def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
+    """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass where shares are
+    even, and as equal as can be in multiples of `unit`. `largest_share` is the largest share of any; by default shares
+    are even.
+
+    A pass without samples borrows the sample before: the step's last or the replica's own last, so one that
+    every rank can fetch.
+    """
+    count = accumulation_count(share.total, cut.replicas, cut.max_local, cut.unit, cut.least)
+    largest = _largest(largest_share or _largest(share.total, cut.replicas, cut.unit, cut.least), count, cut.unit)
+    for index in range(count):
+        part = split(share.start, share.samples, count, index, cut.unit, cut.least)
+        start = part.start if part.samples else part.start - 1
+        yield AccumulationStep(share, start, part.samples, index, count, largest, cut.least)
+
+
+Pass: TypeAlias = tuple[AccumulationStep, Any]
+"""An accumulation step, and the samples that this rank fetched for it."""
+
+
 def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]:
     """The replica's passes of the step of `total` samples from `cursor` on."""
-    replicas, replica, max_local, unit = cut.replicas, cut.replica, cut.max_local, cut.unit
-    least = cut.least
-    counts = () if cut.uneven is None else cut.uneven.samples(total, accumulation_count(total, replicas, max_local))
-    if min(counts, default=0) < least:
-        share = split(cursor, total, replicas, replica, unit, least)
-        return accumulation_steps(share, replicas, max_local, unit, least=least)
-    start = cursor + sum(counts[:replica])
-    share = Share(start, start + counts[replica], total)
-    return accumulation_steps(share, replicas, max_local, largest_share=max(counts))
+    counts: tuple[int, ...] = ()
+    if cut.uneven is not None:
+        counts = cut.uneven.samples(total, accumulation_count(total, cut.replicas, cut.max_local))
+    if min(counts, default=0) < cut.least:
+        return accumulation_steps(split(cursor, total, cut.replicas, cut.replica, cut.unit, cut.least), cut)
+    start = cursor + sum(counts[: cut.replica])
+    share = Share(start, start + counts[cut.replica], total)
+    return accumulation_steps(share, replace(cut, unit=1, least=1), max(counts))
 
 
 def step_size(left: int, cut: Cut) -> int:
-    """Samples of the step that begins where the epoch has so many left; 0 for none."""
+    """Samples of the step that begins where the epoch has `left` samples left; 0 for none."""
     total = min(cut.batch, left)
     total -= total % cut.whole
     if left - total == 1 < cut.least and total > cut.least and cut.whole == 1:
@@ -286,9 +274,9 @@ class Feed:
         self._fingerprint: str | None = None
         self._given = dataset, {"num_workers": num_workers, **options}
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
-        # Its own generator: the script's random numbers must not depend on how often data was set up anew.
+        # Its own generator: the script's random numbers must not depend on how often data was set up.
         self._generator = torch.Generator()
-        # Workers outlive a change of batch or ranks, which would cost seconds of forks and of data fetched ahead; an
+        # Workers outlive a change of batch or ranks, which would cost seconds of forks and of data fetched ahead. An
         # epoch has its own, as the script knows it, unless it asks for those that persist.
         self._renews = bool(num_workers) and not options.get("persistent_workers")
         self._walked: int | None = None
@@ -305,7 +293,7 @@ class Feed:
         )
 
     def fingerprint(self) -> str:
-        """That of the dataset, of which some samples are read the first time."""
+        """Fingerprint of the dataset, some of whose samples are read the first time."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._given[0], self._held, self._given[1])
         return self._fingerprint
@@ -325,8 +313,8 @@ class Feed:
         A replica without samples in a pass gets one that its gradient does not count, so that it takes part in
         the exchange. Workers fetch ahead; what they fetched is not used until a step used it.
 
-        Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
-        before each step's first pass, and those before it are left as they come.
+        Global generators are as they were after each fetch, which costs 0.1 ms. With `seeded`, whoever asks seeds them
+        before each step's first pass, so they are left as they come before it.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
@@ -337,26 +325,25 @@ class Feed:
         return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
-        """A replica's part of the whole dataset, in as few passes of at most so many samples as the largest part
+        """A replica's part of the whole dataset, in as few passes of at most `most` samples as the largest part
         takes."""
-        parts = accumulation_steps(split(0, self.samples, replicas, replica, unit), replicas, most, unit)
+        cut = Cut(self.samples, replicas, replica, most, unit)
+        parts = accumulation_steps(split(0, self.samples, replicas, replica, unit), cut)
         return [part for part in parts if part.samples]
 
     def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:
         """The local batches of these parts of epoch 0."""
         order = self.order(0)
-        self._generator.manual_seed(self._seed)
-        self._requests.to_come = (_Request(0, fetched_indices(order, part)) for part in parts)
-        return self._fetched(None)
+        return self.fetch_samples(0, (fetched_indices(order, part) for part in parts))
 
-    def fetch_samples(self, epoch: int, requests: list[list[int]]) -> Iterator[Any]:
+    def fetch_samples(self, epoch: int, requests: Iterable[list[int]]) -> Iterator[Any]:
         """These samples of the dataset, a batch each, with the random numbers that they draw in this epoch."""
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(epoch, indices) for indices in requests)
         return self._fetched(None)
 
     def _fetched(self, epoch: int | None) -> Iterator[Any]:
-        """What is requested, by the workers of an epoch, or by some of its own."""
+        """The requested batches, fetched by the workers of an epoch, or by new ones."""
         if self._renews and (epoch is None or epoch != self._walked):
             self._loader._iterator = None
         self._walked = epoch
@@ -398,12 +385,12 @@ def identity(collated: Any) -> Any:
 
 
 class _Request(NamedTuple):
-    """What one fetch shall bring."""
+    """The samples that one fetch shall bring."""
 
     epoch: int
     indices: list[int]
     keep: bool = True
-    """Whether the global generators must be as before."""
+    """True if the global generators must be as before."""
 
 
 class _Requests:

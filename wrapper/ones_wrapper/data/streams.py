@@ -154,11 +154,13 @@ def can_skip(dataset: Any) -> bool:
 
 def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
     """The samples of an epoch from number `start` on."""
-    _set_epoch(dataset, epoch)
+    renews = callable(getattr(dataset, "set_epoch", None))
+    if renews:
+        dataset.set_epoch(epoch)
     if callable(getattr(dataset, "from_position", None)):
         found: Iterator[Any] = iter(dataset.from_position(epoch, start))
         return found
-    if callable(getattr(dataset, "set_epoch", None)):
+    if renews:
         # Hugging Face's skip() returns a stream that keeps its shards in epoch 0's order (datasets 5.2), so other
         # samples than the first ones would be left out: walk there. At once, before any sample's numbers are drawn.
         samples: Iterator[Any] = iter(dataset)
@@ -168,42 +170,26 @@ def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
     return rest
 
 
-def _set_epoch(dataset: Any, epoch: int) -> None:
-    if callable(getattr(dataset, "set_epoch", None)):
-        dataset.set_epoch(epoch)
-
-
 def make_feed(
     dataset: Any,
     *,
     shuffle: bool,
-    seed: int,
-    keyed: bool = True,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    num_workers: int = 0,
-    options: dict[str, Any] | None = None,
     whole: int = 1,
     chosen: tuple[Coreset, Selection] | None = None,
+    **how: Any,
 ) -> Feed | StreamFeed:
     """The feed that suits a dataset: by items if it has a length and items, else as a stream.
 
     A stream comes in its own order: `shuffle` is for datasets with items, and so is `whole` above 1, for which a stream
-    raises ValueError. So is a coreset, `chosen` with the state in which its samples are kept.
+    raises ValueError. So is a coreset, `chosen` with the state in which its samples are kept. `how` are the options of
+    either feed.
     """
     by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if by_items and not isinstance(dataset, IterableDataset):
-        of_items: dict[str, Any] = {
-            "shuffle": shuffle,
-            "seed": seed,
-            "keyed": keyed,
-            "collate_fn": collate_fn,
-            "num_workers": num_workers,
-            "options": options,
-            "whole": whole,
-        }
-        return CoresetFeed(dataset, *chosen, **of_items) if chosen is not None else Feed(dataset, **of_items)
+        how |= {"shuffle": shuffle, "whole": whole}
+        return CoresetFeed(dataset, *chosen, **how) if chosen is not None else Feed(dataset, **how)
     if chosen is not None:
         raise ValueError("loader: a coreset is chosen from a dataset with length and items, and this is a stream")
     if whole > 1:
         raise ValueError("loader: drop_last is for datasets with length and items; where a stream ends shows too late")
-    return StreamFeed(dataset, seed=seed, keyed=keyed, collate_fn=collate_fn, num_workers=num_workers, options=options)
+    return StreamFeed(dataset, **how)

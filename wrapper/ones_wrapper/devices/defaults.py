@@ -4,21 +4,13 @@ import."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 Env = Mapping[str, str]
 
 CARDS = Path("/dev/nvidia[0-9]*")
 """Device files of GPUs."""
-
-
-def _always(value: str) -> Callable[[Env], str | None]:
-    return lambda env: value
-
-
-def _in_blocks(value: str) -> Callable[[Env], str | None]:
-    return lambda env: value if env.get("ONES_BLOCKS") == "1" else None
 
 
 def _host_of_block(env: Env) -> str | None:
@@ -43,28 +35,27 @@ def _opens(path: Path) -> bool:
     return True
 
 
-def _interface(env: Env) -> str | None:
-    return env.get("ONES_SOCKET_IFNAME") or None
-
-
-DEFAULTS: dict[str, Callable[[Env], str | None]] = {
-    "OMP_NUM_THREADS": _always("1"),
-    "GLOO_ENABLE_STORE_V2_API": _always("1"),
-    "RES_OPTIONS": _always("timeout:1"),
-    "PYTORCH_NVML_BASED_CUDA_CHECK": _always("1"),
-    "CUDA_DEVICE_ORDER": _always("PCI_BUS_ID"),
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": _always("0"),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _in_blocks("0"),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": _in_blocks("0"),
-    "NCCL_HOSTID": _host_of_block,
-    "GLOO_SOCKET_IFNAME": _interface,
-    "NCCL_SOCKET_IFNAME": _interface,
-}
-"""Value of each variable in this process, or None for no default; docs/gpu.md says why each is set."""
+def defaults(env: Env) -> dict[str, str | None]:
+    """Value of each variable in this process, or None for no default; docs/gpu.md says why each is set."""
+    in_blocks = "0" if env.get("ONES_BLOCKS") == "1" else None
+    interface = env.get("ONES_SOCKET_IFNAME") or None
+    return {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_ENABLE_STORE_V2_API": "1",
+        "RES_OPTIONS": "timeout:1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": in_blocks,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": in_blocks,
+        "NCCL_HOSTID": _host_of_block(env),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+    }
 
 
 def set_defaults(env: MutableMapping[str, str]) -> None:
     """Set what the user left open."""
-    for name, value_in in DEFAULTS.items():
-        if name not in env and (value := value_in(env)) is not None:
-            env[name] = value
+    for name, value in defaults(env).items():
+        if value is not None:
+            env.setdefault(name, value)

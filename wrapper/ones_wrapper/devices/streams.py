@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,16 +44,16 @@ class Marks:
 
     def __init__(self, device: torch.device, mark: Callable[[torch.device], Any] = record) -> None:
         self._device, self._mark = device, mark
-        self._last: deque[Any] = deque(maxlen=1)
+        self._last: Any = None
 
     def step(self) -> None:
         """The script enqueued a whole step."""
-        self._last.append(self._mark(self._device))
+        self._last = self._mark(self._device)
 
     def done(self, within_s: float = DONE_S) -> bool:
         """The device has finished the newest step, or does so in time."""
-        until = time.monotonic() + within_s
-        while any(event is not None and not event.query() for event in self._last):
+        event, until = self._last, time.monotonic() + within_s
+        while event is not None and not event.query():
             if time.monotonic() > until:
                 return False
             time.sleep(_POLL_S)

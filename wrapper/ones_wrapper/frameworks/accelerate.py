@@ -23,11 +23,11 @@ import accelerate
 import torch
 from accelerate.utils import send_to_device
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ones_wrapper.api import Job
-from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
-from ones_wrapper.frameworks.steps import join
+from ones_wrapper.data.dataloader import taken_over
+from ones_wrapper.frameworks.steps import check_ranks, join, pass_over
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.run.loop import Loader
@@ -37,12 +37,6 @@ TOGETHER = (
     "accelerator.prepare: an elastic job prepares its model, its optimizer and its training DataLoader in one call, "
     "the training DataLoader first among several. This one has {models} model(s), {optimizers} optimizer(s) and "
     "{loaders} DataLoader(s)"
-)
-RANKS = "Accelerate found {theirs} process(es) and ones-run started {ours}: on CPUs say Accelerator(cpu=True)"
-CONTINUE = (
-    "load_state({given!r}): this job has no checkpoint of its own yet, and Accelerate's does not say which samples "
-    "were used. Load its weights into the model before accelerator.prepare, or start the job with "
-    "`ones-run --resume-from`"
 )
 PROCESSES = (
     "accelerator.num_processes was asked for before accelerator.prepare{line}: schedules are in steps of what one "
@@ -107,11 +101,9 @@ class Accelerator(accelerate.Accelerator):
         if self._job is None:
             super().load_state(input_dir, *args, **kwargs)
             return
-        step, own = self._job.progress.step, Path(input_dir or ".") / OWN
-        if not step and not (own.is_file() and own.read_text() == self._job.run_id):
-            raise ValueError(CONTINUE.format(given=input_dir))
-        if self.is_main_process:
-            log(f"load_state is not read: the job goes on from its own checkpoint, step {step}")
+        own, how = Path(input_dir or ".") / OWN, " into the model before accelerator.prepare"
+        known = own.is_file() and own.read_text() == self._job.run_id
+        pass_over(self._job, "Accelerate", "load_state", f"load_state({input_dir!r})", how, known)
 
     @property
     def job(self) -> Job:
@@ -138,14 +130,10 @@ class Accelerator(accelerate.Accelerator):
 
     def _join(self, model: Any, optimizer: Any, loader: DataLoader[Any], schedulers: list[Any]) -> dict[int, Any]:
         """Become a rank of the job; what to use instead of each thing, by its id."""
-        stream = isinstance(loader.dataset, IterableDataset)
-        if not stream and type(loader.batch_sampler) is not BatchSampler:
-            raise ValueError(SAMPLER.format(sampler=type(loader.batch_sampler).__name__))
-        shuffle = not stream and shuffles(loader.sampler)
-        self._job = job = join("Accelerate", loader.batch_size or 1, self._accumulation, self._elastic)
-        if self.num_processes != job.world:
-            raise RuntimeError(RANKS.format(theirs=self.num_processes, ours=job.world))
-        data = job.loader(loader.dataset, shuffle=shuffle, drop_last=loader.drop_last, **options_of(loader))
+        given = taken_over(loader)
+        self._job = job = join("Accelerate", given.batch, self._accumulation, self._elastic)
+        check_ranks(job, "Accelerate", self.num_processes, "Accelerator(cpu=True)")
+        data = job.loader(given.dataset, **given.settings)
         # Mixed precision and torch.compile, but no DDP of Accelerate's own.
         inner = self.prepare_model(model, evaluation_mode=True)
         wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))

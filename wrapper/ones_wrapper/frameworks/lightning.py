@@ -27,13 +27,13 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ones_wrapper.api import Job
-from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
+from ones_wrapper.data.dataloader import taken_over
 from ones_wrapper.data.feed import AccumulationStep, Pass
 from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
-from ones_wrapper.frameworks.steps import Plain, Steps, join, meet
+from ones_wrapper.frameworks.steps import Plain, Steps, join, meet, pass_over
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
 from ones_wrapper.process.hooks import FLAGS
@@ -61,11 +61,6 @@ DEVICE = "the Trainer chose {theirs} and ones-run's ranks have {ours}: leave out
 WORLD = (
     "world_size was asked for before training begins{line}: the DataLoader's batch_size is for one GPU, at any "
     "number of them, so do not divide it; a batch for all GPUs together is ElasticStrategy(batch=N)"
-)
-CONTINUE = (
-    "ckpt_path={given!r}: this job has no checkpoint of its own yet, and Lightning's does not say which samples "
-    "were used. Load its weights (`load_from_checkpoint`) and leave out ckpt_path, or start the job with "
-    "`ones-run --resume-from`"
 )
 
 
@@ -206,16 +201,13 @@ class ElasticStrategy(ParallelStrategy):
         if not isinstance(given, DataLoader) or isinstance(given.dataset, IterableDataset) or not given.batch_size:
             kinds = [type(getattr(one, "dataset", one)).__name__ for one in self._given]
             raise ValueError(DATA.format(found=", ".join(kinds) or "missing"))
-        if type(given.batch_sampler) is not BatchSampler:
-            raise ValueError(SAMPLER.format(sampler=type(given.batch_sampler).__name__))
-        shuffle = shuffles(given.sampler)
+        its = taken_over(given)
         epochs = trainer.max_epochs if trainer.max_steps == -1 and (trainer.max_epochs or 0) > 0 else 0
         elastic = {"epochs": epochs, **self._elastic}
-        self._job = job = join("Lightning", given.batch_size, trainer.accumulate_grad_batches, elastic)
+        self._job = job = join("Lightning", its.batch, trainer.accumulate_grad_batches, elastic)
         trainer.accumulate_grad_batches = 1  # a batch of ours is a whole step
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0))  # what `seed_everything` was given
-        options = {"drop_last": given.drop_last, **options_of(given)}
-        self._loader = job.loader(given.dataset, shuffle=shuffle, seed=seed, **options)
+        self._loader = job.loader(its.dataset, seed=seed, **its.settings)
         self._steps = Steps(job, self._loader)
         trainer.fit_loop.max_batches = len(self._loader)  # for `estimated_stepping_batches`
 
@@ -248,10 +240,9 @@ class ElasticStrategy(ParallelStrategy):
         if scaler is not None:
             precision.scaler = found[-1]
         if self._checkpoint is not None:
-            if not job.progress.step and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
-                raise ValueError(CONTINUE.format(given=self._checkpoint))
-            if job.rank == 0:
-                log(f"ckpt_path is not read: the job goes on from its own checkpoint, step {job.progress.step}")
+            known = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+            given = f"ckpt_path={self._checkpoint!r}"
+            pass_over(job, "Lightning", "ckpt_path", given, " (`load_from_checkpoint`)", known)
         assert self._loader is not None and self._steps is not None
         boundaries = Boundaries(job, self._loader, self._steps, trainer, carried, self._ask)
         self._boundaries = boundaries

@@ -88,8 +88,6 @@ class Boundaries(Callback):
         self._base = job._run.sizes.spec.base_batch
         self._max_steps = trainer.max_steps
         """Limit in steps of the base batch, or -1."""
-        self._within = False
-        """True if an epoch was begun that has not ended."""
 
     def restore(self) -> None:
         """Lightning goes on in the epoch that the checkpoint stopped in, or finds that nothing is left to do."""
@@ -136,9 +134,7 @@ class Boundaries(Callback):
         FLAGS.install(keep=False)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._within:
-            self._steps.end_epoch()
-        self._within = True
+        self._steps.begin_epoch()
         self._ask()
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:

@@ -19,6 +19,11 @@ from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 from ones_wrapper.run.loop import Loader
 
+RANKS = "{framework} found {theirs} process(es) and ones-run started {ours}: on CPUs say {on_cpus}"
+CONTINUE = (
+    "{given}: this job has no checkpoint of its own yet, and {framework}'s does not say which samples were used. Load "
+    "its weights{how}, and leave this out, or start the job with `ones-run --resume-from`"
+)
 STRATEGY = (
     "{framework} trains in plain data parallel, and {strategy} is another strategy: use a training loop of your own, "
     "with ones.init(strategy=...), or leave the strategy out"
@@ -53,6 +58,23 @@ def meet(backend: str | None) -> Group:
     return entered.group
 
 
+def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
+    """Raises RuntimeError if the framework counts other ranks than the job."""
+    if theirs != job.world:
+        raise RuntimeError(RANKS.format(framework=framework, theirs=theirs, ours=job.world, on_cpus=on_cpus))
+
+
+def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
+    """Log that a framework's own checkpoint is not read, since the job has a newer one. Raises ValueError before it
+    has, unless its own is `known` to be of this job: `given` is what the script wrote, `how` how weights are loaded.
+    """
+    step = job.progress.step
+    if not step and not known:
+        raise ValueError(CONTINUE.format(framework=framework, given=given, how=how))
+    if job.rank == 0:
+        log(f"{what} is not read: the job goes on from its own checkpoint, step {step}")
+
+
 class Plain:
     """A scheduler that is stepped once an epoch or by evaluations, and so keeps its own steps."""
 
@@ -75,6 +97,8 @@ class Steps:
         self._loader = loader
         self._data: Iterator[Pass] | None = None
         """Data of the present epoch, at the batch in force."""
+        self._within = False
+        """True if an epoch was begun that has not ended."""
         self._pending: AccumulationStep | None = None
         """The last pass of a step that was handed out and has not ended."""
 
@@ -112,6 +136,12 @@ class Steps:
         progress, total = self._run.progress, self._pending.share.total if self._pending else 0
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 
+    def begin_epoch(self, accuracy: float | None = None) -> None:
+        """The framework begins an epoch, and so ends the one before, which had this accuracy."""
+        if self._within:
+            self.end_epoch(accuracy)
+        self._within = True
+
     def end_epoch(self, accuracy: float | None = None) -> None:
         """The epoch's last step ends, and the epoch with it."""
         self._commit()
@@ -120,8 +150,7 @@ class Steps:
 
     def finish(self) -> None:
         """Training is over, perhaps within an epoch: the last step ends, and the last checkpoint is written."""
-        over = bool(self._pending) and not self._fetch()
-        if over:
+        if self._pending and not self._fetch():
             self.end_epoch()
         else:
             self._commit()

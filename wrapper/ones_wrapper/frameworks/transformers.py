@@ -15,22 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ones_wrapper.api import Job
-from ones_wrapper.data.dataloader import SAMPLER, options_of, shuffles
+from ones_wrapper.data.dataloader import SAMPLER, TakenOver, own_batches, taken_over
 from ones_wrapper.data.feed import AccumulationStep, Pass
-from ones_wrapper.frameworks.steps import Plain, Steps, join
+from ones_wrapper.frameworks.steps import Plain, Steps, check_ranks, join, pass_over
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
-from ones_wrapper.process.log import log
 
 _REFUSED = {
     "auto_find_batch_size": "say how much a GPU holds: Trainer(elastic={'max_local_batch': N})",
@@ -38,15 +37,6 @@ _REFUSED = {
     "fsdp": "write the loop with job.fsdp, as the example lm_fsdp.py does",
 }
 """Arguments that contradict an elastic job, and what to do."""
-RANKS = (
-    "the Trainer found {theirs} process(es) and ones-run started {ours}: on CPUs say "
-    "TrainingArguments(use_cpu=True); DataParallel and TPUs are not supported"
-)
-CONTINUE = (
-    "resume_from_checkpoint={given!r}: this job has no checkpoint of its own yet, and the Trainer's does not say "
-    "which samples were used. Load its weights (from_pretrained) and leave out resume_from_checkpoint, or start the "
-    "job with `ones-run --resume-from`"
-)
 OWN_LOADER = (
     "{name}.get_train_dataloader returns batches by a {found}: slurm-ones decides which samples a step uses. So "
     "return a torch DataLoader with batch_size=, or override only the dataset and the collator"
@@ -85,6 +75,12 @@ class Trainer(transformers.Trainer):
         assert self._job is not None
         return self._job
 
+    @property
+    def steps(self) -> Steps:
+        """The job's steps, once training has begun."""
+        assert self._steps is not None
+        return self._steps
+
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does; it goes on from the job's own checkpoint, so `resume_from_checkpoint` is not
         read."""
@@ -92,6 +88,7 @@ class Trainer(transformers.Trainer):
             raise RuntimeError("trainer.train: an elastic job trains once")
         self._resume = resume_from_checkpoint
         # The subclass may override both: they are called for each pass, and for the script's own DataLoader.
+        self._loads = type(self).get_train_dataloader is not transformers.Trainer.get_train_dataloader
         self._own_step, self._own_loader = self.training_step, self.get_train_dataloader
         vars(self).update(training_step=self._step, get_train_dataloader=self._batches)
         return super().train(None, *args, **kwargs)
@@ -106,27 +103,18 @@ class Trainer(transformers.Trainer):
     def _join(self) -> None:
         """Become a rank of the job: its data, model, optimizer and schedule, with the newest checkpoint loaded."""
         args = self.args
-        own = None if type(self).get_train_dataloader is transformers.Trainer.get_train_dataloader else _own(self)
+        given = self._taken_over()
         self._job = job = join(
             "the Trainer",
-            own.batches.batch_size if own is not None else args.per_device_train_batch_size,
+            given.batch,
             args.gradient_accumulation_steps,
             {"epochs": 0 if args.max_steps > 0 else -int(-args.num_train_epochs // 1), **(self._elastic or {})},
         )
-        if self.accelerator.num_processes != job.world:
-            raise RuntimeError(RANKS.format(theirs=self.accelerator.num_processes, ours=job.world))
+        on_cpus = "TrainingArguments(use_cpu=True); DataParallel and TPUs are not supported"
+        check_ranks(job, "the Trainer", self.accelerator.num_processes, on_cpus)
         args.gradient_accumulation_steps = 1  # a batch of ours is a whole step
-        if own is not None:
-            shuffle: bool | None = shuffles(own.batches.sampler)
-            given: DataLoader[Any] | None = own.loader
-            data = own.loader.dataset
-        else:
-            data, shuffle = self._training_data()
-            given = self._own_loader() if shuffle is not None else None
-        options = options_of(given) if given is not None else {}
-        options["drop_last"] = args.dataloader_drop_last if own is None else own.batches.drop_last
         seed = args.seed if args.data_seed is None else args.data_seed
-        loader = job.loader(data, shuffle=bool(shuffle), seed=seed, **options)
+        loader = job.loader(given.dataset, seed=seed, **given.settings)
         # `accelerator.prepare` would wrap it in a DDP of its own; this applies mixed precision and torch.compile.
         model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         handler = self.accelerator.ddp_handler
@@ -138,14 +126,17 @@ class Trainer(transformers.Trainer):
         self.create_scheduler(num_training_steps=max_steps, optimizer=self.optimizer)
         self._register(max_steps)
 
-    def _training_data(self) -> tuple[Any, bool | None]:
-        """The dataset as the collator wants it, and whether it is shuffled; None for a stream."""
-        data = self.train_dataset
-        if data is None:
-            raise ValueError("Trainer: training requires a train_dataset.")
-        if isinstance(data, torch.utils.data.IterableDataset):
-            return data, None
-        return self._own_loader().dataset, shuffles(self._get_train_sampler(data))
+    def _taken_over(self) -> TakenOver:
+        """The script's own DataLoader. Raises ValueError for one that chooses samples by itself."""
+        if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share of it
+            options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
+            return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)
+        loader = self._own_loader()
+        loader = getattr(loader, "base_dataloader", loader)
+        batches = own_batches(loader)
+        if not isinstance(loader, DataLoader) or type(batches) is not BatchSampler:
+            raise ValueError(OWN_LOADER.format(name=type(self).__name__, found=type(batches or loader).__name__))
+        return taken_over(loader)
 
     def _register(self, max_steps: int) -> None:
         others: dict[str, Any] = {"trainer": self._carried}
@@ -163,11 +154,9 @@ class Trainer(transformers.Trainer):
         )
         self._schedule = found[1] if follows else self.lr_scheduler
         self.job._run.begin()
-        progress = self.job.progress
-        if self._resume and not progress.step:
-            raise ValueError(CONTINUE.format(given=self._resume))
-        if self._resume and self.job.rank == 0:
-            log(f"resume_from_checkpoint is not read: the job goes on from its own checkpoint, step {progress.step}")
+        if self._resume:
+            what = "resume_from_checkpoint"
+            pass_over(self.job, "the Trainer", what, f"{what}={self._resume!r}", " (from_pretrained)")
         if self._carried.over or self.job.base_steps >= max_steps:
             self._carried.over = True
 
@@ -193,8 +182,7 @@ class Trainer(transformers.Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         if not isinstance(epoch_iterator, _Batches):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
-        assert self._steps is not None
-        passes = self._steps.take()
+        passes = self.steps.take()
         if not passes:
             self.control.should_epoch_stop = True
             return [], None
@@ -205,11 +193,10 @@ class Trainer(transformers.Trainer):
         """The passes of one step. Returns what this rank adds to the step's mean loss over all ranks, for each step of
         the base batch that it makes.
         """
-        assert self._steps is not None
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
-            with self._steps.passing(part):
+            with self.steps.passing(part):
                 self._part = part
                 try:
                     loss = self._own_step(model, local, num_items_in_batch)
@@ -218,7 +205,7 @@ class Trainer(transformers.Trainer):
                 if part.samples:
                     self.job.loss(loss)
                     total += loss * (part.samples * self.job.world / part.share.total)
-        return total * (self._steps.base_steps - before)
+        return total * (self.steps.base_steps - before)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -244,24 +231,6 @@ class Trainer(transformers.Trainer):
     def _track_num_input_tokens(self, inputs: Any) -> None:
         for local in [local for _, local in inputs.passes] if isinstance(inputs, _Step) else [inputs]:
             super()._track_num_input_tokens(local)
-
-
-class _Own(NamedTuple):
-    """The DataLoader that a subclass makes, and how it cuts its batches."""
-
-    loader: DataLoader[Any]
-    batches: BatchSampler
-
-
-def _own(trainer: Trainer) -> _Own:
-    """The DataLoader that a subclass makes. Raises ValueError for one that chooses samples by itself."""
-    loader = trainer._own_loader()
-    loader = getattr(loader, "base_dataloader", loader)
-    batches = getattr(loader, "batch_sampler", None)
-    batches = getattr(batches, "batch_sampler", batches)  # Accelerate's share of it
-    if not isinstance(loader, DataLoader) or type(batches) is not BatchSampler:
-        raise ValueError(OWN_LOADER.format(name=type(trainer).__name__, found=type(batches or loader).__name__))
-    return _Own(loader, batches)
 
 
 class _Step(dict[str, Any]):
@@ -338,8 +307,6 @@ class _Boundaries(TrainerCallback):
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._within = False
-        """True if an epoch was begun that has not ended."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self._trainer
@@ -348,23 +315,15 @@ class _Boundaries(TrainerCallback):
         state.num_train_epochs = trainer._epochs
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        steps = self._trainer._steps
-        assert steps is not None
-        if self._within:
-            steps.end_epoch(_accuracy(state))
-        self._within = True
+        self._trainer.steps.begin_epoch(_accuracy(state))
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        steps = self._trainer._steps
-        assert steps is not None
-        state.global_step = steps.base_steps - 1  # the Trainer adds one
+        state.global_step = self._trainer.steps.base_steps - 1  # the Trainer adds one
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The Trainer's own flow asks whether the number of steps can be divided; here it may have been passed."""
-        trainer, steps = self._trainer, self._trainer._steps
-        assert steps is not None
-        state.epoch = steps.epochs
-        before, now = trainer.job.base_steps, state.global_step
+        state.epoch = self._trainer.steps.epochs
+        before, now = self._trainer.job.base_steps, state.global_step
 
         def passed(every: int) -> bool:
             return every > 0 and now // every > before // every
@@ -389,9 +348,8 @@ class _Boundaries(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self._trainer
-        assert trainer._steps is not None
         trainer._carried.over = True
-        trainer._steps.finish()
+        trainer.steps.finish()
 
 
 def _accuracy(state: TrainerState) -> float | None:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from ones_wrapper.script.optimizers import shown
+
 CHANGED = (
     "gradients were changed in accumulation step {index} of {count}, before all of them were added up. Zero them "
     "by the optimizer that job.prepare or job.register returned, not by the model. Clip them once a step: "
@@ -128,9 +130,7 @@ class Accumulation:
             )
         self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
-        # Two parameters show each backward: cheap, and either may be unused in a model.
-        for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
+        for parameter in shown(optimizer):
             parameter.register_hook(lambda _, p=parameter: self._arriving(p))
             parameter.register_post_accumulate_grad_hook(self._accumulated)
 

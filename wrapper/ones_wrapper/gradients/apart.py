@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchange import Exchange, scaled
 from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.group import Group
+from ones_wrapper.group.flat import flattened, together, unflatten
 
 if TYPE_CHECKING:
     from ones_wrapper.data.feed import AccumulationStep
@@ -71,10 +72,7 @@ class ApartExchange(Exchange):
         if self.trying:
             return gradient
         part = self._now()
-        if part.samples == 0:
-            return torch.zeros_like(gradient)  # a borrowed sample may give NaN, and NaN times 0 is NaN
-        own = part.share.samples
-        return gradient if part.samples == own else gradient * (part.samples / own)
+        return scaled(gradient, part.samples, part.share.samples)
 
     def _check(self, model: torch.nn.Module) -> None:
         """Raises ValueError for a model that this exchange cannot train."""
@@ -214,38 +212,6 @@ class ApartExchange(Exchange):
             unflatten(flat.div_(self._group.world), some)
 
 
-def together(tensors: Iterable[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
-    """The tensors by type, each type's in their order, in groups of about `size` bytes."""
-    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    for some in by_type.values():
-        now: list[torch.Tensor] = []
-        for tensor in some:
-            if now and sum(one.nbytes for one in now) + tensor.nbytes > size:
-                yield now
-                now = []
-            now.append(tensor)
-        yield now
-
-
-def flattened(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
-    """A copy of them all in one vector."""
-    return torch.cat([tensor.detach().reshape(-1).to(device or tensor.device) for tensor in tensors])
-
-
-def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Put the vector's values into the tensors that it was made from."""
-    for tensor, piece in zip(tensors, pieces(flat, tensors), strict=True):
-        tensor.detach().copy_(piece)
-
-
-def pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of the vector in the shapes of the tensors."""
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
 def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, str]]:
     return {
         key: (tuple(value.shape), str(value.dtype).removeprefix("torch."), value.device.type)
@@ -257,9 +223,3 @@ def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, s
 def trained_bytes(model: torch.nn.Module) -> int:
     """Bytes of the parameters that are trained: what one message of all of them holds."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-
-
-def check_group(name: str, group: Group) -> None:
-    """Raises ValueError for ranks that these exchanges cannot reach."""
-    if not isinstance(group, TorchGroup):
-        raise ValueError(f"{name}: its messages go over torch.distributed; leave out backend='mpi'")

@@ -1,4 +1,4 @@
-"""How the gradients of all passes and ranks become the mean over a step's samples.
+"""The mean of gradients over a step's samples, from those of all passes and ranks.
 
 Each pass gives the gradient of the mean over its own samples, and passes differ in size: ranks' shares by one sample,
 passes of one rank by one sample, and some have none. A plain mean over ranks and passes would be wrong. What is wanted
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
+from ones_wrapper.group.flat import local
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -37,18 +37,18 @@ class Exchange(ABC):
         self._model: torch.nn.Module | None = None
         self._part: AccumulationStep | None = None
         self._arrived = False
-        """Whether gradients were exchanged since the present pass began."""
+        """True if gradients were exchanged since the present pass began."""
         self._stepped = False
-        """Whether an optimizer has taken them: what comes then in this pass is another model's doing."""
+        """True if an optimizer has taken them: later gradients of this pass are another model's doing."""
         self.begun = 0
         """Exchanges that were begun."""
         self._unit = 0.0
-        """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
+        """The gradient so far is Σ n_rp g_rp over this; 0 if no pass of the step had samples."""
 
     trying = False
-    """Whether passes belong to no step (`Job.probe`): hooks on parameters leave their gradients as they are."""
+    """True if passes belong to no step (`Job.probe`): hooks on parameters leave their gradients as they are."""
     timed = False
-    """Whether gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
+    """True if gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
     watch: Watch | None = None
 
     @abstractmethod
@@ -60,30 +60,30 @@ class Exchange(ABC):
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """What `wrap` returned; None before."""
+        """The model that `wrap` returned; None before."""
         return self._model
 
-    @abstractmethod
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Around one forward and backward pass. After the step's last one the gradients are whole."""
+        return self._within(part)
 
     def owns(self, model: torch.nn.Module) -> bool:
-        """Whether it is the model that `wrap` returned."""
+        """Tell whether it is the model that `wrap` returned."""
         return model is self._model
 
     hot = False
-    """Whether the ranks may change while it exchanges gradients: `ranks_changed`."""
+    """True if the ranks may change while it exchanges gradients: `ranks_changed`."""
 
     def ranks_changed(self) -> None:
         """The group has other ranks. Not collective; between two steps. The script's model object stays."""
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """Whether a rank can make a step only when all have given their part of it. Else one alone cannot say, where others
-    are lost, that all samples of its steps were used."""
+    """True if a rank can make a step only when all have given their part of it. Else a single one does not know, when
+    others are lost, that all samples of its steps were used."""
 
     gathers = False
-    """Whether forward passes are collective: ranks must make equally many of them in an evaluation, too."""
+    """True if forward passes are collective: ranks must make equally many of them in an evaluation, too."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
@@ -108,7 +108,7 @@ class Exchange(ABC):
         """Go on from what the job publishes, on all ranks. Collective; between two steps."""
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """What the job publishes of `model`, the one given to `wrap`: to save, export or evaluate it."""
+        """The model that the job publishes for `model`, the one given to `wrap`: to save, export or evaluate it."""
         return model
 
     def finish(self) -> None:
@@ -131,20 +131,20 @@ class Exchange(ABC):
 
     @property
     def _shows(self) -> bool:
-        """Whether a backward pass of the model arrives here: on one rank alone not always."""
+        """True if a backward pass of the model arrives here: on a single rank not always."""
         return self._group.world > 1
 
     @property
     def idle(self) -> bool:
-        """Whether the model took no part in the present pass: no gradient was exchanged, and there is none."""
+        """True if the model took no part in the present pass: no gradient was exchanged, and there is none."""
         if self._arrived or self._model is None:
             return False
         gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
-        return not any(bool((g.to_local() if isinstance(g, DTensor) else g).any()) for g in gradients)
+        return not any(bool(local(gradient).any()) for gradient in gradients)
 
     @property
     def _measured(self) -> NoiseScale | None:
-        """What shall see the gradients that arrive now."""
+        """The noise scale, if it shall see the gradients that arrive now."""
         noise = self._noise
         return None if self._stepped or noise is None or not noise.looks else noise
 
@@ -169,7 +169,7 @@ class Exchange(ABC):
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
         """Around a pass whose gradients add up on the rank itself to those of the step's passes before.
 
-        The sum is kept in units of the newest pass: where that has another size than the one before, what is there is
+        The sum is kept in units of the newest pass. If that has another size than the one before, what is there is
         scaled first (Horner's rule), so passes of one size cost nothing.
         """
         assert self._model is not None
@@ -215,7 +215,7 @@ class Exchange(ABC):
 
 
 LOOK = 3
-"""Passes in which one rank alone is looked at as several would be."""
+"""Passes in which a single rank is checked as several would be."""
 
 
 class DdpExchange(Exchange):
@@ -231,9 +231,9 @@ class DdpExchange(Exchange):
         super().__init__(group, noise)
         self._options: dict[str, Any] = {}
         self._looked = 0
-        """Passes of one rank alone in which DDP was to show them: so it refuses at once what several would."""
+        """Passes of a single rank in which DDP was to show them: so it refuses at once what several would."""
         self._hooked = True
-        """Whether the present pass goes through DDP's hook."""
+        """True if the present pass goes through DDP's hook."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         """`options` are those of DistributedDataParallel."""
@@ -262,7 +262,7 @@ class DdpExchange(Exchange):
     def during(self, part: AccumulationStep) -> Iterator[None]:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
-        # One rank alone needs DDP only to add up passes of different size, or to show the noise scale its gradients.
+        # A single rank needs DDP only to add up passes of different size, or to show the noise scale its gradients.
         alone = self._group.world == 1 and part.count == 1 and self._noise is None
         self._looked += alone
         idle = alone and self._looked > LOOK
@@ -304,14 +304,10 @@ class DdpExchange(Exchange):
         samples, total = part.share_weight, part.share.total
         if not part.last:
             return known(gradient)
-        if samples:
-            scale(gradient, self._unit, samples)
-        else:
-            gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
+        scale(gradient, self._unit, samples)
         if noise is not None:
             noise.local(bucket, gradient, samples, total)
-        if samples:
-            scale(gradient, samples, total)
+        scale(gradient, samples, total)
         if self._group.world == 1:
             return known(gradient)
         # Not dist.all_reduce, whose checks take as long again.
@@ -347,11 +343,21 @@ _SCRIPTS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-"""Of a module's own dictionaries, those in which a script's doing shows."""
+"""Dictionaries of a module in which a script's doing shows."""
+
+
+def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
+    """The gradient times a quotient. For 0 it is zeros: a borrowed sample may give NaN, and NaN times 0 is NaN."""
+    if not numerator:
+        return torch.zeros_like(gradient)
+    return gradient if numerator == denominator else gradient * (numerator / denominator)
 
 
 def scale(gradient: torch.Tensor, numerator: float, denominator: float) -> None:
-    if numerator != denominator:
+    """Do the same in place."""
+    if not numerator:
+        gradient.zero_()
+    elif numerator != denominator:
         gradient.mul_(numerator / denominator)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -85,13 +85,16 @@ class Exchanges:
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Around one forward and backward pass of the loop."""
-        return self._all[0].during(part) if len(self._all) == 1 else self._during_all(part)
+        return self._within(lambda exchange: exchange.during(part))
+
+    def _within(self, around: Callable[[Exchange], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        return around(self._all[0]) if len(self._all) == 1 else self._within_all(around)
 
     @contextmanager
-    def _during_all(self, part: AccumulationStep) -> Iterator[None]:
+    def _within_all(self, around: Callable[[Exchange], AbstractContextManager[None]]) -> Iterator[None]:
         with ExitStack() as stack:
             for exchange in self._all:
-                stack.enter_context(exchange.during(part))
+                stack.enter_context(around(exchange))
             yield
 
     @contextmanager
@@ -116,13 +119,9 @@ class Exchanges:
         for exchange in self._all:
             exchange.loss(loss)
 
-    @contextmanager
-    def published(self) -> Iterator[None]:
+    def published(self) -> AbstractContextManager[None]:
         """Around a checkpoint. Collective at its beginning. See `Exchange.published`."""
-        with ExitStack() as stack:
-            for exchange in self._all:
-                stack.enter_context(exchange.published())
-            yield
+        return self._within(lambda exchange: exchange.published())
 
     def settle(self) -> None:
         """Go on from what the job publishes. Collective."""
@@ -142,13 +141,9 @@ class Exchanges:
             if len(its) == 1 or not exchange.idle:
                 exchange.finish()
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """Around an evaluation. Collective at its beginning."""
-        with ExitStack() as stack:
-            for exchange in self._all:
-                stack.enter_context(exchange.evaluating())
-            yield
+        return self._within(lambda exchange: exchange.evaluating())
 
     @property
     def gathers(self) -> bool:

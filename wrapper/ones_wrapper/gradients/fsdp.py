@@ -1,15 +1,14 @@
 """The gradient exchange of a sharded model: torch's FSDP2 (`fully_shard`), with a reduce-scatter that weighs.
 
-FSDP2 sums each module's gradients over the ranks at the end of every backward pass and adds this rank's shard of the
-sum to the shard that it keeps. Here each rank multiplies its own by n_rp / N before that and no division follows, so
+FSDP2 sums each module's gradients over the ranks at the end of every backward pass. It adds this rank's shard of the
+sum to the shard that it keeps. Here each rank multiplies its own by n_rp / N before that, and no division follows. So
 the shards hold the mean over the step's samples whatever the passes' sizes (see exchange.py). Accumulation so costs a
 reduce-scatter a pass, but no rank ever holds the whole model's gradients, which is what sharding is for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchange import Exchange, scale
 from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.group import Group
+from ones_wrapper.group import Group, TorchGroup
 
 if TYPE_CHECKING:
-    from ones_wrapper.data.feed import AccumulationStep
+    pass
 
 Choice = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] | Callable[[torch.nn.Module], bool]
-"""Which submodules are sharded on their own."""
+"""Choice of the submodules that are sharded on their own."""
 
 # torch 2.13 gave it a new name, and warns of the old one.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -43,7 +42,7 @@ class FsdpExchange(Exchange):
         self._sums: dict[int, torch.Tensor] = {}
         """This rank's shard of each module's gradient so far, in a step of several passes; for the noise scale."""
         self._counts = True
-        """Whether this rank's shards count for the noise scale; other ranks may hold copies of them."""
+        """True if this rank's shards count for the noise scale; other ranks may hold copies of them."""
 
     def wrap(self, model: torch.nn.Module, *, modules: Choice | None = None, **options: Any) -> torch.nn.Module:
         """Shard the model in place, from rank 0's parameters and buffers.
@@ -64,8 +63,9 @@ class FsdpExchange(Exchange):
                 "make it from job.world, or leave it out"
             )
         self._counts = mesh.ndim == 1 or mesh.get_local_rank(0) == 0
-        for tensor in chain(model.parameters(), model.buffers()):
-            self._take_from_first(tensor.data)
+        # Ranks that made the model with other random numbers would each shard a model of their own.
+        assert isinstance(self._group, TorchGroup)
+        self._group.share([tensor for tensor in chain(model.parameters(), model.buffers()) if not tensor.is_meta])
         sharded = [fully_shard(module, mesh=mesh, **options) for module in [*_chosen(model, modules), model]]
         for index, module in enumerate(sharded):
             if world == 1 or self._noise is not None:
@@ -78,18 +78,6 @@ class FsdpExchange(Exchange):
         self._model = model
         return model
 
-    def _take_from_first(self, tensor: torch.Tensor) -> None:
-        """Ranks that made the model with other random numbers would each shard a model of their own."""
-        if self._group.world > 1 and not tensor.is_meta:
-            sent = tensor.to(self._group.device)
-            dist.broadcast(sent, 0)
-            tensor.copy_(sent)
-
-    @contextmanager
-    def during(self, part: AccumulationStep) -> Iterator[None]:
-        with self._within(part):
-            yield
-
     def _local(self, module: int, gradient: torch.Tensor) -> None:
         """A module's gradient on this rank, before the reduce-scatter: the mean over the pass's samples."""
         if self.trying:
@@ -97,7 +85,7 @@ class FsdpExchange(Exchange):
         part = self._now()
         if (noise := self._measured) is not None:
             noise.local(module, gradient, part.weight, part.share.total, part.count)
-        _weigh(gradient, part)
+        scale(gradient, part.weight, part.share.total)
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
         """This rank's shard of the same, summed over the ranks."""
@@ -109,7 +97,7 @@ class FsdpExchange(Exchange):
             # It came from another stream, on which its memory may be used again before this one has read it.
             gradient.record_stream(torch.cuda.current_stream())
         if alone:
-            _weigh(gradient, part)  # there was no reduce-scatter
+            scale(gradient, part.weight, part.share.total)  # there was no reduce-scatter
         if noise is None:
             return
         if part.count > 1:
@@ -123,14 +111,6 @@ class FsdpExchange(Exchange):
                 noise.local(module, whole, total, total)
             elif self._counts:
                 noise.whole_shard(whole, total, part.count)
-
-
-def _weigh(gradient: torch.Tensor, part: AccumulationStep) -> None:
-    """From the mean over the pass's samples to its part of the mean over the step's."""
-    if part.weight == 0:
-        gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
-    elif part.weight != part.share.total:
-        gradient.mul_(part.weight / part.share.total)
 
 
 class _Weighing:

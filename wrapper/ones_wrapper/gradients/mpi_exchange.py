@@ -18,10 +18,13 @@ from mpi4py import MPI
 from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.devices.host_memory import bytes_of
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group.flat import flattened, pieces, together, unflatten
 from ones_wrapper.group.mpi_group import MpiGroup
 
+MB = 2**20
 IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
 """Options of DistributedDataParallel that ask for what is always so here."""
 
@@ -42,8 +45,7 @@ class Bucket:
         elements = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(elements + len(parameters), dtype=summed_in(parameters[0].dtype))
         self.gradient, self.marks = self.flat[:elements], self.flat[elements:]
-        pieces = torch.split(self.gradient, [p.numel() for p in parameters])
-        self.views = [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+        self.views = pieces(self.gradient, parameters)
         self.array = self.flat.numpy()  # the same memory
         self.used = [False] * len(parameters)
         self.arrived = [False] * len(parameters)
@@ -105,6 +107,8 @@ class MpiExchange(Exchange):
         self._comm = group.comm.Dup()
         self._buckets: list[Bucket] = []
         self._buffers: list[torch.Tensor] = []
+        self._size = 0
+        """Most bytes of a message, unless one tensor has more."""
         self._requests: list[MPI.Request] = []
         """Requests of the buckets whose reduction has started, in order."""
         self._over = False
@@ -117,7 +121,7 @@ class MpiExchange(Exchange):
         the buffers of rank 0 (running means of BatchNorm, …) after each step. Collective. Raises ValueError for other
         options, for models without anything to train or with complex numbers, and where the ranks' models differ.
         """
-        bucket_cap_mb = float(options.pop("bucket_cap_mb", None) or 25)
+        self._size = int(float(options.pop("bucket_cap_mb", None) or 25) * MB)
         buffers = bool(options.pop("broadcast_buffers", True))
         if unknown := sorted(set(options) - IGNORED):
             raise ValueError(f"ddp: {', '.join(unknown)} cannot be given with backend mpi")
@@ -128,11 +132,10 @@ class MpiExchange(Exchange):
             raise ValueError("ddp: complex parameters cannot be exchanged with backend mpi")
         self._alike(model)
         if self._group.world > 1:
-            for tensor in chain(model.parameters(), model.buffers()):
-                self._from_first([tensor])
+            self._from_first(chain(model.parameters(), model.buffers()))
         self._model = model
         self._buffers = list(model.buffers()) if buffers else []
-        self._buckets = [Bucket(some) for some in in_buckets(reversed(trained), int(bucket_cap_mb * 2**20))]
+        self._buckets = [Bucket(some) for some in together(reversed(trained), self._size)]
         for number, bucket in enumerate(self._buckets):
             for slot, parameter in enumerate(bucket.parameters):
                 arrive = partial(self._arrive, number, slot)
@@ -228,30 +231,14 @@ class MpiExchange(Exchange):
             self._from_first(self._buffers)
 
     @torch.no_grad()
-    def _from_first(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give all ranks what rank 0 has in `tensors`, in one message."""
-        flat = torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors])
-        self._comm.Bcast(flat.numpy(), root=0)
-        pieces = torch.split(flat, [t.numel() * t.element_size() for t in tensors])
-        for tensor, piece in zip(tensors, pieces, strict=True):
-            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+    def _from_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all ranks what rank 0 has in `tensors`."""
+        for some in together(tensors, self._size):
+            flat = flattened(some)
+            self._comm.Bcast(bytes_of(flat).numpy(), root=0)
+            unflatten(flat, some)
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
     """The type in which gradients are summed: short ones in single precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def in_buckets(parameters: Iterable[torch.nn.Parameter], size: int) -> Iterator[list[torch.nn.Parameter]]:
-    """The parameters in their order, in groups of one type and of about `size` bytes."""
-    some: list[torch.nn.Parameter] = []
-    held = 0
-    for parameter in parameters:
-        kind = summed_in(parameter.dtype)
-        if some and (held + parameter.numel() * kind.itemsize > size or summed_in(some[0].dtype) != kind):
-            yield some
-            some, held = [], 0
-        some.append(parameter)
-        held += parameter.numel() * kind.itemsize
-    if some:
-        yield some

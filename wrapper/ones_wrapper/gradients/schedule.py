@@ -25,7 +25,7 @@ METRICS = (
     "the batch. Step it once an epoch, after that loop: `scheduler.step(loss)`"
 )
 EPOCH = (
-    "scheduler.step({given}): inside the loop over batches a schedule follows progress, which no number of the "
+    "scheduler.step(...): inside the loop over batches a schedule follows progress, which no number of the "
     "script's can. Write `scheduler.step()`, and give {name} its lengths in steps rather than epochs: "
     "`epochs * len(loader)`"
 )
@@ -127,12 +127,10 @@ class _Average:
         self._update, self._schedules, self._samples = update, schedules, 0
 
     def __call__(self, model: Any) -> None:
-        if not self._schedules.within:
-            self._update(model)
-            return
-        self._samples += self._schedules.samples
-        while self._samples >= self._schedules.base_batch:
-            self._samples -= self._schedules.base_batch
+        times, schedules = 1, self._schedules
+        if schedules.within:
+            times, self._samples = divmod(self._samples + schedules.samples, schedules.base_batch)
+        for _ in range(times):
             self._update(model)
 
 
@@ -164,22 +162,18 @@ class ProgressScheduler:
         if not schedules.within:
             self.scheduler.step(*args, **kwargs)
             return
-        self._refuse([value for value in (*args, *kwargs.values()) if value is not None])
-        if not schedules.due():
-            return
-        self._samples += schedules.samples
-        while self._samples >= schedules.base_batch:
-            self._samples -= schedules.base_batch
-            if not self._over():
-                self.scheduler.step()
-        self.mark()
-
-    def _refuse(self, given: list[Any]) -> None:
         name = type(self.scheduler).__name__
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise RuntimeError(METRICS.format(name=name))
-        if given:
-            raise RuntimeError(EPOCH.format(name=name, given="..."))
+        if any(value is not None for value in (*args, *kwargs.values())):
+            raise RuntimeError(EPOCH.format(name=name))
+        if not schedules.due():
+            return
+        steps, self._samples = divmod(self._samples + schedules.samples, schedules.base_batch)
+        for _ in range(steps):
+            if not self._over():
+                self.scheduler.step()
+        self.mark()
 
     def _over(self) -> bool:
         """True if the schedule is at its end, at which some (OneCycleLR) raise an error."""

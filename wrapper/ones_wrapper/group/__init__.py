@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from ones_wrapper.devices.choice import choose, stay_near
 from ones_wrapper.devices.patience import collective
+from ones_wrapper.group.flat import flattened, together, unflatten
 from ones_wrapper.network import plain, rendezvous
 from ones_wrapper.network.pairwise import prove_groups
 
@@ -32,9 +32,11 @@ class ThreadsError(Exception):
 
 
 @dataclass(eq=False)
-class Group(ABC):
+class Group:
     """One run's ranks. Every method is collective, unless it says otherwise: all ranks call it at the same
     point. Of a job of blocks the ranks change at step boundaries, and this object with them.
+
+    As it is here it is one rank that speaks to nobody; its subclasses send messages.
     """
 
     rank: int
@@ -45,32 +47,31 @@ class Group(ABC):
     """Ranks a node."""
     device: torch.device
 
-    @abstractmethod
     def duplicate(self) -> Group:
         """The same ranks once more, for the collectives of a background thread; `close` it in the end.
 
         Raises `ThreadsError` where a second thread can't have any.
         """
+        return self
 
-    @abstractmethod
     def maximum(self, values: Sequence[int]) -> list[int]:
         """The elementwise maximum over the ranks."""
+        return self.maximum_later(values)()
 
-    @abstractmethod
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """The elementwise maximum over the ranks, which is found while this one does something else; the result,
         when it is called, waits for it.
         """
+        return lambda: list(values)
 
-    @abstractmethod
     def total(self, values: Sequence[float]) -> list[float]:
         """The elementwise sum over the ranks, in double precision."""
+        return list(values)
 
-    @abstractmethod
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order: plain data, arrays and tensors (`network.plain`)."""
+        return [value]
 
-    @abstractmethod
     def close(self, code: int = 0) -> None:
         """Leave the process group.
 
@@ -142,12 +143,9 @@ class TorchGroup(Group):
         self.rank, self.world, self.nodes, self.gpus_per_node = rank, world, nodes, gpus_per_node
         self.control, self.again = control, again
 
-    def maximum(self, values: Sequence[int]) -> list[int]:
-        return self.maximum_later(values)()
-
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         if self.world == 1:
-            return lambda: list(values)
+            return super().maximum_later(values)
         tensor = torch.tensor(values, dtype=torch.int64)
         work = self._reduce(tensor, dist.ReduceOp.MAX)
 
@@ -160,14 +158,14 @@ class TorchGroup(Group):
 
     def total(self, values: Sequence[float]) -> list[float]:
         if self.world == 1:
-            return list(values)
+            return super().total(values)
         tensor = torch.tensor(values, dtype=torch.float64)
         self._reduce(tensor, dist.ReduceOp.SUM).wait()
         return [float(v) for v in tensor.tolist()]
 
     def gather(self, value: T) -> list[T]:
         if self.world == 1:
-            return [value]
+            return super().gather(value)
         data = plain.encode(value)
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(data)
@@ -180,14 +178,13 @@ class TorchGroup(Group):
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
         """Rank 0's values of these tensors on all ranks, many in one message."""
-        for some in _alike(tensors) if self.world > 1 else ():
-            flat = torch.cat([tensor.detach().reshape(-1) for tensor in some])
+        for some in together(tensors, TOGETHER) if self.world > 1 else ():
+            flat = flattened(some)
             if flat.device.type == "cuda":
                 dist.broadcast(flat, 0)
             else:
                 self.control.broadcast([flat], dist.BroadcastOptions()).wait()
-            for tensor, values in zip(some, torch.split(flat, [one.numel() for one in some]), strict=True):
-                tensor.detach().copy_(values.view(tensor.shape))
+            unflatten(flat, some)
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
         return self.control.allreduce([tensor], _options(operation))
@@ -202,16 +199,10 @@ class TorchGroup(Group):
             dist.destroy_process_group(self.control)
 
 
-def _alike(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Lists of one type and device, of at most `TOGETHER` bytes or one tensor."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        some = kinds.setdefault((tensor.dtype, tensor.device), [])
-        if some and sum(one.nbytes for one in some) + tensor.nbytes > TOGETHER:
-            yield some
-            some = kinds[tensor.dtype, tensor.device] = []
-        some.append(tensor)
-    yield from kinds.values()
+def check_torch(what: str, group: Group) -> None:
+    """Raises ValueError for ranks that `what` cannot reach, since they exchange by MPI."""
+    if not isinstance(group, TorchGroup):
+        raise ValueError(f"{what}: its messages go over torch.distributed; leave out backend='mpi'")
 
 
 @cache
@@ -236,16 +227,10 @@ def join_torch(backend: str | None = None) -> TorchGroup:
     stay_near(device, local_world)
     timeout = collective(env)
     if not dist.is_initialized():
-        if alone:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
-        else:
-            dist.init_process_group(
-                backend,
-                rank=rank,
-                world_size=world,
-                timeout=timeout,
-                device_id=device if backend == "nccl" else None,
-            )
+        own: dict[str, Any] = {"store": dist.HashStore()} if alone else {}  # type: ignore[attr-defined]
+        if backend == "nccl" and not alone:
+            own["device_id"] = device
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout, **own)
     control = dist.new_group(backend="gloo")
     assert control is not None
     if (key := rendezvous.group_key()) is not None:

@@ -55,12 +55,9 @@ class MpiGroup(Group):
             )
         return replace(self, comm=self.comm.Dup(), main=False)
 
-    def maximum(self, values: Sequence[int]) -> list[int]:
-        return self.maximum_later(values)()
-
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         if self.world == 1 or not values:
-            return lambda: list(values)
+            return super().maximum_later(values)
         mine = np.array(values, np.int64)
         found = np.empty_like(mine)
         request = self.comm.Iallreduce(mine, found, MPI.MAX)
@@ -72,14 +69,12 @@ class MpiGroup(Group):
         return result
 
     def total(self, values: Sequence[float]) -> list[float]:
-        return [float(v) for v in self._reduce(np.array(values, np.float64), MPI.SUM)]
-
-    def _reduce(self, values: np.ndarray[tuple[int], np.dtype[T]], op: MPI.Op) -> np.ndarray[tuple[int], np.dtype[T]]:  # type: ignore[type-var]
-        if self.world > 1 and len(values):
-            result = np.empty_like(values)
-            wait(self.comm.Iallreduce(values, result, op))
-            return result
-        return values
+        if self.world == 1 or not values:
+            return super().total(values)
+        mine = np.array(values, np.float64)
+        found = np.empty_like(mine)
+        wait(self.comm.Iallreduce(mine, found, MPI.SUM))
+        return [float(v) for v in found]
 
     def gather(self, value: T) -> list[T]:
         mine = np.frombuffer(plain.encode(value), np.uint8)

@@ -6,10 +6,11 @@ one that it got. The inputs of the model show which of them it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 UNCLEAR = (
     "two batches were asked for before the first backward pass{line}, and the inputs of the model show neither of "
@@ -27,7 +28,7 @@ class AskedAhead:
         """`held` is the batch that the script had, `asked` the one that it gets. `trained` says that a backward pass
         was made. `left_out` is called before the forward pass that shows that the first was left out.
         """
-        self._held, self._asked = list(_tensors(held)), list(_tensors(asked))
+        self._held, self._asked = _tensors(held), _tensors(asked)
         self._trained, self._left_out = trained, left_out
         self._known = self._seen = False
         models = [model, *model.children()] if isinstance(model, torch.nn.ModuleDict) else [model]
@@ -37,7 +38,7 @@ class AskedAhead:
         if self._known or self._trained():
             return
         self._seen = True
-        given = list(_tensors((args, kwargs)))
+        given = _tensors((args, kwargs))
         held, asked = _any_equal(given, self._held), _any_equal(given, self._asked)
         if held != asked:
             self._known = True
@@ -56,12 +57,8 @@ class AskedAhead:
         self._held, self._asked = [], []
 
 
-def _tensors(thing: Any, deep: int = 4) -> Iterator[torch.Tensor]:
-    if isinstance(thing, torch.Tensor):
-        yield thing.detach()
-    elif deep and isinstance(thing, (list, tuple, dict)):
-        for one in thing.values() if isinstance(thing, dict) else thing:
-            yield from _tensors(one, deep - 1)
+def _tensors(thing: Any) -> list[torch.Tensor]:
+    return [one.detach() for one in tree_leaves(thing) if isinstance(one, torch.Tensor)]
 
 
 def _any_equal(given: Iterable[torch.Tensor], batch: list[torch.Tensor]) -> bool:

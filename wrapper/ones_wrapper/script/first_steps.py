@@ -1,6 +1,6 @@
-"""A look at the first steps of a run: what works on these ranks, and would not survive the first resize.
+"""Checks of the first steps of a run, which find what works on these ranks and would not survive the first resize.
 
-Each thing is said once, by rank 0, with the script's line and what to write. Training goes on.
+Rank 0 names each thing once, with the script's line and what to write. Training goes on.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.process.log import log
 from ones_wrapper.script.line import line
+from ones_wrapper.script.optimizers import INNER, shown
 
 LOOK = 20
-"""Steps of a run in which gradients are looked for that no optimizer used."""
+"""First steps of a run in which gradients are sought that no optimizer used."""
 FORGOTTEN_AT = 2
-"""The step after which the script's objects are looked through: what it makes late in the first turn is there."""
+"""The step after which the script's objects are searched: what it makes late in the first turn is there."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
@@ -44,24 +45,17 @@ AVERAGE = (
 )
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
 _AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
+_PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
+"""Names under which wrappers of ours and of frameworks hold what was registered, and schedulers others."""
 _SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR")
-FORGOTTEN = {
-    LRScheduler: (
-        "{name} drives a registered optimizer and is not registered, so it begins anew at each resize: give it to "
-        "job.prepare, or to accelerator.prepare, together with model and optimizer"
-    ),
-    torch.amp.GradScaler: "{name} is not registered, so its scale is lost at each resize: give it to job.prepare",
-    AveragedModel: "{name} is not registered, so the average begins again at each resize: give it to job.prepare",
-}
-"""By the type of what training should carry."""
-FORGOTTEN_AVERAGE = (
-    "{name} has a state and is not registered, so it begins again at each resize: give it to job.prepare, or to "
-    "accelerator.register_for_checkpointing"
+FORGOTTEN = (
+    "{name} {what} and is not registered, so it begins again at each resize: give it to job.prepare, together with "
+    "model and optimizer, or to accelerator.{call}"
 )
 
 
 class FirstSteps:
-    """The look at one run."""
+    """The checks of one run."""
 
     def __init__(
         self,
@@ -70,30 +64,27 @@ class FirstSteps:
         optimizers: Sequence[torch.optim.Optimizer],
         carried: Iterable[Any],
     ) -> None:
-        """`carried` is all that is registered besides model and optimizers; `speaks` says that this is rank 0."""
+        """Begin. `carried` is all that is registered besides model and optimizers; `speaks` is true on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
         self._parts: list[int] = []
-        """Samples of each forward pass of the step, while that is looked at."""
+        """Samples of each forward pass of the step, in the first ones."""
         self._speaks = speaks
         self._optimizers = optimizers
         self._carried = list(carried)
         self._averages = any(getattr(one, "carries_averages", False) for one in self._carried)
         self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self._carried)
-        held = [[p for group in one.param_groups for p in group["params"]] for one in optimizers]
-        trained = [[p for p in its if p.requires_grad and p.is_leaf] for its in held]
-        self._shown = list({id(p): p for its in trained for p in (*its[:1], *its[-1:])}.values())
-        """Two parameters of each optimizer show each backward pass; either may be unused in a model."""
+        self._shown = list(dict.fromkeys(p for one in optimizers for p in shown(one)))
         for parameter in self._shown:
             parameter.register_post_accumulate_grad_hook(self._accumulated)
         self.touched = False
-        """A backward pass was made since `begin`."""
+        """True if a backward pass was made since `begin`."""
         self.skipped = False
-        """The ranks agreed to leave the step out."""
+        """True if the ranks agreed to leave the step out."""
         self._steps = 0
         self._said: set[str] = set()
 
     def begin(self) -> None:
-        """A step begins, or the loop over an epoch."""
+        """Begin a step, or the loop over an epoch."""
         self.touched = self.skipped = False
         self._parts.clear()
 
@@ -105,22 +96,21 @@ class FirstSteps:
         self.touched = True
 
     def end(self, stepped: bool, samples: int) -> None:
-        """The step was made, with or without one of an optimizer; this rank had `samples` in its last pass."""
+        """End a step, with or without one of an optimizer; this rank had `samples` in its last pass."""
         self._steps += 1
         if len(self._parts) > 1 and sum(self._parts) == samples:
             self.say(PARTS)
-        if self._steps == FORGOTTEN_AT and self._forward is not None:
-            self._forward.remove()
         if not stepped and not self.touched:
             self.say(SKIPPED)
         elif not stepped and self._steps <= LOOK and not self._scaled and self._left():
             self.say(UNUSED)
-        if self._steps == FORGOTTEN_AT and self._speaks:
+        if self._steps == FORGOTTEN_AT and self._forward is not None:
+            self._forward.remove()
             for text in self._forgotten():
                 log(text)
 
     def say(self, text: str) -> None:
-        """Say it once, with the script's line."""
+        """Log a sentence once, with the script's line."""
         if self._speaks and text not in self._said:
             self._said.add(text)
             log(text.format(line=line()))
@@ -130,29 +120,40 @@ class FirstSteps:
 
     def _forgotten(self) -> list[str]:
         """Sentences on objects of the script that training should carry and nobody registered."""
-        own = {id(one) for one in self._optimizers}
-        shapes = [tuple(p.shape) for one in self._optimizers for group in one.param_groups for p in group["params"]]
-        carried = {id(part) for thing in self._carried for part in _parts(thing)}
-        found: list[str] = []
-        kinds: dict[int, bool] = {}
+        carried = {id(part) for thing in self._carried for part in _reached(thing, _PARTS)}
+        stateful: dict[int, bool] = {}
+        found = []
         for thing in gc.get_objects():
-            kind = next((kind for kind in FORGOTTEN if issubclass(type(thing), kind)), None)
-            if kind is None and (own_kind := kinds.get(id(type(thing)))) is None:
-                own_kind = kinds[id(type(thing))] = _stateful(type(thing))
-            if kind is None and own_kind and id(thing) not in carried:
-                name = type(thing).__name__
-                if not self._averages and _own_average(thing, shapes):
-                    found.append(FORGOTTEN_AVERAGE.format(name=name))
-                elif _SCHEDULE.search(name) and {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
-                    found.append(FORGOTTEN[LRScheduler].format(name=name))
-            if kind is None or id(thing) in carried or (kind is AveragedModel and self._averages):
-                continue
-            if kind is LRScheduler and not {id(one) for one in _layers(getattr(thing, "optimizer", None))} & own:
-                continue
-            if kind is torch.amp.GradScaler and not thing.is_enabled():
-                continue
-            found.append(FORGOTTEN[kind].format(name=type(thing).__name__))
+            kind = type(thing)
+            if id(kind) not in stateful:
+                stateful[id(kind)] = _stateful(kind)
+            if stateful[id(kind)] and id(thing) not in carried and (what := self._lost(thing)):
+                found.append(FORGOTTEN.format(name=kind.__name__, what=what[0], call=what[1]))
         return list(dict.fromkeys(found))
+
+    def _lost(self, thing: Any) -> tuple[str, str] | None:
+        """Reason why a resize would lose something of it, and the method of Accelerate's that carries it; None if it
+        would not."""
+        schedules = isinstance(thing, LRScheduler) or _SCHEDULE.search(type(thing).__name__)
+        if schedules and {id(one) for one in self._optimizers} & {id(one) for one in _reached(thing, INNER)}:
+            return "drives a registered optimizer", "prepare"
+        if isinstance(thing, torch.amp.GradScaler):
+            lost = thing.is_enabled()
+        else:
+            lost = not self._averages and (isinstance(thing, AveragedModel) or self._is_average(thing))
+        return ("has a state", "register_for_checkpointing") if lost else None
+
+    def _is_average(self, thing: Any) -> bool:
+        """Tell whether it is an average of weights: by its class's name, or by tensors in the shapes of all that are
+        trained."""
+        values = (vars(thing) if hasattr(thing, "__dict__") else {}).values()
+        lists = (one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,) for one in values)
+        held = list(chain.from_iterable(lists))
+        if _AVERAGE.search(type(thing).__name__):
+            return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
+        shapes = Counter(p.shape for one in self._optimizers for group in one.param_groups for p in group["params"])
+        its = Counter(one.shape for one in held if isinstance(one, torch.Tensor))
+        return bool(shapes) and not isinstance(thing, torch.nn.Module) and shapes <= its
 
 
 def averages(others: Iterable[Any], batch: int) -> list[str]:
@@ -162,50 +163,22 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 
 def _stateful(kind: type) -> bool:
-    """Whether it is a script's own class of things with a state."""
-    if not all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")):
-        return False
-    own = str(kind.__module__).split(".")[0] not in _FRAMEWORKS
-    return own and not issubclass(kind, torch.optim.Optimizer)
+    """Tell whether a thing of this type has a state to carry: torch's own, or one of the script's classes."""
+    if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
+        return True
+    methods = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
+    script = str(kind.__module__).split(".")[0] not in _FRAMEWORKS
+    return methods and script and not issubclass(kind, torch.optim.Optimizer)
 
 
-def _own_average(thing: Any, shapes: list[tuple[int, ...]]) -> bool:
-    """Whether it is an average of weights: by its class's name, or since it holds tensors of the shapes of all that are
-    trained.
-    """
-    held = list(
-        chain.from_iterable(
-            one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,)
-            for one in (getattr(thing, "__dict__", None) or {}).values()
-        )
-    )
-    if _AVERAGE.search(type(thing).__name__):
-        return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
-    if not shapes or isinstance(thing, torch.nn.Module):
-        return False
-    return Counter(shapes) <= Counter(tuple(one.shape) for one in held if isinstance(one, torch.Tensor))
-
-
-def _parts(thing: Any) -> list[Any]:
-    """A thing, and what it is made of: schedulers in schedulers, and what our wrappers and a framework's hold."""
+def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
+    """A thing, and what it and what it holds have under these names, by itself or in lists."""
     found: list[Any] = []
     left = [thing]
     while left and len(found) < 100:
-        one = left.pop()
-        found.append(one)
-        for name in ("scheduler", "_scheduler", "scaler"):
-            if name in (getattr(one, "__dict__", None) or {}):
-                left.append(vars(one)[name])
-        for name in ("_schedulers", "_objects"):
-            left += [part for part in (getattr(one, "__dict__", None) or {}).get(name) or () if part is not None]
-    return found
-
-
-def _layers(optimizer: Any) -> list[Any]:
-    """An optimizer, and those that it wraps."""
-    found: list[Any] = []
-    while optimizer is not None and len(found) < 10:
-        found.append(optimizer)
-        held = getattr(optimizer, "__dict__", {})
-        optimizer = held.get("optimizer") or held.get("base_optimizer")
+        found.append(left.pop())
+        held = getattr(found[-1], "__dict__", None) or {}
+        for one in (held.get(name) for name in names):
+            left += one if isinstance(one, (list, tuple)) else [one]
+        left = [one for one in left if one is not None]
     return found

@@ -9,17 +9,23 @@ from typing import Any, cast
 
 import torch
 
-_INNER = ("base_optimizer", "optimizer", "_optimizer")
+INNER = ("base_optimizer", "optimizer", "_optimizer")
 """Names under which optimizers hold the one that they go by: SAM, Lookahead, and others like them."""
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer whose `step` changes the parameters: of one that goes by another, that one."""
-    for name in _INNER:
+    for name in INNER:
         held = getattr(optimizer, "__dict__", {}).get(name)
         if isinstance(held, torch.optim.Optimizer) and held is not optimizer:
             return stepper(held)
     return optimizer
+
+
+def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Two parameters that show each backward pass: cheap, and either may be unused in a model."""
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
+    return list({id(p): p for p in (*trained[:1], *trained[-1:])}.values())
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:

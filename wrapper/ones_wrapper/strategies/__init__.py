@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ones_wrapper.strategies.decentlam.strategy import DecentLam
     from ones_wrapper.strategies.fusion import Fused, fuse
     from ones_wrapper.strategies.fusion.sweep import sweep
-    from ones_wrapper.strategies.lsgd.strategy import Lsgd
+    from ones_wrapper.strategies.lsgd import Lsgd
     from ones_wrapper.strategies.onebit_lamb import OneBitLamb
     from ones_wrapper.strategies.optimus import Optimus2D
     from ones_wrapper.strategies.ring.strategy import Ring
@@ -33,7 +33,7 @@ _HOMES = {
     "Coreset": "ones_wrapper.data.coreset",
     "DecentLam": "ones_wrapper.strategies.decentlam.strategy",
     "Fused": "ones_wrapper.strategies.fusion",
-    "Lsgd": "ones_wrapper.strategies.lsgd.strategy",
+    "Lsgd": "ones_wrapper.strategies.lsgd",
     "OneBitLamb": "ones_wrapper.strategies.onebit_lamb",
     "Optimus2D": "ones_wrapper.strategies.optimus",
     "Ring": "ones_wrapper.strategies.ring.strategy",

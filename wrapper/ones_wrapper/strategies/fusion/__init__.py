@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from ones_wrapper.gradients.lamb import Lamb
 from ones_wrapper.strategies.fusion.alike import check_models, named
-from ones_wrapper.strategies.fusion.gain import Gain, NoGainError, losses_of, measure, most_members
-from ones_wrapper.strategies.fusion.lamb import Lamb
+from ones_wrapper.strategies.fusion.gain import Gain, NoGainError, device_of, losses_of, measure, most_members
 from ones_wrapper.strategies.fusion.model import FusedModel, Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 from ones_wrapper.strategies.fusion.strategy import Fused
@@ -110,7 +110,7 @@ def largest(
     """Number of these members, the first ones, that fit on the batch's device at once: by steps taken with ever more of
     them. 0 if not even one does."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
-    device = next((thing.device for thing in batch if isinstance(thing, torch.Tensor)), torch.device("cpu"))
+    device = device_of(batch)
 
     def fits(count: int) -> bool:
         names = list(its_models)[:count]

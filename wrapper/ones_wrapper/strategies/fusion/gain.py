@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ones_wrapper.devices.streams import wait
 from ones_wrapper.strategies.fusion.model import Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
@@ -69,7 +70,7 @@ def measure(
 
     All is done on copies, on the batch's device. `losses` are the members', each of an output.
     """
-    device = _device(batch)
+    device = device_of(batch)
     alone = [_copied(models[name], optimizers[name], device) for name in models]
     fused, optimizer = fuse()
     fused.to(device)
@@ -124,11 +125,11 @@ def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> floa
     step()
     found = []
     for _ in range(3):
-        _wait(device)
+        wait(device)
         begin = _clock(device)
         for _ in range(steps):
             step()
-        _wait(device)
+        wait(device)
         found.append((_clock(device) - begin) / steps)
     return max(min(found), 1e-9)
 
@@ -137,12 +138,7 @@ def _clock(device: torch.device) -> float:
     return time.perf_counter() if device.type == "cuda" else time.process_time()
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _device(batch: Sequence[Any]) -> torch.device:
+def device_of(batch: Sequence[Any]) -> torch.device:
     return next((thing.device for thing in batch if isinstance(thing, torch.Tensor)), torch.device("cpu"))
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.func import functional_call, stack_module_state, vmap
 
+from ones_wrapper.strategies.fusion.alike import difference
+
 Loss = Callable[..., torch.Tensor]
 
 
@@ -148,15 +150,10 @@ class FusedModel(torch.nn.Module):
     def load_member(self, name: str, state: Mapping[str, Any]) -> None:
         """Take over what an ordinary model's `state_dict` gave. Raises ValueError where it does not fit."""
         row, mine = self.row(name), self.stack.state_dict()
-        for key in [*mine, *state]:
-            if key not in state or key not in mine:
-                lacks = "the state" if key not in state else "the model"
-                raise ValueError(f"fuse: member {name!r} cannot be loaded: {lacks} has no {key}")
-            if isinstance(mine[key], torch.Tensor) and mine[key].shape[1:] != state[key].shape:
-                raise ValueError(
-                    f"fuse: member {name!r} cannot be loaded: {key} is {tuple(state[key].shape)} in the state and "
-                    f"{tuple(mine[key].shape[1:])} here"
-                )
+        shapes = {key: tuple(value.shape[1:]) for key, value in mine.items() if isinstance(value, torch.Tensor)}
+        theirs = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, torch.Tensor)}
+        if why := difference(shapes, theirs, name):
+            raise ValueError(f"fuse: member {name!r} cannot be loaded: {why}")
         with torch.no_grad():
             for key, value in mine.items():
                 if isinstance(value, torch.Tensor):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ones_wrapper.gradients.lamb import called
 from ones_wrapper.strategies.fusion.alike import difference
 from ones_wrapper.strategies.fusion.model import FusedModel
 from ones_wrapper.strategies.fusion.updates import STEP, Update, update_for
@@ -71,10 +72,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step of every member that still trains. A parameter without gradient stays as it is."""
-        found = None
-        if closure is not None:
-            with torch.enable_grad():
-                found = closure()
+        found = called(closure)
         for one in self.optimizers.values():
             one._opt_called = True  # type: ignore[attr-defined]  # else a schedule warns that it is ahead
         rows = self.model.rows()

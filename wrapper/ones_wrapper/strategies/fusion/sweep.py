@@ -53,15 +53,12 @@ class Sweep:
         spool = os.environ.get("ONES_SPOOL")
         restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._orders = OrderReader(Path(own.folder), restart, Path(spool) if spool else None, own.job_id)
-        for name in [one for one in self._trains if self._file and (self._folder(one) / RESULT).exists()]:
+        for name in [one for one in self._trains if self._file and (self.folder(one) / RESULT).exists()]:
             self._trains.remove(name)  # done before a restart
-
-    def _folder(self, name: str) -> Path:
-        return Path(self._rows[name].folder)
 
     def folder(self, name: str) -> Path:
         """The directory of this member's job: where its results belong."""
-        return self._folder(name)
+        return Path(self._rows[name].folder)
 
     def left(self) -> list[str]:
         """The members that are no longer to be trained: cancelled, or begun by themselves. Each is named once, and
@@ -71,8 +68,7 @@ class Sweep:
         gone = [
             name
             for name in self._trains
-            if name != self._own
-            and ((self._folder(name) / LEFT).exists() or (self._own in named and name not in named))
+            if name != self._own and ((self.folder(name) / LEFT).exists() or (self._own in named and name not in named))
         ]
         for name in gone:
             log(f"job {name} left its sweep: it is trained no further")
@@ -97,7 +93,7 @@ class Sweep:
         if name not in self._trains:
             return
         self._count()
-        folder = self._folder(name)
+        folder = self.folder(name)
         if name != self._own and not (folder / LEFT).exists():
             told = {"by": int(self._own), "code": code, "gpu_s": round(self._seconds[name], 2)}
             replace_small(

@@ -13,11 +13,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ones_wrapper.gradients.trust import trust
-from ones_wrapper.strategies.fusion.lamb import Lamb
+from ones_wrapper.gradients.lamb import Lamb, trust
 
 Numbers = Mapping[str, torch.Tensor]
 """A member's numbers by name, of shape [B], in double precision on the CPU."""
+
+Tensors = dict[str, torch.Tensor]
+Options = Mapping[str, Any]
+"""A parameter group of one model's optimizer."""
 
 STEP = "step"
 
@@ -31,31 +34,24 @@ class Update(ABC):
     """Options that must be the same for all members, and the values that are supported."""
 
     @abstractmethod
-    def keeps(self, groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
         """Names of the tensors that are kept of each parameter, for members with these groups."""
 
     @abstractmethod
-    def scalars(self, own: Numbers, steps: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
         """Scalars that `apply` needs of the members, of shape [B], from their numbers and the steps made with this
         one."""
 
     @abstractmethod
-    def apply(
-        self,
-        p: torch.Tensor,
-        gradient: torch.Tensor,
-        kept: dict[str, torch.Tensor],
-        by: Numbers,
-        group: Mapping[str, Any],
-    ) -> None:
+    def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
         """One step in place. `by` are the scalars, in the parameter's type, ready to be broadcast; `decay` is left out
         if it is 0 for all."""
 
-    def alone(self, kept: dict[str, torch.Tensor], step: torch.Tensor, own: Mapping[str, Any]) -> dict[str, Any]:
+    def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
         """State that the optimizer of one model keeps, from the row of a member that has stepped."""
         return {STEP: step, **kept}
 
-    def steps(self, kept: Mapping[str, Any]) -> float:
+    def steps(self, kept: Options) -> float:
         """Steps made, from what the optimizer of one model keeps."""
         return float(kept[STEP])
 
@@ -70,23 +66,16 @@ class SgdUpdate(Update):
         "differentiable": (False,),
     }
 
-    def keeps(self, groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
         return ("momentum_buffer",) if any(group["momentum"] for group in groups) else ()
 
-    def scalars(self, own: Numbers, steps: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
         # The first gradient is the buffer, undampened; without momentum there is no buffer.
         whole = (steps == 1) | (own["momentum"] == 0)
         share = torch.where(whole, 1.0, 1.0 - own["dampening"])
         return {"lr": -own["lr"], "decay": own["weight_decay"], "momentum": own["momentum"], "share": share}
 
-    def apply(
-        self,
-        p: torch.Tensor,
-        gradient: torch.Tensor,
-        kept: dict[str, torch.Tensor],
-        by: Numbers,
-        group: Mapping[str, Any],
-    ) -> None:
+    def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
         if "decay" in by:
             gradient = torch.addcmul(gradient, p, by["decay"])
         if "momentum_buffer" in kept:
@@ -95,10 +84,10 @@ class SgdUpdate(Update):
             gradient = torch.addcmul(gradient, buffer, by["momentum"]) if group["nesterov"] else buffer
         p.addcmul_(gradient, by["lr"])
 
-    def alone(self, kept: dict[str, torch.Tensor], step: torch.Tensor, own: Mapping[str, Any]) -> dict[str, Any]:
+    def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
         return kept if own["momentum"] else {}
 
-    def steps(self, kept: Mapping[str, Any]) -> float:
+    def steps(self, kept: Options) -> float:
         return float(kept.get("momentum_buffer") is not None)
 
 
@@ -114,10 +103,10 @@ class AdamUpdate(Update):
         "capturable": (False,),
     }
 
-    def keeps(self, groups: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
-    def scalars(self, own: Numbers, steps: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
         first, second = own["beta1"], own["beta2"]
         decay = own["weight_decay"]
         return {
@@ -130,23 +119,21 @@ class AdamUpdate(Update):
             "decay": own["lr"] * decay if group["decoupled_weight_decay"] else decay,
         }
 
-    def apply(
-        self,
-        p: torch.Tensor,
-        gradient: torch.Tensor,
-        kept: dict[str, torch.Tensor],
-        by: Numbers,
-        group: Mapping[str, Any],
-    ) -> None:
+    def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
         if "decay" in by:
             if group["decoupled_weight_decay"]:
                 p.mul_(1 - by["decay"])
             else:
                 gradient = torch.addcmul(gradient, p, by["decay"])
+        mean, square = self._moments(gradient, kept, by)
+        p.add_(mean / (square.sqrt().div_(by["root"]).add_(by["eps"])) * by["lr"])
+
+    def _moments(self, gradient: torch.Tensor, kept: Tensors, by: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both moments with this gradient in them."""
         mean, square = kept["exp_avg"], kept["exp_avg_sq"]
         mean.lerp_(gradient, by["beta1"])
         square.mul_(by["beta2"]).add_(gradient * gradient * by["rest2"])
-        p.add_(mean / (square.sqrt().div_(by["root"]).add_(by["eps"])) * by["lr"])
+        return mean, square
 
 
 class LambUpdate(AdamUpdate):
@@ -154,22 +141,13 @@ class LambUpdate(AdamUpdate):
 
     same: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
-    def scalars(self, own: Numbers, steps: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
         first, second = own["beta1"], own["beta2"]
         numbers = {"lr": own["lr"], "decay": own["weight_decay"], "eps": own["eps"]}
         return {"beta1": 1 - first, "beta2": second, "rest2": 1 - second, **numbers}
 
-    def apply(
-        self,
-        p: torch.Tensor,
-        gradient: torch.Tensor,
-        kept: dict[str, torch.Tensor],
-        by: Numbers,
-        group: Mapping[str, Any],
-    ) -> None:
-        mean, square = kept["exp_avg"], kept["exp_avg_sq"]
-        mean.lerp_(gradient, by["beta1"])
-        square.mul_(by["beta2"]).add_(gradient * gradient * by["rest2"])
+    def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
+        mean, square = self._moments(gradient, kept, by)
         update = mean / (square.sqrt() + by["eps"])
         if "decay" in by:
             update.addcmul_(p, by["decay"])

@@ -173,8 +173,5 @@ class OneBitExchange(DdpExchange):
             return known(gradient)
         if self._noise is not None:
             self._noise.skip()  # nobody sees the mean gradient
-        if part.share.samples:
-            scale(gradient, self._unit * world, part.share.total)
-        else:
-            gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
+        scale(gradient, self._unit * world, part.share.total)
         return known(gradient)

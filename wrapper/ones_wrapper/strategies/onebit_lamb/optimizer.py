@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ones_wrapper.gradients.trust import trust
+from ones_wrapper.gradients.lamb import Lamb, lamb
+from ones_wrapper.group.flat import flattened, pieces
 from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 
 MEMORY = 0.9
@@ -24,7 +25,7 @@ CHANGE = 0.1
 """Most of a factor that it may change in one step."""
 
 
-class CompressedLamb(torch.optim.Optimizer):
+class CompressedLamb(Lamb):
     """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. Made by `OneBitLamb.optimizer`.
 
     State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (what it would be) and
@@ -36,30 +37,18 @@ class CompressedLamb(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Has a gradient scaler set `grad_scale`, which says so."""
 
-    def __init__(
-        self,
-        params: Any,
-        mean: OneBitMean,
-        *,
-        lr: float,
-        warmup_steps: int,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        """Raises ValueError for numbers outside their ranges, and for parameters that are sharded, or of less than 32
-        bits."""
-        if not lr >= 0 or not all(0 <= beta < 1 for beta in betas) or not betas[0] or not eps >= 0 or weight_decay < 0:
-            raise ValueError(
-                f"onebit_lamb: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: none may be negative, "
-                "and betas must be below 1, the first above 0"
-            )
+    def __init__(self, params: Any, mean: OneBitMean, *, lr: float, warmup_steps: int, **numbers: Any) -> None:
+        """`numbers` are those of `Lamb`. Raises ValueError for numbers outside their ranges, and for parameters that
+        are sharded, or of less than 32 bits."""
+        if "betas" in numbers and not numbers["betas"][0]:
+            raise ValueError(f"onebit_lamb: betas={numbers['betas']}: the first must be above 0")
         self._mean = mean
         self._warmup_steps = warmup_steps
         self._untrained: set[torch.Tensor] | None = None
         """Parameters that had no gradient in the warm-up; None if that is to be found out."""
-        counts = {"warmed": 0, "frozen": False, "batch": 0}
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **counts})
+        super().__init__(params, lr, **numbers)
+        for group in (self.defaults, *self.param_groups):
+            group.update({"warmed": 0, "frozen": False, "batch": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -120,7 +109,9 @@ class CompressedLamb(torch.optim.Optimizer):
             return
         for group, p, state in self._trained():
             if p.grad is not None:
-                self._warm(group, p, state)
+                update, ratio = lamb(p, group, state)
+                state["trust"].lerp_(ratio, 1 - MEMORY if group["warmed"] else 1.0)
+                p.sub_(update * ratio, alpha=group["lr"])
         self._count("warmed", self.param_groups[0]["warmed"] + 1)
         if self.param_groups[0]["warmed"] >= self._warmup_steps:
             self._freeze()
@@ -131,8 +122,8 @@ class CompressedLamb(torch.optim.Optimizer):
         trained = list(self._trained())
         if not self.frozen or not trained:
             return
-        found = self._mean.carried(_flat([state["residual"] for *_, state in trained]))
-        for (*_, state), part in zip(trained, _like(found, trained), strict=True):
+        found = self._mean.carried(flattened([state["residual"] for *_, state in trained]))
+        for (*_, state), part in zip(trained, pieces(found, [p for _, p, _ in trained]), strict=True):
             torch.mul(part, state["exp_avg_sq"] > 0, out=state["residual"])
 
     def restart(self, batch: int) -> None:
@@ -155,16 +146,6 @@ class CompressedLamb(torch.optim.Optimizer):
             for p in group["params"]:
                 if self.state.get(p):
                     yield group, p, self.state[p]
-
-    def _warm(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any]) -> None:
-        """LAMB's step of one parameter."""
-        (beta1, beta2), gradient, m, v = group["betas"], p.grad, state["exp_avg"], state["exp_avg_sq"]
-        m.mul_(beta1).add_(gradient, alpha=1 - beta1)
-        v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
-        ratio = trust(torch.linalg.vector_norm(p), torch.linalg.vector_norm(update))
-        state["trust"].lerp_(ratio, 1 - MEMORY if group["warmed"] else 1.0)
-        p.sub_(update * ratio, alpha=group["lr"])
 
     def _freeze(self) -> None:
         """The warm-up is over."""
@@ -190,10 +171,10 @@ class CompressedLamb(torch.optim.Optimizer):
             beta1 = group["betas"][0]
             gradient = 0.0 if p.grad is None else p.grad
             moved.append(state["scale"] * (beta1 * state["exp_avg"] + (1 - beta1) * gradient))
-        residuals = _flat([state["residual"] for *_, state in trained])
+        residuals = flattened([state["residual"] for *_, state in trained])
         # Until this returns nothing of the state has changed: where a rank is lost in it, the others can save theirs.
-        mean, left = self._mean(_flat(moved), residuals)
-        parts = zip(trained, _like(mean, trained), _like(left, trained), strict=True)
+        mean, left = self._mean(flattened(moved), residuals)
+        parts = zip(trained, pieces(mean, moved), pieces(left, moved), strict=True)
         for (group, p, state), momentum, residual in parts:
             self._compressed(group, p, state, momentum, residual)
 
@@ -240,14 +221,3 @@ def _fresh(p: torch.Tensor) -> dict[str, Any]:
     names = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "residual")
     scalars = ("trust", "factor", "scale")
     return {name: torch.zeros_like(p) for name in names} | {name: p.new_ones(()) for name in scalars}
-
-
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _like(flat: torch.Tensor, trained: list[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]) -> list[torch.Tensor]:
-    """The parts of a flat tensor, in the shapes of the parameters."""
-    shapes = [p.shape for _, p, _ in trained]
-    parts = torch.split(flat, [shape.numel() for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

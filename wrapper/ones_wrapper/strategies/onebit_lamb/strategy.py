@@ -7,7 +7,7 @@ from typing import Any
 
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.group import Group, check_torch
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MOST_GPUS, Limits, SizeLimits, rows_within
@@ -55,8 +55,7 @@ class OneBitLamb(Strategy):
         self._mean.ranks_changed()
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange:
-        if not isinstance(group, TorchGroup):
-            raise ValueError("onebit_lamb: it exchanges through torch.distributed; leave backend='mpi' out of init")
+        check_torch(self.name, group)
         return OneBitExchange(group, noise, lambda: self._made)
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:

@@ -8,7 +8,7 @@ backward goes on (Li et al., VLDB 2020, §3.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchange import Exchange, scaled
 from ones_wrapper.group import Group
+from ones_wrapper.group.flat import flattened, local, pieces, together
 from ones_wrapper.strategies.optimus.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class MeshExchange(Exchange):
         self._take_first(model)
         self._model = model
         trained = [p for p in model.parameters() if p.requires_grad]
-        self._buckets = list(_in_buckets(reversed(trained), int(bucket_mb * 2**20)))
+        self._buckets = [_Bucket(some) for some in together(reversed(trained), int(bucket_mb * 2**20))]
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.register_hook(self._weigh)  # type: ignore[no-untyped-call]
@@ -70,9 +71,9 @@ class MeshExchange(Exchange):
         mesh = self._mesh
         for parameter in model.parameters():
             if mesh.replicas > 1:
-                dist.broadcast(_local(parameter), group=mesh.across, group_src=0)
+                dist.broadcast(local(parameter), group=mesh.across, group_src=0)
             if mesh.q > 1 and isinstance(parameter, DTensor) and parameter.placements[0].is_replicate():
-                dist.broadcast(_local(parameter), group=mesh.in_column, group_src=0)
+                dist.broadcast(local(parameter), group=mesh.in_column, group_src=0)
 
     @contextmanager
     def during(self, part: AccumulationStep) -> Iterator[None]:
@@ -89,9 +90,7 @@ class MeshExchange(Exchange):
         if self.trying:
             return gradient
         part = self._now()
-        if part.samples == 0:
-            return torch.zeros_like(gradient)  # a borrowed sample may give NaN, and NaN times 0 is NaN
-        return gradient if part.samples == part.share.total else gradient * (part.samples / part.share.total)
+        return scaled(gradient, part.samples, part.share.total)
 
     def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
         """Backward has brought a parameter's gradient."""
@@ -143,39 +142,13 @@ class _Bucket:
     @torch.no_grad()
     def fill(self) -> None:
         """Gather the gradients; zeros where this replica has none."""
-        self.flat = torch.cat(
-            [
-                _local(p).new_zeros(_local(p).numel()) if p.grad is None else _local(p.grad).reshape(-1)
-                for p in self.parameters
-            ]
-        )
+        self.flat = flattened([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
 
     @torch.no_grad()
     def hand_out(self) -> None:
         """Give the parameters the sums, and let go of the message. All replicas use the same parameters, so one that
         has no gradient here has none anywhere."""
-        pieces = torch.split(self.flat, [_local(p).numel() for p in self.parameters])
-        for parameter, piece in zip(self.parameters, pieces, strict=True):
+        for parameter, piece in zip(self.parameters, pieces(self.flat, self.parameters), strict=True):
             if parameter.grad is not None:
-                gradient = _local(parameter.grad)
-                gradient.copy_(piece.view(gradient.shape))
+                local(parameter.grad).copy_(piece)
         self.flat, self.work = torch.empty(0), None
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _in_buckets(parameters: Iterable[torch.nn.Parameter], size: int) -> Iterator[_Bucket]:
-    """The parameters in their order, in groups of one type and of about `size` bytes."""
-    some: list[torch.nn.Parameter] = []
-    held = 0
-    for parameter in parameters:
-        more = _local(parameter).nbytes
-        if some and (held + more > size or some[0].dtype != parameter.dtype):
-            yield _Bucket(some)
-            some, held = [], 0
-        some.append(parameter)
-        held += more
-    if some:
-        yield _Bucket(some)

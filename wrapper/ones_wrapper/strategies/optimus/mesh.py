@@ -115,9 +115,3 @@ def features(parameter: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     assert isinstance(parameter, DTensor)
     found: torch.Tensor = _SameForAllRows.apply(parameter.to_local(), mesh)  # type: ignore[no-untyped-call]
     return found
-
-
-def block(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's block of a parameter; gradients flow back."""
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local()

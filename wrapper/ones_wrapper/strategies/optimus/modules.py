@@ -1,4 +1,4 @@
-"""The layers of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
+"""The layers and the loss of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
 Each takes and gives blocks: of activations [samples, length, hidden] rank (i, j) has [samples of row i, length, hidden
 / q]. Each draws its whole parameters as the dense layer of torch does, from the default generator, and keeps its block.
@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from ones_wrapper.group.flat import local
 from ones_wrapper.strategies.optimus import summa
-from ones_wrapper.strategies.optimus.mesh import FEATURES, MATRIX, TABLE, Mesh, block, features
+from ones_wrapper.strategies.optimus.mesh import FEATURES, MATRIX, TABLE, Mesh, features
 
 
 class Linear(nn.Module):
@@ -29,7 +31,7 @@ class Linear(nn.Module):
         self.bias = mesh.cut(dense.bias, FEATURES) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        product = summa.ab(x.flatten(0, -2), block(self.weight).t(), self.mesh)
+        product = summa.ab(x.flatten(0, -2), local(self.weight).t(), self.mesh)
         if self.bias is not None:
             product = product + features(self.bias, self.mesh)
         return product.view(*x.shape[:-1], product.shape[-1])
@@ -80,13 +82,13 @@ class Embedding(nn.Module):
         self.weight = mesh.cut(nn.Embedding(count, size).weight, TABLE)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _Lookup.apply(block(self.weight), tokens, self.mesh)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Lookup.apply(local(self.weight), tokens, self.mesh)  # type: ignore[no-untyped-call]
         return found
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The product with the table's transpose, for a model whose output layer is its embedding: blocks [samples, …,
         size / q] to blocks […, count / q]."""
-        product = summa.abt(x.flatten(0, -2), block(self.weight), self.mesh)
+        product = summa.abt(x.flatten(0, -2), local(self.weight), self.mesh)
         return product.view(*x.shape[:-1], product.shape[-1])
 
 
@@ -175,3 +177,45 @@ class Block(nn.Module):
         x = x + self.attention(self.before_attention(x))
         found: torch.Tensor = x + self.mlp(self.before_mlp(x))
         return found
+
+
+IGNORED = -100
+"""Target of tokens that do not count, as in torch."""
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """The mean over the tokens of the replica's local batch, the same on all of its ranks.
+
+    `logits` are blocks [samples of the row, …, vocabulary / q], `targets` token numbers [samples of the row, …].
+    No rank has all of the vocabulary: the row's ranks exchange three numbers a token. Collective, but for its backward
+    pass.
+    """
+    loss: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), mesh)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        count = logits.shape[1]
+        # The largest logit of a token over the whole row of ranks keeps the exponentials small.
+        largest = mesh.sum_in_row(logits.amax(1), dist.ReduceOp.MAX)
+        away = logits - largest[:, None]
+        counted = targets != IGNORED
+        mine = counted & (targets // count == mesh.column)
+        places = (targets % count)[:, None]
+        target = torch.where(mine, away.gather(1, places)[:, 0], 0)
+        shares = away.exp_()
+        sums, target = mesh.sum_in_row(torch.stack([shares.sum(1), target]))
+        shares /= sums[:, None]
+        losses = torch.where(counted, sums.log() - target, 0)
+        total, tokens = mesh.sum_in_column(torch.stack([losses.sum(), counted.sum().to(losses.dtype)]))
+        ctx.save_for_backward(shares, places, mine, counted, tokens)
+        mean: torch.Tensor = total / tokens
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        shares, places, mine, counted, tokens = ctx.saved_tensors
+        found = shares.scatter_add(1, places, -mine[:, None].to(shares.dtype))
+        return found.mul_((gradient / tokens * counted)[:, None]), None, None

@@ -120,11 +120,10 @@ class Optimus2D(Strategy):
         )
 
     def bind(self, group: Group) -> None:
-        from ones_wrapper.group import TorchGroup
+        from ones_wrapper.group import check_torch
         from ones_wrapper.strategies.optimus.mesh import Mesh
 
-        if not isinstance(group, TorchGroup):
-            raise ValueError("optimus2d: meshes are made of torch.distributed's ranks; leave out backend='mpi'")
+        check_torch(self.name, group)
         side = self.side(group.world)
         assert side is not None  # `init` has asked for the replicas
         self._mesh = Mesh(side, group.device)
@@ -177,7 +176,7 @@ class Optimus2D(Strategy):
 
     def cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean over the tokens of the replica's local batch, of blocks of logits and this row's targets."""
-        from ones_wrapper.strategies.optimus.loss import cross_entropy
+        from ones_wrapper.strategies.optimus.modules import cross_entropy
 
         return cross_entropy(logits, targets, self.mesh)
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ones_wrapper.strategies.ring import sdpa_kernel as fused
 from ones_wrapper.strategies.ring import tile as block
 from ones_wrapper.strategies.ring.circle import BACK, Circle
-from ones_wrapper.strategies.ring.tile import Dropout, Place
+from ones_wrapper.strategies.ring.tile import Above, Dropout, Place
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,21 @@ def ring_attention(
     real: torch.Tensor | None = None,
     dropout: Dropout | None = None,
     scale: float | None = None,
+    function: type[torch.autograd.Function] | None = None,
 ) -> torch.Tensor:
     """Softmax attention of this rank's queries with all keys of the sequences; collective over the circle.
 
     `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width); so is the result, whose memory is in the
     order (batch, tokens, heads, width). `real` says which tokens of the whole sequences are no padding, (batch, length)
     in their natural order, the same on all ranks. A query that sees no key gets 0. `scale` is 1/√width unless given.
-    The gradients are those of the dense attention; nothing is divided by the number of ranks.
+    The gradients are those of the dense attention; nothing is divided by the number of ranks. `function` computes it in
+    place of blocks in a ring.
 
     Raises ValueError for shapes that contradict the arrangement.
     """
     check(q, k, v, arrangement, real)
-    found: torch.Tensor = _Ring.apply(q, k, v, arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))  # type: ignore[no-untyped-call]
+    meetings = Meetings(arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))
+    found: torch.Tensor = (function or _Ring).apply(q, k, v, meetings)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -126,39 +129,40 @@ def check(
         raise ValueError(f"ring: the mask must be of whole sequences, {(q.shape[0], length)}, not {tuple(real.shape)}")
 
 
-def place(
-    arrangement: Arrangement, source: int, real: torch.Tensor | None, dropout: Dropout | None, device: torch.device
-) -> tuple[slice, slice, Place]:
-    """Queries of this rank and keys of another that meet, and their positions."""
-    rows, columns, triangular = arrangement.meeting(source)
-    mine, its = arrangement.positions(arrangement.circle.rank, device), arrangement.positions(source, device)
-    keys = its[columns]
-    return rows, columns, Place(mine[rows], keys, triangular, None if real is None else real[:, keys], dropout)
+@dataclass(frozen=True)
+class Meetings:
+    """The places of this rank's queries and other ranks' keys in one attention."""
+
+    arrangement: Arrangement
+    real: torch.Tensor | None
+    dropout: Dropout | None
+    scale: float
+
+    def at(self, source: int, device: torch.device) -> tuple[slice, slice, Place]:
+        """Queries of this rank and keys of another that meet, and their place."""
+        rows, columns, triangular = self.arrangement.meeting(source)
+        mine, its = (self.arrangement.positions(rank, device) for rank in (self.arrangement.circle.rank, source))
+        return rows, columns, self.place(mine[rows], its[columns], triangular)
+
+    def place(self, queries: torch.Tensor, keys: torch.Tensor, triangular: bool) -> Place:
+        real = None if self.real is None else self.real[:, keys]
+        return Place(queries, keys, self.scale, triangular, real, self.dropout)
 
 
 class _Ring(torch.autograd.Function):
     """Blocks in a ring. Both passes send and receive while they compute."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        arrangement: Arrangement,
-        real: torch.Tensor | None,
-        dropout: Dropout | None,
-        scale: float,
-    ) -> torch.Tensor:
-        circle, kernel = arrangement.circle, fused if fused.usable(q, dropout) else block
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meetings: Meetings) -> torch.Tensor:
+        circle, kernel = meetings.arrangement.circle, fused if fused.usable(q, meetings.dropout) else block
         output = total = None
         with torch.autocast(q.device.type, enabled=False):
             both = torch.stack((k, v))
             for step in range(circle.size):
                 coming = circle.shift(both) if step < circle.size - 1 else None
-                rows, columns, where = place(arrangement, circle.source(step), real, dropout, q.device)
+                rows, columns, place = meetings.at(circle.source(step), q.device)
                 keys, values = both[:, :, :, columns]
-                more, its_total = kernel.forward(q[:, :, rows], keys, values, where, scale)
+                more, its_total = kernel.forward(q[:, :, rows], keys, values, place)
                 if output is None or total is None:
                     output, total = more, its_total
                 else:
@@ -169,26 +173,24 @@ class _Ring(torch.autograd.Function):
         # Heads next to their tokens: what follows joins the heads, and so takes a view rather than another copy.
         found: torch.Tensor = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, found, total)
-        ctx.rest = arrangement, real, dropout, scale, kernel
+        ctx.meetings, ctx.kernel = meetings, kernel
         return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, output, total = ctx.saved_tensors
-        arrangement, real, dropout, scale, kernel = ctx.rest
-        circle = arrangement.circle
+        circle = ctx.meetings.arrangement.circle
         with torch.autocast(q.device.type, enabled=False):
             gradient = block.precise(gradient)
-            delta = (gradient * block.precise(output)).sum(-1)
+            above = Above(gradient, total, (gradient * block.precise(output)).sum(-1))
             both, dq = torch.stack((k, v)), torch.zeros_like(gradient)
             own = returning = None
             for step in range(circle.size):
                 coming = circle.shift(both) if step < circle.size - 1 else None
-                rows, columns, where = place(arrangement, circle.source(step), real, dropout, q.device)
+                rows, columns, place = ctx.meetings.at(circle.source(step), q.device)
                 keys, values = both[:, :, :, columns]
-                seen = (gradient[:, :, rows], total[:, :, rows], delta[:, :, rows])
-                more, dk, dv = kernel.backward(q[:, :, rows], keys, values, where, scale, *seen)
+                more, dk, dv = ctx.kernel.backward(q[:, :, rows], keys, values, place, above.rows(rows))
                 dq[:, :, rows] += more
                 part = dq.new_zeros(both.shape)
                 part[:, :, :, columns] = torch.stack((dk, dv))
@@ -204,4 +206,4 @@ class _Ring(torch.autograd.Function):
             if returning is not None:  # the last shift, without which the sums would be the next rank's
                 own += returning()
         dk, dv = own
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None

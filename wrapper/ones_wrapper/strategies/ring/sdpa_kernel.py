@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ones_wrapper.strategies.ring.tile import Dropout, Place, finite, precise
+from ones_wrapper.strategies.ring.tile import Above, Dropout, Place, finite, precise
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask  # imported at its use: it takes a second to import
@@ -25,42 +25,32 @@ def usable(q: torch.Tensor, dropout: Dropout | None) -> bool:
     return q.is_cuda and dropout is None and q.dtype != torch.float64 and 16 <= width <= 256 and not width & width - 1
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute as `block.forward`."""
-    output, total = _attend(q, k, v, place, scale)
+    output, total = _attend(q, k, v, place)
     return precise(output), precise(total)
 
 
 def backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    place: Place,
-    scale: float,
-    gradient: torch.Tensor,
-    total: torch.Tensor,
-    delta: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, above: Above
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute as `block.backward`."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        output, its_total = _attend(q, k, v, place, scale)
-    weight = (precise(its_total.detach()) - finite(total)).exp()
-    above = weight[..., None] * gradient
-    of_total = (above * precise(output.detach())).sum(-1) - weight * delta
-    found = torch.autograd.grad((output, its_total), (q, k, v), (above.to(output.dtype), of_total.to(its_total.dtype)))
-    dq, dk, dv = (precise(one) for one in found)
+        output, its_total = _attend(q, k, v, place)
+    weight = (precise(its_total.detach()) - finite(above.total)).exp()
+    of_output = weight[..., None] * above.gradient
+    of_total = (of_output * precise(output.detach())).sum(-1) - weight * above.delta
+    of_both = of_output.to(output.dtype), of_total.to(its_total.dtype)
+    dq, dk, dv = (precise(one) for one in torch.autograd.grad((output, its_total), (q, k, v), of_both))
     return dq, dk, dv
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
     from torch.nn.attention.flex_attention import AuxRequest
 
-    output, aux = _kernel(q.device.type)(q, k, v, block_mask=_mask(place), scale=scale, return_aux=AuxRequest(lse=True))
+    options = {"block_mask": _mask(place), "scale": place.scale, "return_aux": AuxRequest(lse=True)}
+    output, aux = _kernel(q.device.type)(q, k, v, **options)
     return output, aux.lse
 
 

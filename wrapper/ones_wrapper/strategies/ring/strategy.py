@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.group import Group, check_torch
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MEMORY_SHARE, Limits, SizeLimits, refusal, rows_within
 from ones_wrapper.strategies.ring.circle import Circle
@@ -127,8 +127,7 @@ class Ring(Strategy):
 
     def bind(self, group: Group) -> None:
         """The ring of this rank. Raises ValueError where the ranks do not fit, or exchange by MPI."""
-        if not isinstance(group, TorchGroup):
-            raise ValueError("ring: needs torch.distributed (nccl or gloo), not the MPI backend; leave backend out")
+        check_torch(self.name, group)
         size = group.world // self.replicas(group.world)
         circle = Circle(group.rank % size, size, group.rank - group.rank % size)
         self._arrangement = Arrangement(circle, self.length, self.causal)

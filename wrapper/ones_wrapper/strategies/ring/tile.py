@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -37,6 +38,8 @@ class Place:
     """Positions of the queries in the whole sequence, (queries,)."""
     columns: torch.Tensor
     """Positions of the keys, (keys,)."""
+    scale: float
+    """Factor of the scores."""
     triangular: bool = False
     """True if a query sees only keys at its own position and before. Of a whole block: its queries and keys are then of
     the same tokens, in rising order."""
@@ -68,9 +71,22 @@ class Place:
         return replace(self, rows=self.rows[start:stop], columns=self.columns[:seen], real=real)
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+class Above(NamedTuple):
+    """Values of whole rows of queries that a block's backward pass needs, in `precise` type."""
+
+    gradient: torch.Tensor
+    """Gradient of the output, (batch, heads, queries, width)."""
+    total: torch.Tensor
+    """The logsumexp over all blocks, (batch, heads, queries)."""
+    delta: torch.Tensor
+    """The sum of gradient times output over the width, (batch, heads, queries)."""
+
+    def rows(self, which: slice) -> Above:
+        """Those of some queries."""
+        return Above(*(one[:, :, which] for one in self))
+
+
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
     """Output (batch, heads, queries, width) and logsumexp of the scores (batch, heads, queries), in `precise` type.
 
     A query that sees no key of this block gets the output 0 and the logsumexp -inf.
@@ -79,7 +95,7 @@ def forward(
     k, v = precise(k), precise(v)
     for start, stop, seen in _chunks(q, k, place):
         part = place.slice(start, stop, seen)
-        scores = _scores(precise(q[:, :, start:stop]), k[:, :, :seen], part, scale)
+        scores = _scores(precise(q[:, :, start:stop]), k[:, :, :seen], part)
         total = torch.logsumexp(scores, -1)
         p = scores.sub_(finite(total)[..., None]).exp_()
         if (factors := part.factors(p)) is not None:
@@ -90,33 +106,22 @@ def forward(
 
 
 def backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    place: Place,
-    scale: float,
-    gradient: torch.Tensor,
-    total: torch.Tensor,
-    delta: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, above: Above
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Parts of the gradients of q, k and v from the block, in `precise` type.
-
-    `gradient` is that of the whole output, `total` the logsumexp over all blocks, and `delta` the sum of gradient
-    times output over the width: (batch, heads, queries, width), and twice (batch, heads, queries).
-    """
+    """Parts of the gradients of q, k and v from the block, in `precise` type."""
     k, v = precise(k), precise(v)
     dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
     for start, stop, seen in _chunks(q, k, place):
         part, keys = place.slice(start, stop, seen), k[:, :, :seen]
-        queries, above = precise(q[:, :, start:stop]), gradient[:, :, start:stop]
-        p = _scores(queries, keys, part, scale).sub_(finite(total[:, :, start:stop])[..., None]).exp_()
-        dp = above @ v[:, :, :seen].mT
+        queries, (gradient, total, delta) = precise(q[:, :, start:stop]), above.rows(slice(start, stop))
+        p = _scores(queries, keys, part).sub_(finite(total)[..., None]).exp_()
+        dp = gradient @ v[:, :, :seen].mT
         if (factors := part.factors(p)) is None:
-            dv[:, :, :seen] += p.mT @ above
+            dv[:, :, :seen] += p.mT @ gradient
         else:
-            dv[:, :, :seen] += (p * factors).mT @ above
+            dv[:, :, :seen] += (p * factors).mT @ gradient
             dp *= factors
-        ds = dp.sub_(delta[:, :, start:stop, None]).mul_(p).mul_(scale)
+        ds = dp.sub_(delta[..., None]).mul_(p).mul_(place.scale)
         dq.append(ds @ keys)
         dk[:, :, :seen] += ds.mT @ queries
     return torch.cat(dq, 2), dk, dv
@@ -156,8 +161,8 @@ def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
     return (x >> 40 & (1 << 24) - 1).float() * 2.0**-24
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, place: Place, scale: float) -> torch.Tensor:
-    scores = (q @ k.mT).mul_(scale)
+def _scores(q: torch.Tensor, k: torch.Tensor, place: Place) -> torch.Tensor:
+    scores = (q @ k.mT).mul_(place.scale)
     hidden = place.hidden()
     return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
 

@@ -8,47 +8,23 @@ as the authors' library does in its backward pass: the result is the true gradie
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ones_wrapper.strategies.ring.ring_attention import Arrangement, check
-from ones_wrapper.strategies.ring.tile import Dropout, Place, precise
-
-
-def two_pass_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    arrangement: Arrangement,
-    *,
-    real: torch.Tensor | None = None,
-    dropout: Dropout | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """Attend as `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
-    check(q, k, v, arrangement, real)
-    found: torch.Tensor = _TwoPass.apply(q, k, v, arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))  # type: ignore[no-untyped-call]
-    return found
+from ones_wrapper.strategies.ring.ring_attention import Arrangement, Meetings, ring_attention
+from ones_wrapper.strategies.ring.tile import Place, precise
 
 
 class _TwoPass(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        arrangement: Arrangement,
-        real: torch.Tensor | None,
-        dropout: Dropout | None,
-        scale: float,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meetings: Meetings) -> torch.Tensor:
+        arrangement = meetings.arrangement
         with torch.autocast(q.device.type, enabled=False):
-            queries, where = precise(q), _whole(arrangement, real, dropout, q.device)
-            scores = torch.cat([queries @ keys.mT for keys in _around(arrangement, k)], -1).mul_(scale)
+            queries, where = precise(q), _whole(meetings, q.device)
+            scores = torch.cat([queries @ keys.mT for keys in _around(arrangement, k)], -1).mul_(where.scale)
             if (hidden := where.hidden()) is not None:
                 scores.masked_fill_(hidden, -torch.inf)
             p = scores.softmax(-1)
@@ -60,34 +36,37 @@ class _TwoPass(torch.autograd.Function):
             for weights, values in zip(blocks, _around(arrangement, v), strict=True):
                 output += weights @ values
         ctx.save_for_backward(q, k, v, p)
-        ctx.rest = arrangement, where, scale
+        ctx.rest = arrangement, where
         return output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, p = ctx.saved_tensors
-        arrangement, where, scale = ctx.rest
+        arrangement, where = ctx.rest
         with torch.autocast(q.device.type, enabled=False):
             gradient, queries = precise(gradient), precise(q)
             dv = _owners(arrangement, _dropped(p, where), gradient)
             dp = torch.cat([gradient @ values.mT for values in _around(arrangement, v)], -1)
             if (factors := where.factors(p)) is not None:
                 dp *= factors
-            ds = dp.sub_((dp * p).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+            ds = dp.sub_((dp * p).sum(-1, keepdim=True)).mul_(p).mul_(where.scale)
             dk = _owners(arrangement, ds, queries)
             dq = torch.zeros_like(queries)
             for part, keys in zip(torch.split(ds, arrangement.tokens, -1), _around(arrangement, k), strict=True):
                 dq += part @ keys
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None
 
 
-def _whole(arrangement: Arrangement, real: torch.Tensor | None, dropout: Dropout | None, device: torch.device) -> Place:
+two_pass_attention = partial(ring_attention, function=_TwoPass)
+"""Attends as `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
+
+
+def _whole(meetings: Meetings, device: torch.device) -> Place:
     """This rank's queries and all keys, in the order in which their blocks come."""
-    circle = arrangement.circle
+    arrangement, circle = meetings.arrangement, meetings.arrangement.circle
     order = torch.cat([arrangement.positions(circle.source(step), device) for step in range(circle.size)])
-    rows = arrangement.positions(circle.rank, device)
-    return Place(rows, order, arrangement.causal, None if real is None else real[:, order], dropout)
+    return meetings.place(arrangement.positions(circle.rank, device), order, arrangement.causal)
 
 
 def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:

@@ -1,22 +1,35 @@
-"""Leader SGD (Teng et al. 2019, arXiv 1905.10395), with a leader for each node and one for all.
+"""Leader SGD (Teng et al. 2019, arXiv 1905.10395): ranks train models of their own and are pulled to the best.
 
-Each rank trains by itself, on its own samples. Every step pulls it a little towards its leaders, the ranks whose mean
-training loss was lowest, as they were at the last round. Rounds are synchronous. Each `local_period` steps the ranks of
-a node take their leader's parameters, each `period` steps all ranks take those of the best. Unlike an average, a leader
-is a point that some rank reached. So ranks on both sides of a barrier do not meet on top of it.
+    job = ones.init(batch=32, ..., strategy=ones.strategies.Lsgd(period=16))
+
+`job.ddp` then brings the exchange, with a leader for each node and one for all. Each rank trains on its own samples.
+Every step pulls it a little towards its leaders, the ranks whose mean training loss was lowest, as they were at the
+last round. Rounds are synchronous. Each `local_period` steps the ranks of a node take their leader's parameters, each
+`period` steps all ranks take those of the best. Unlike an average, a leader is a point that some rank reached. So ranks
+on both sides of a barrier do not meet on top of it.
+
+What the job evaluates, saves and publishes is the leader. The gradient noise scale is not measured: it compares
+gradients of several ranks at one and the same point.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ones_wrapper.gradients.apart import ApartExchange, flattened, pieces, together
+from ones_wrapper.gradients.apart import ApartExchange, trained_bytes
 from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.group import Group
+from ones_wrapper.group import Group, check_torch
+from ones_wrapper.group.flat import flattened, pieces, together
+from ones_wrapper.protocol.limits import Limits, SizeLimits, rows_within
+from ones_wrapper.strategy import Strategy
+
+if TYPE_CHECKING:
+    from ones_wrapper.protocol import Spec
 
 NO_LOSS = (
     "lsgd: no rank reported a training loss in {steps} steps, and leaders are chosen by it; call job.loss(loss) after "
@@ -36,10 +49,10 @@ class Leader:
         self._flat = flat
 
     @torch.no_grad()
-    def pull(self, buckets: list[list[torch.Tensor]], weight: float) -> None:
+    def pull(self, buckets: list[list[torch.nn.Parameter]], weight: float) -> None:
         """Move this rank's parameters by `weight` of the way to the leader's."""
         for flat, some in zip(self._flat, buckets, strict=bool(self._flat)):
-            torch._foreach_lerp_(some, pieces(flat, some), weight)
+            torch._foreach_lerp_(tuple(some), pieces(flat, some), weight)
 
 
 class LsgdExchange(ApartExchange):
@@ -132,7 +145,7 @@ class LsgdExchange(ApartExchange):
             raise RuntimeError(NO_LOSS.format(steps=self._local_period if self._nodes else self._period))
         return [found[3 * r] / found[3 * r + 1] if found[3 * r + 2] else math.inf for r in range(world)]
 
-    def _sent(self, tensors: list[torch.Tensor], ranks: range, source: int) -> torch.Tensor:
+    def _sent(self, tensors: list[torch.nn.Parameter], ranks: range, source: int) -> torch.Tensor:
         """Broadcast `tensors` of rank `source`, as one vector, to all of `ranks`; these call it together."""
         flat = flattened(tensors)
         if len(ranks) == self._group.world:
@@ -146,7 +159,7 @@ def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
     """Broadcast from `source` to `ranks` over a binomial tree of messages between two: no group of their own is
     needed, so that ranks may change."""
     size = len(ranks)
-    place = (rank - source) % size if ranks.step == 1 else 0
+    place = (rank - source) % size
     step = 1
     while step < size and not place & step:
         step <<= 1
@@ -175,3 +188,55 @@ def options_checked(period: int, local_period: int | None, pull: float) -> dict[
     if not 0 < pull <= 1:
         raise ValueError(f"lsgd: pull={pull} must be more than 0 and at most 1; 0.1 is the default")
     return {"period": period, "local_period": local, "pull": pull}
+
+
+@dataclass
+class Lsgd(Strategy):
+    """Leader SGD. Each rank trains by itself; every `period` steps all are pulled to the one with the lowest loss.
+
+    On several nodes of several ranks each, the ranks of a node are pulled to the best of them every `local_period`
+    steps (default: a quarter of `period`), which sends nothing between nodes. `pull` is how far a round moves a rank
+    towards a leader, and how far the steps up to the next one do. The script calls `job.loss(loss)` after each
+    backward: leaders are chosen by it. The learning rate belongs to the local batch. Raises ValueError for numbers
+    that cannot be.
+    """
+
+    period: int = 16
+    local_period: int | None = None
+    pull: float = 0.1
+    model_bytes: int = field(default=0, init=False)
+    """Bytes of what is trained, once `job.ddp` was given it."""
+
+    name = "lsgd"
+    hot = True
+    measures_noise = False
+    local_rate = True
+
+    def __post_init__(self) -> None:
+        self._options = options_checked(self.period, self.local_period, self.pull)
+
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+        sizes = (SizeLimits(n, n, data_bytes=self._sent(n, ranks_per_node)) for n in range(1, most_gpus + 1))
+        return Limits(
+            self.name,
+            rows_within(sizes, any_number=True) if self.model_bytes else (),
+            exact=False,
+            carries=("the leader's parameters, buffers and optimizer state",),
+            resets=("the other ranks' parameters", "cached leaders and the steps to the next round"),
+            min_steps=self.period,
+        )
+
+    def _sent(self, ranks: int, per_node: int) -> int:
+        """Bytes a step that a rank sends, in the mean over ranks and steps: the leader's tree has N − 1 messages."""
+        local = self._options["local_period"]
+        messages = ranks - 1
+        if 1 < per_node < ranks and local < self.period:
+            messages += (ranks - -(-ranks // per_node)) * (self.period // local)
+        return messages * self.model_bytes // (ranks * self.period)
+
+    def wrapped(self, model: torch.nn.Module) -> None:
+        self.model_bytes += trained_bytes(model)
+
+    def exchange(self, group: Group, noise: NoiseScale | None) -> LsgdExchange:
+        check_torch(self.name, group)
+        return LsgdExchange(group, **self._options)

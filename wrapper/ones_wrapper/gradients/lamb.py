@@ -1,13 +1,34 @@
-"""LAMB for one model (You et al. 2020, arXiv 1904.00962, Algorithm 2, without bias correction): what a member that is
-trained by itself has, and what its state loads into."""
+"""LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2, without bias correction)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ones_wrapper.gradients.trust import trust
+TRUST = (0.01, 10.0)
+"""Least and largest trust ratio."""
+
+
+def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """The trust ratio of tensors of this norm, whose steps have that one; 1 if either is 0."""
+    return torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)
+
+
+def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(step of a parameter before its rate, trust ratio) with its gradient, which both moments take up."""
+    (beta1, beta2), gradient, m, v = group["betas"], p.grad, state["exp_avg"], state["exp_avg_sq"]
+    m.lerp_(gradient, 1 - beta1)
+    v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
+    return update, trust(torch.linalg.vector_norm(p), torch.linalg.vector_norm(update))
+
+
+def called(closure: Callable[[], Any] | None) -> Any:
+    """Result that a closure of an optimizer's step returns; None for none."""
+    with torch.enable_grad():
+        return closure() if closure is not None else None
 
 
 class Lamb(torch.optim.Optimizer):
@@ -36,12 +57,8 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step; what `closure` returns, if there is one."""
-        found = None
-        if closure is not None:
-            with torch.enable_grad():
-                found = closure()
+        found = called(closure)
         for group in self.param_groups:
-            (beta1, beta2), eps = group["betas"], group["eps"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -50,9 +67,6 @@ class Lamb(torch.optim.Optimizer):
                     zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                     state.update({"step": torch.tensor(0.0), **zeros})
                 state["step"] += 1
-                m, v = state["exp_avg"], state["exp_avg_sq"]
-                m.lerp_(p.grad, 1 - beta1)
-                v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-                update = m / (v.sqrt() + eps) + group["weight_decay"] * p
-                p.sub_(update * trust(p.norm(), update.norm()), alpha=group["lr"])
+                update, ratio = lamb(p, group, state)
+                p.sub_(update * ratio, alpha=group["lr"])
         return found

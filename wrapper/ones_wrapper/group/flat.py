@@ -1,0 +1,46 @@
+"""Several tensors in one message: lists of one type, each as one vector. Of sharded tensors this rank's part counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch.distributed.tensor import DTensor
+
+T = TypeVar("T", bound=torch.Tensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor; any other as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The tensors in lists of one type and device, each one's in their order, of about `size` bytes or one tensor."""
+    by_kind: dict[tuple[torch.dtype, torch.device], list[T]] = {}
+    for tensor in tensors:
+        some = by_kind.setdefault((tensor.dtype, tensor.device), [])
+        if some and sum(local(one).nbytes for one in (*some, tensor)) > size:
+            yield some
+            some = by_kind[tensor.dtype, tensor.device] = []
+        some.append(tensor)
+    yield from by_kind.values()
+
+
+def flattened(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
+    """A copy of them all in one vector."""
+    return torch.cat([local(tensor).detach().reshape(-1).to(device or tensor.device) for tensor in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Put the vector's values into the tensors that it was made from."""
+    for tensor, piece in zip(tensors, pieces(flat, tensors), strict=True):
+        local(tensor).detach().copy_(piece)
+
+
+def pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of the vector in the shapes of the tensors."""
+    shapes = [local(tensor).shape for tensor in tensors]
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
