@@ -14,7 +14,16 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import ones_wrapper as ones
 from ones_wrapper import testing
@@ -239,6 +248,10 @@ def test_settings_of_a_loader() -> None:
     for sampler in (RandomSampler(Few(), replacement=True), RandomSampler(Few(), num_samples=2)):
         with pytest.raises(ValueError, match="comes through RandomSampler"):
             settings_of(DataLoader(Few(), 2, sampler=sampler), 2)
+    cut = settings_of(DataLoader(Few(), batch_sampler=BatchSampler(SequentialSampler(Few()), 2, drop_last=True)), 2)
+    assert (cut["shuffle"], cut["drop_last"]) == (False, True)
+    with pytest.raises(ValueError, match="comes through batch_size=None"):
+        settings_of(DataLoader(Few(), batch_size=None), 2)
 
 
 def test_names_stay_the_same() -> None:

@@ -621,7 +621,7 @@ def test_a_loader_has_what_scripts_ask_of_one() -> None:
         loader = Loop(data=data).loader
         loader.sampler.set_epoch(3)
         assert (loader.dataset, loader.batch_size, loader.drop_last, loader.num_workers) == (data, 4, False, 0)
-        with pytest.raises(AttributeError, match="batch_sampler: which samples"):
+        with pytest.raises(AttributeError, match="has no batch_sampler"):
             _ = loader.batch_sampler
 
     testing.run(body)
