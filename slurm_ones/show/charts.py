@@ -41,15 +41,6 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """GPUs over time of one cluster: a title, who held how many GPUs when, and how many there are."""
-
-    title: str
-    bars: Sequence[Bar]
-    capacity: int
-
-
-@dataclass(frozen=True)
 class Lane:
     """One policy's part of a study's page. Times in seconds after the start."""
 
@@ -120,11 +111,11 @@ def _colours(count: int) -> list[Any]:
     return [found(i % found.N) for i in range(count)]
 
 
-def _stack(axis: Axes, panel: Panel, jobs: Sequence[str], colours: Mapping[str, Any], unit_s: float) -> None:
+def _stack(axis: Axes, lane: Lane, jobs: Sequence[str], colours: Mapping[str, Any], unit_s: float) -> None:
     """Draw the GPUs that each job holds, one job on another, over time in units of `unit_s` seconds."""
     from matplotlib.ticker import MaxNLocator
 
-    moments, holding = held(panel.bars, jobs)
+    moments, holding = held(lane.bars, jobs)
     for job, top, own in zip(jobs, holding.cumsum(axis=0), holding, strict=True):
         # Drawn as pixels: as shapes, a day of many jobs makes a page of many megabytes.
         axis.fill_between(
@@ -137,10 +128,10 @@ def _stack(axis: Axes, panel: Panel, jobs: Sequence[str], colours: Mapping[str, 
             linewidth=0.15,
             rasterized=True,
         )
-    axis.axhline(panel.capacity, color="black", linewidth=0.8, linestyle=":")
-    axis.set_title(panel.title, loc="left", fontsize=9)
+    axis.axhline(lane.capacity, color="black", linewidth=0.8, linestyle=":")
+    axis.set_title(lane.label, loc="left", fontsize=9)
     axis.set_ylabel("GPUs")
-    axis.set_ylim(0, panel.capacity * 1.05)
+    axis.set_ylim(0, lane.capacity * 1.05)
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))  # no GPU is held by halves
     axis.set_xlim(left=0)
 
@@ -151,21 +142,6 @@ def _legend(figure: Figure, colours: Mapping[str, Any]) -> None:
     if 0 < len(colours) <= MOST_NAMED:
         handles = [Patch(color=colour, label=plain(name, 40)) for name, colour in colours.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-
-
-def draw_gpus(panels: Sequence[Panel], path: Path) -> None:
-    """Draw the panels one above the other, with one scale of time and one colour a job, into a PNG file."""
-    from matplotlib import rc_context
-
-    jobs = list(dict.fromkeys(bar.job for panel in panels for bar in sorted(panel.bars, key=lambda bar: bar.start)))
-    colours = dict(zip(jobs, _colours(len(jobs)), strict=True))
-    with rc_context({"text.parse_math": False}):  # a dollar in a name is no formula
-        figure, axes = _figure(len(panels), 2.9 * len(panels) + 0.6, sharex=True)
-        for axis, panel in zip(axes, panels, strict=True):
-            _stack(axis, panel, jobs, colours, 1.0)
-        axes[-1].set_xlabel("seconds since the first submission")
-        _legend(figure, colours)
-        figure.savefig(path, dpi=110)
 
 
 def study_charts(lanes: Sequence[Lane], groups: Mapping[str, str]) -> dict[str, str]:
@@ -185,7 +161,7 @@ def _gpus(lanes: Sequence[Lane], groups: Mapping[str, str]) -> str:
         # Jobs of a kind lie next to each other.
         jobs = sorted({bar.job for bar in lane.bars}, key=lambda job: (groups.get(job, ""), job))
         of_job = {job: colours[groups.get(job, kinds[0])] for job in jobs}
-        _stack(axis, Panel(lane.label, lane.bars, lane.capacity), jobs, of_job, 3600.0)
+        _stack(axis, lane, jobs, of_job, 3600.0)
     axes[-1].set_xlabel("hours since the start")
     _legend(figure, colours)
     return _svg(figure, "gpus")

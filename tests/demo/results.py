@@ -10,8 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from ones_db import Store
-from slurm_ones.show.charts import Bar, Panel, draw_gpus
+from slurm_ones.show.charts import Bar, Lane
 from slurm_ones.text import seconds
+from tests.demo.drawing import draw_gpus, lane
 from tests.demo.scenario import Outcome, Size
 
 CAPACITY = 16
@@ -104,11 +105,11 @@ def _bars(outcomes: list[Outcome], begin: float) -> list[Bar]:
     ]
 
 
-def panels(ones: list[Outcome], slurm: list[Outcome], found: dict[str, Any]) -> list[Panel]:
+def panels(ones: list[Outcome], slurm: list[Outcome], found: dict[str, Any]) -> list[Lane]:
     """Both runs, each from its own first submission."""
     sides = (("slurm-ones", ones, found["ones"]), ("Slurm alone", slurm, found["slurm"]))
     return [
-        Panel(
+        lane(
             f"{title}: mean JCT {seconds(part['mean_jct_s'])}, all done after "
             f"{seconds(max(o.ended for o in outcomes) - outcomes[0].submitted)}",
             _bars(outcomes, outcomes[0].submitted),
@@ -153,7 +154,7 @@ def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]
     return found
 
 
-def write(folder: Path, found: dict[str, Any], drawn: list[Panel]) -> None:
+def write(folder: Path, found: dict[str, Any], drawn: list[Lane]) -> None:
     """`result.json` and `gpus.png`."""
     (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n")
     draw_gpus(drawn, folder / "gpus.png")

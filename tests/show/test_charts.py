@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ones_db.shape import PARKED, Shape
 from slurm_ones.show import charts
-from slurm_ones.show.charts import Bar, Panel, draw_gpus, held, thinned
+from slurm_ones.show.charts import Bar, held, thinned
 from slurm_ones.text import plain, resized, safe, seconds
+from tests.demo.drawing import draw_gpus, lane
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -83,7 +84,7 @@ def test_thinned_lines_keep_their_mean() -> None:
 
 def test_draw_leaves_a_picture(tmp_path: Path) -> None:
     """A PNG of some size is written, also for a cluster on which nothing ran."""
-    draw_gpus([Panel("one", [Bar("a", 0, 10, 1)], 4), Panel("none", [], 4)], tmp_path / "gpus.png")
+    draw_gpus([lane("one", [Bar("a", 0, 10, 1)], 4), lane("none", [], 4)], tmp_path / "gpus.png")
     assert (tmp_path / "gpus.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -91,6 +92,6 @@ def test_draw_leaves_a_picture(tmp_path: Path) -> None:
 def test_gpus_are_counted_in_whole_numbers(gpus: int) -> None:
     """Protects the scale of small clusters, whose marks would be fractions of a GPU."""
     _, (axis,) = charts._figure(1, 3.5)
-    charts._stack(axis, Panel("one", [Bar("a", 0, 10, 1)], gpus), ["a"], {"a": "red"}, 1.0)
+    charts._stack(axis, lane("one", [Bar("a", 0, 10, 1)], gpus), ["a"], {"a": "red"}, 1.0)
     marks = [at for at in axis.get_yticks() if at <= gpus]
     assert len(marks) >= 2 and all(at == int(at) for at in marks)
